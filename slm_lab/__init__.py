@@ -1,0 +1,28 @@
+"""slm_lab: reinforcement learning experiments from JSON specs.
+
+The public names load on first use (PEP 562), so that `import slm_lab` and `slm-lab --help` load nothing heavy.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "load_spec": "slm_lab.spec.loader",
+    "Spec": "slm_lab.spec.spec",
+    "SpecError": "slm_lab.spec.base",
+    "Session": "slm_lab.experiment.session",
+    "Trial": "slm_lab.experiment.trial",
+}
+__all__ = ["Session", "Spec", "SpecError", "Trial", "load_spec"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'slm_lab' has no attribute '{name}'")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,106 @@
+"""Records that cross room borders. Axes are in the names: T = time, N = envs, B = batch, K = a sparse few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary"]
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """What an agent may do, per env.
+
+    discrete: one integer in [0, nvec[0]), action_N int64 [N].
+    multi_discrete: one integer per component below nvec[i], action int64 [N, len(nvec)].
+    multi_binary: 0 or 1 per component, action int64 [N, dim].
+    continuous: float32 [N, dim]. The env maps [-1, 1] onto its bounds where both are finite, and clips; an unbounded
+    component is passed through. The Box is flattened to dim components.
+    """
+
+    kind: ActionKind
+    nvec: tuple[int, ...] = ()
+    """discrete: (n,); multi_discrete: choices per component; otherwise empty."""
+    dim: int = 1
+    """Components of one action: 1 for discrete."""
+    bounded: bool = True
+    """continuous: every component has finite bounds."""
+
+
+@dataclass(frozen=True)
+class ObservationSpace:
+    """What an agent sees, per env: always one array.
+
+    Discrete and MultiDiscrete observations arrive one-hot, a Dict as the concatenation of its flattened entries.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "uint8"] = "float32"
+    """uint8 for images, else float32."""
+
+
+@dataclass(frozen=True)
+class EnvInfo:
+    """What the agent is told about its env."""
+
+    num_envs: int
+    observation: ObservationSpace
+    action: ActionSpace
+    backend: str = "sync"
+    """The resolved backend."""
+
+
+class Episode(NamedTuple):
+    """A finished episode (in Atari a whole game)."""
+
+    env: int
+    total_reward: float
+    """Sum of raw rewards: before clipping, scaling and normalising."""
+    length: int
+    """Steps taken."""
+
+
+class VecStep(NamedTuple):
+    """One step of a vector env. Arrays are fresh each step: keep them without copying."""
+
+    reward_N: np.ndarray
+    """float32 [N], as the agent trains on it (clipped, scaled, normalised as the spec says)."""
+    terminated_N: np.ndarray
+    """bool [N]; cuts the bootstrap."""
+    truncated_N: np.ndarray
+    """bool [N]; ends the episode and keeps the bootstrap. Never true together with terminated_N."""
+    last_obs_N: np.ndarray
+    """[N, *shape]: the true successor observation, never that of a reset. Is `obs_N` itself where no env ended."""
+    obs_N: np.ndarray
+    """[N, *shape]: what to act on next."""
+    first_N: np.ndarray
+    """bool [N]: obs_N begins an episode (reset the hidden state)."""
+    valid_N: np.ndarray
+    """bool [N]: false where the row is no transition (the dummy row of NEXT_STEP autoreset)."""
+    episodes: list[Episode]
+    """Finished at this step."""
+
+
+class ActOut(NamedTuple):
+    """What a policy chose for one vector step."""
+
+    action_N: np.ndarray
+    """[N] or [N, dim], see ActionSpace."""
+    logp_N: np.ndarray
+    """float32 [N]: log-probability of the action under the policy that chose it."""
+    state_N: np.ndarray | None = None
+    """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
+
+
+@dataclass
+class Metrics:
+    """What one update reports; each a mean over the update's minibatches. None: has no meaning for the algorithm."""
+
+    loss: float
+    grad_norm: float | None = None
+    """L2, before clipping."""
+    entropy: float | None = None
+    extra: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,40 @@
+"""Random streams: every consumer draws from its own, so that none disturbs another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from secrets import randbits
+from typing import Any
+
+import numpy as np
+
+
+def draw_seed() -> int:
+    """A fresh random_seed for a spec that has none."""
+    return randbits(31)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """32-bit seeds of one Session, each for one consumer."""
+
+    net: int
+    act: int
+    update: int
+    env: int
+    eval_env: int
+
+
+def session_seeds(random_seed: int, trial: int, session: int) -> Seeds:
+    """Seeds of a Session, from SeedSequence([random_seed, trial, session])."""
+    words = np.random.SeedSequence([random_seed, trial, session]).generate_state(5)
+    return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
+
+
+def generator_state(rng: np.random.Generator) -> dict[str, Any]:
+    """The state of a Generator as plain Python numbers and strings."""
+    return dict(rng.bit_generator.state)
+
+
+def set_generator_state(rng: np.random.Generator, state: dict[str, Any]) -> None:
+    rng.bit_generator.state = state

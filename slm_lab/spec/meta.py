@@ -1,0 +1,54 @@
+"""meta: how many Sessions, how often to log, what to keep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slm_lab.spec.base import Positive, SpecModel
+
+
+class SearchResources(SpecModel):
+    """What one trial of a search may use."""
+
+    cpu: Annotated[float, Field(gt=0)] = 1
+    """CPU cores."""
+    gpu: Annotated[float, Field(ge=0)] = 0
+    """GPUs, fractions allowed."""
+
+
+class SearchScheduler(SpecModel):
+    """Early stopping of a search (ASHA)."""
+
+    grace_period: Positive = 1
+    """Rows a trial gets before it may be stopped."""
+    reduction_factor: Annotated[float, Field(gt=1)] = 3
+    """Of so many trials, one goes on."""
+
+
+class MetaSpec(SpecModel):
+    """Keys of the experiment around agent and env."""
+
+    distributed: Literal[False] = False
+    """Whether Sessions train one global net."""
+    max_session: Positive = 1
+    """Sessions of a Trial, each with its own seed."""
+    max_trial: Positive = 1
+    """Trials of a search."""
+    log_frequency: Positive = 10_000
+    """Frames between two rows of the Session's table."""
+    eval_frequency: Positive = 10_000
+    """Frames between two evaluations, where rigorous_eval is on."""
+    rigorous_eval: Annotated[int, Field(ge=0)] = 0
+    """Number of separate evaluation envs, one episode each per evaluation; 0: metrics come from training episodes."""
+    random_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """Seed of everything random; absent: drawn, printed and saved."""
+    save_interval: Annotated[float, Field(ge=0)] = 10.0
+    """Seconds between checkpoints, at least."""
+    search_resources: SearchResources = SearchResources()
+    """What one trial of a search may use."""
+    search_scheduler: SearchScheduler | None = None
+    """Early stopping of a search; absent: none."""
+    run: dict[str, Any] | None = None
+    """Written by a run: where the spec came from, versions, host, backend. Ignored on load."""

@@ -1,0 +1,144 @@
+"""agent.net: the networks, their optimizers and learning rate schedules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from slm_lab.spec.base import Positive, SpecModel
+
+
+class _Named(SpecModel):
+    """A name of something in torch, and its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments beside the name."""
+        return dict(self.model_extra or {})
+
+
+class OptimSpec(_Named):
+    """An optimizer of torch.optim, GlobalAdam, GlobalRMSprop, or Lookahead, with its arguments."""
+
+    name: str = "Adam"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate."""
+
+
+class LRSchedulerSpec(_Named):
+    """A scheduler of torch.optim.lr_scheduler with its arguments in frames; LinearToZero {frame}; LinearToMin {frame, min_factor}."""
+
+
+class LossSpec(_Named):
+    """A regression loss of torch.nn for the value function."""
+
+    name: str = "MSELoss"
+
+
+class NetSpec(SpecModel):
+    """Keys of every net."""
+
+    shared: bool = False
+    """Actor and critic share one body."""
+    use_same_optim: bool = True
+    """One optimizer (optim_spec) and one gradient norm for actor and critic; else actor_* and critic_* specs each their own."""
+    log_std_init: float | None = None
+    """Normal: the log standard deviation is a free parameter that starts here; absent: it is an output of the net."""
+    actor_init_std: Annotated[float, Field(gt=0)] | None = None
+    """Gain of the orthogonal initialisation of the actor's output layer."""
+    critic_init_std: Annotated[float, Field(gt=0)] | None = None
+    """Gain of the orthogonal initialisation of the critic's output layer."""
+    clip_grad_val: Annotated[float, Field(gt=0)] | None = None
+    """Largest L2 norm of a gradient; longer ones are scaled down."""
+    loss_spec: LossSpec = LossSpec()
+    """Loss of the value function."""
+    optim_spec: OptimSpec = OptimSpec()
+    """Optimizer."""
+    actor_optim_spec: OptimSpec | None = None
+    """The actor's optimizer, where use_same_optim is false."""
+    critic_optim_spec: OptimSpec | None = None
+    """The critic's optimizer, where use_same_optim is false."""
+    lr_scheduler_spec: LRSchedulerSpec | None = None
+    """Learning rate over frames; absent: constant."""
+    actor_lr_scheduler_spec: LRSchedulerSpec | None = None
+    """The actor's, where use_same_optim is false."""
+    critic_lr_scheduler_spec: LRSchedulerSpec | None = None
+    """The critic's, where use_same_optim is false."""
+    gpu: bool | Literal["auto"] = False
+    """Compute on cuda; "auto": where there is one."""
+    cuda_id: Annotated[int, Field(ge=0)] | None = None
+    """Which cuda device; absent: Sessions take turns over all of them."""
+
+
+class _LayersSpec(NetSpec):
+    hid_layers_activation: str = "relu"
+    """Activation after each hidden layer: a torch.nn activation, in any case (relu, tanh, selu, SiLU, …)."""
+    out_layer_activation: str | None = None
+    """Activation of the output layer; absent: none."""
+    init_fn: str | None = None
+    """Initialisation of weights: a function of torch.nn.init (orthogonal_, xavier_uniform_, …); absent: torch's default."""
+    layer_norm: bool = False
+    """LayerNorm before each hidden activation."""
+    batch_norm: bool = False
+    """BatchNorm before each hidden activation."""
+
+
+class MLPNetSpec(_LayersSpec):
+    """Fully connected layers."""
+
+    name: Literal["MLPNet"]
+    hid_layers: list[Positive] = [64, 64]
+    """Units of each hidden layer."""
+
+
+class ConvNetSpec(_LayersSpec):
+    """Convolutions, then fully connected layers."""
+
+    name: Literal["ConvNet"]
+    conv_hid_layers: list[Annotated[list[int | list[int]], Field(min_length=2, max_length=5)]]
+    """Each [out_channels, kernel, stride, padding, dilation]; the last three may be left out."""
+    fc_hid_layers: list[Positive] = [512]
+    """Units of each fully connected hidden layer."""
+    normalize: bool = True
+    """Divide uint8 observations by 255."""
+
+
+class RecurrentNetSpec(_LayersSpec):
+    """Fully connected layers, then a recurrent cell whose hidden state is carried over steps and reset at episode ends."""
+
+    name: Literal["RecurrentNet"]
+    fc_hid_layers: list[Positive] = []
+    """Units of each layer before the cell."""
+    cell_type: Literal["RNN", "LSTM", "GRU"] = "GRU"
+    """Kind of cell."""
+    rnn_hidden_size: Positive = 64
+    """Units of the hidden state."""
+    rnn_num_layers: Positive = 1
+    """Cells stacked."""
+    bidirectional: Literal[False] = False
+    """A net that acts cannot see the future: only false."""
+    seq_len: Positive = 16
+    """Steps over which gradients flow; rollouts are cut into pieces of this length, each with its hidden state."""
+
+
+class TorchArcNetSpec(NetSpec):
+    """A net described layer by layer, built by the package torcharc."""
+
+    name: Literal["TorchArcNet"]
+    arc: dict[str, Any] | None = None
+    """{modules, graph} of the body; output layers are added to it."""
+    actor_arc: dict[str, Any] | None = None
+    """The actor's body, where it differs from the critic's."""
+    critic_arc: dict[str, Any] | None = None
+    """The critic's body, where it differs from the actor's."""
+    init_fn: str | None = None
+    """Initialisation of weights: a function of torch.nn.init; absent: torch's default."""
+    normalize: bool = True
+    """Divide uint8 observations by 255."""
+
+
+Net = Annotated[MLPNetSpec | ConvNetSpec | RecurrentNetSpec | TorchArcNetSpec, Field(discriminator="name")]

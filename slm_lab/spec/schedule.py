@@ -1,0 +1,90 @@
+"""Schedules: a value as a function of the frame."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slm_lab.spec.base import NonNegative, SpecModel
+
+
+class NoDecay(SpecModel):
+    """Always start_val."""
+
+    name: Literal["no_decay"]
+    start_val: float
+    """The value."""
+    end_val: float | None = None
+    """Not used."""
+    start_step: NonNegative = 0
+    """Not used."""
+    end_step: float | None = None
+    """Not used."""
+
+    def value(self, frame: int) -> float:
+        return self.start_val
+
+
+class _Decay(SpecModel):
+    start_val: float
+    """Value up to start_step."""
+    end_val: float
+    """Value from end_step on; may be above start_val, and 0."""
+    start_step: NonNegative = 0
+    """Frame at which the change begins."""
+    end_step: NonNegative
+    """Frame at which end_val is reached."""
+
+    def value(self, frame: int) -> float:
+        if frame <= self.start_step:
+            return self.start_val
+        if frame >= self.end_step:
+            return self.end_val
+        return self._between((frame - self.start_step) / (self.end_step - self.start_step), frame)
+
+    def _between(self, fraction: float, frame: int) -> float:
+        raise NotImplementedError
+
+
+class LinearDecay(_Decay):
+    """A straight line from start_val at start_step to end_val at end_step, falling or rising."""
+
+    name: Literal["linear_decay"]
+
+    def _between(self, fraction: float, frame: int) -> float:
+        return self.start_val + fraction * (self.end_val - self.start_val)
+
+
+class RateDecay(_Decay):
+    """start_val, with its distance to end_val multiplied by decay_rate every (end_step − start_step) / frequency frames."""
+
+    name: Literal["rate_decay"]
+    decay_rate: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Factor of each decay."""
+    frequency: Annotated[float, Field(gt=0)] = 20.0
+    """Number of decays between start_step and end_step."""
+
+    def _between(self, fraction: float, frame: int) -> float:
+        return self.end_val + (self.start_val - self.end_val) * self.decay_rate ** (fraction * self.frequency)
+
+
+class PeriodicDecay(_Decay):
+    """A cosine wave between start_val and end_val whose swing shrinks linearly to nothing, at end_val."""
+
+    name: Literal["periodic_decay"]
+    frequency: Annotated[float, Field(gt=0)] = 60.0
+    """Number of periods between start_step and end_step."""
+
+    def _between(self, fraction: float, frame: int) -> float:
+        swing = (self.start_val - self.end_val) * (1.0 - fraction)
+        return self.end_val + swing * 0.5 * (1.0 + math.cos(2.0 * math.pi * self.frequency * fraction))
+
+
+Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(discriminator="name")]
+
+
+def constant(value: float) -> NoDecay:
+    """A schedule that stays at `value`."""
+    return NoDecay(name="no_decay", start_val=value)

@@ -1,0 +1,54 @@
+"""The whole spec, and the checks that look across its sections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slm_lab.spec.algorithm import ActorCriticSpec, Algorithm, PPOSpec, RandomSpec, ReinforceSpec
+from slm_lab.spec.base import SpecModel
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.memory import Memory, OnPolicyBatchReplaySpec
+from slm_lab.spec.meta import MetaSpec
+from slm_lab.spec.net import Net
+
+
+class AgentSpec(SpecModel):
+    """Who learns."""
+
+    name: str = ""
+    """A label (A2C, PPO, …)."""
+    algorithm: Algorithm
+    """Which algorithm learns, and its hyperparameters."""
+    memory: Memory = OnPolicyBatchReplaySpec(name="OnPolicyBatchReplay")
+    """What it learns from."""
+    net: Net | None = None
+    """The networks; Random needs none."""
+
+    @property
+    def rollout_len(self) -> int:
+        """training_frequency as it applies: vector steps for OnPolicyBatchReplay, episodes for OnPolicyReplay."""
+        algorithm = self.algorithm
+        match algorithm:
+            case PPOSpec():
+                return algorithm.time_horizon
+            case ActorCriticSpec() if algorithm.num_step_returns:
+                return algorithm.num_step_returns
+            case ReinforceSpec() | ActorCriticSpec():
+                return algorithm.training_frequency or (32 if isinstance(self.memory, OnPolicyBatchReplaySpec) else 1)
+            case RandomSpec():
+                return 1
+
+
+class Spec(SpecModel):
+    """A spec: who learns (agent), in what (env), how (meta), and what to search over (search)."""
+
+    name: str
+    """Its name in the spec file."""
+    agent: AgentSpec
+    """Who learns."""
+    env: EnvSpec
+    """In what."""
+    meta: MetaSpec = MetaSpec()
+    """How the experiment runs."""
+    search: dict[str, Any] | None = None
+    """Which keys to search over, "key__distribution": [arguments], nested where the keys stand."""

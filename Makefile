@@ -1,0 +1,45 @@
+# make demo: set up .venv once, then train two Sessions of PPO on CartPole and draw their graphs.
+PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+JOBS ?= 2
+SCHEMA := slm_lab/spec/spec.schema.json
+
+.PHONY: demo setup test slow check format schema bench clean
+
+demo: setup
+	$(BIN)/python run_lab.py
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "slm_lab needs Python 3.11 or newer on the PATH (python3.11, python3.12, python3.13 or python3)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest -q -n $(JOBS)
+
+slow: setup
+	$(BIN)/python -m pytest -q -m slow --timeout 3600
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict slm_lab
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.schema --check
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schema: setup
+	$(BIN)/python -m tools.schema
+
+bench: setup
+	$(BIN)/python -m bench.speed
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

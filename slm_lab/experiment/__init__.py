@@ -1,0 +1,1 @@
+"""Experiment → Trial → Session: the room that owns files, processes and the user's screen."""

@@ -1,0 +1,118 @@
+"""Every file name under the data folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+DataMode = Literal["train", "eval"]
+_STAMP = "%Y_%m_%d_%H%M%S"
+_STAMP_PATTERN = r"\d{4}_\d{2}_\d{2}_\d{6}"
+_TRIAL_GRAPHS_IN_ROOT = ("mean_returns", "mean_returns_ma")
+
+
+def file_stem(spec_name: str) -> str:
+    """The spec's name as it stands in file names: anything but letters, digits, '.', '-' and '_' becomes '_'."""
+    return re.sub(r"[^\w.-]", "_", spec_name)
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions."""
+
+    root: Path
+    spec_name: str
+
+    @property
+    def stem(self) -> str:
+        return file_stem(self.spec_name)
+
+    @property
+    def spec(self) -> Path:
+        """The resolved spec, loadable again."""
+        return self.root / f"{self.stem}_spec.json"
+
+    @property
+    def graph_dir(self) -> Path:
+        return self.root / "graph"
+
+    @property
+    def info_dir(self) -> Path:
+        return self.root / "info"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def model_dir(self) -> Path:
+        return self.root / "model"
+
+    def make_dirs(self) -> None:
+        """Make the folders inside `root`, which must exist. Raises OSError."""
+        for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
+            folder.mkdir(exist_ok=True)
+
+    def trial_spec(self, t: int = 0) -> Path:
+        return self.root / f"{self.stem}_t{t}_spec.json"
+
+    def trial_metrics(self, t: int = 0) -> Path:
+        return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
+
+    def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
+        """`what` without "_vs_frames" (mean_returns, loss, …); the two that users open first lie in the root, the others in graph/."""
+        folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT else self.graph_dir
+        return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
+
+    def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
+        """The Session's table of rows (CSV)."""
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_session_df_{mode}.csv"
+
+    def session_metrics(self, s: int, t: int = 0) -> Path:
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_session_metrics_scalar.json"
+
+    def session_graph(self, s: int, what: str, ext: str, mode: DataMode = "train", t: int = 0) -> Path:
+        return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_{mode}_{what}_vs_frames.{ext}"
+
+    def session_log(self, s: int, t: int = 0) -> Path:
+        return self.log_dir / f"{self.stem}_t{t}_s{s}.log"
+
+    def tensorboard(self, s: int, t: int = 0) -> Path:
+        """Folder of the Session's TensorBoard events."""
+        return self.log_dir / f"{self.stem}_t{t}_s{s}_tensorboard"
+
+    def checkpoint(self, s: int, which: Literal["last", "best"], t: int = 0) -> Path:
+        return self.model_dir / f"{self.stem}_t{t}_s{s}_ckpt-{which}.pt"
+
+    def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
+        """Indices of the Sessions that have a table."""
+        pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)_session_df_{mode}\.csv")
+        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
+        return sorted(int(match[1]) for match in found if match)
+
+
+def new_run(data_dir: Path, spec_name: str) -> RunPaths:
+    """Make the folder of a new run. Of two that begin in one second, the later takes the next free second. Raises OSError."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    begin = datetime.now()
+    while True:
+        root = data_dir / f"{file_stem(spec_name)}_{begin.strftime(_STAMP)}"
+        try:
+            root.mkdir()
+        except FileExistsError:
+            begin += timedelta(seconds=1)
+            continue
+        paths = RunPaths(root, spec_name)
+        paths.make_dirs()
+        return paths
+
+
+def runs(data_dir: Path, spec_name: str) -> list[Path]:
+    """Folders of this spec's runs, oldest first."""
+    if not data_dir.is_dir():
+        return []
+    pattern = re.compile(re.escape(file_stem(spec_name)) + f"_{_STAMP_PATTERN}")
+    return sorted(path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir())

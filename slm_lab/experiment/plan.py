@@ -1,0 +1,43 @@
+"""How to run, as against what to run (the spec): the choices of the command line, handed on as arguments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+class UserError(Exception):
+    """Something the user can put right: shown without a traceback, exit code 2."""
+
+
+class Stop:
+    """A request to end early, set by a signal or by the parent process, read by the loop between two steps."""
+
+    __slots__ = ("requested",)
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Mode, place and means of a run."""
+
+    mode: Literal["train", "dev"] = "train"
+    data_dir: Path = Path("data")
+    """Where the run's folder is made."""
+    device: str | None = None
+    """cpu, cuda or cuda:N; None: as agent.net.gpu says."""
+    jobs: int | None = None
+    """Sessions at a time; None: as many as there are cores."""
+
+    def at_once(self, sessions: int) -> int:
+        """How many of so many Sessions run at a time."""
+        return max(1, min(sessions, self.jobs or cores()))
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

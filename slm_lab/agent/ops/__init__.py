@@ -1,0 +1,1 @@
+"""Formulas as pure functions. T = time, N = envs, B = batch, A = actions, P = distribution parameters."""

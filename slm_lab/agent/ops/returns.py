@@ -1,0 +1,82 @@
+"""Returns and advantages over rollouts [T, N].
+
+One primitive serves all of them: the backward recursion y_t = x_t + c_t · y_{t+1}. Everywhere `terminated` cuts the
+bootstrap, `done` (terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so
+that a truncated episode keeps its bootstrap and none leaks into the next.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _check(*tensors: Tensor) -> None:
+    shape = tensors[0].shape
+    if len(shape) != 2 or any(t.shape != shape for t in tensors):
+        raise ValueError(f"expected tensors of one shape [T, N], got {[tuple(t.shape) for t in tensors]}")
+
+
+def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
+    """y_t = x_t + decay_t · y_{t+1} with y_T = 0, in ⌈log2 T⌉ whole-array steps (Hillis & Steele 1986).
+
+    Args: float [T, N] each. Returns y [T, N]. Raises ValueError where shapes differ or are not [T, N].
+    """
+    _check(x_TN, decay_TN)
+    y_TN, c_TN = x_TN.clone(), decay_TN.clone()
+    shift = 1
+    while shift < len(y_TN):
+        # after each round y_t covers 2·shift terms and c_t is the product of that many decays
+        y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
+        c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
+        shift *= 2
+    return y_TN
+
+
+def discounted_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float) -> Tensor:
+    """Returns to the end of the episode, bootstrapped where it was truncated or the rollout ends.
+
+    R_t = r_t + γ R_{t+1}, with R_{t+1} replaced by V(s_{t+1}) at a truncation and at the last row, by 0 at a
+    termination (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
+    """
+    _check(reward_TN, next_value_TN, terminated_TN, done_TN)
+    cut_TN = done_TN.clone()
+    cut_TN[-1] = True
+    bootstrap_TN = torch.where(cut_TN & ~terminated_TN, next_value_TN, 0.0)
+    return discounted_scan(reward_TN + gamma * bootstrap_TN, gamma * (~cut_TN).to(reward_TN.dtype))
+
+
+def nstep_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float, n: int) -> Tensor:
+    """n-step returns: Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), shorter where the episode or the rollout ends sooner.
+
+    Args: float32 or bool [T, N]; n ≥ 1. Returns [T, N]. Source: arXiv:1602.01783, section 4.
+    """
+    _check(reward_TN, next_value_TN, terminated_TN, done_TN)
+    if n >= len(reward_TN):
+        return discounted_returns(reward_TN, next_value_TN, terminated_TN, done_TN, gamma)
+    one_step_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN)
+    return_TN = one_step_TN
+    for _ in range(n - 1):
+        longer_TN = one_step_TN.clone()
+        longer_TN[:-1] = torch.where(done_TN[:-1], one_step_TN[:-1], reward_TN[:-1] + gamma * return_TN[1:])
+        return_TN = longer_TN
+    return return_TN
+
+
+def gae(
+    reward_TN: Tensor, value_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Generalised advantage estimates, eq. 16 of arXiv:1506.02438.
+
+    Args: all float32 or bool [T, N]; `next_value_TN` is V of the true next observation. Returns advantages [T, N].
+    """
+    _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
+    delta_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN) - value_TN
+    return discounted_scan(delta_TN, gamma * lam * (~done_TN).to(reward_TN.dtype))
+
+
+def standardize(x_B: Tensor) -> Tensor:
+    """Zero mean and unit standard deviation; only centred where there is no spread. Any shape."""
+    if x_B.numel() < 2:
+        return torch.zeros_like(x_B)
+    return (x_B - x_B.mean()) / (x_B.std() + 1e-8)

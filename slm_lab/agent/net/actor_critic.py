@@ -1,0 +1,98 @@
+"""The net of the policy-gradient algorithms: bodies and heads of actor and critic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.net.body import Body, RecurrentBody, build_body
+from slm_lab.agent.net.layers import activation, init_output
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.net import NetSpec
+
+
+class ActorHead(nn.Module):
+    """Features → distribution parameters; log standard deviations may be free parameters."""
+
+    def __init__(self, features: int, params: int, spec: NetSpec, free_log_std: int = 0) -> None:
+        super().__init__()
+        init_fn, out_activation = getattr(spec, "init_fn", None), getattr(spec, "out_layer_activation", None)
+        self.linear = nn.Linear(features, params - free_log_std)
+        init_output(self.linear, init_fn, spec.actor_init_std)
+        self.activation = activation(out_activation) if out_activation else None
+        self.log_std = nn.Parameter(torch.full((free_log_std,), float(spec.log_std_init or 0.0))) if free_log_std else None
+
+    def forward(self, features_BF: Tensor) -> Tensor:
+        params_BP = self.linear(features_BF)
+        if self.activation is not None:
+            params_BP = self.activation(params_BP)
+        if self.log_std is not None:
+            params_BP = torch.cat([params_BP, self.log_std.expand(len(params_BP), -1)], dim=1)
+        return params_BP
+
+
+class ActorCriticNet(nn.Module):
+    """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
+
+    Args: params: outputs of the actor. free_log_std: how many of them are free parameters. critic: false for
+    algorithms without one; its value is then 0.
+    """
+
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, free_log_std: int = 0, critic: bool = True) -> None:
+        super().__init__()
+        self.actor_body: Body = build_body(spec, obs, "actor")
+        self.actor_head = ActorHead(self.actor_body.features, params, spec, free_log_std)
+        self.critic_body: Body | None = None
+        self.critic_head: nn.Linear | None = None
+        if critic:
+            self.critic_body = None if spec.shared else build_body(spec, obs, "critic")
+            features = (self.critic_body or self.actor_body).features
+            self.critic_head = nn.Linear(features, 1)
+            init_output(self.critic_head, getattr(spec, "init_fn", None), spec.critic_init_std)
+
+    @property
+    def bodies(self) -> list[Body]:
+        return [body for body in (self.actor_body, self.critic_body) if body is not None]
+
+    @property
+    def state_size(self) -> int:
+        """Size of the hidden states of all bodies, side by side; 0: feed-forward."""
+        return sum(body.state_size for body in self.bodies)
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The actor's own parameters; with a shared body, the body's too."""
+        return [*self.actor_body.parameters(), *self.actor_head.parameters()]
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        body = list(self.critic_body.parameters()) if self.critic_body else []
+        return [*body, *(self.critic_head.parameters() if self.critic_head else [])]
+
+    def actor(self, obs_B: Tensor) -> Tensor:
+        """Distribution parameters [B, P]; feed-forward nets only."""
+        return self.actor_head(self.actor_body(obs_B))
+
+    def critic(self, obs_B: Tensor) -> Tensor:
+        """State values [B]; feed-forward nets only."""
+        if self.critic_head is None:
+            return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
+        return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
+
+    def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [B, P] and state values [B]; feed-forward nets only."""
+        if self.critic_head is None or self.critic_body is not None:
+            return self.actor(obs_B), self.critic(obs_B)
+        features_BF = self.actor_body(obs_B)
+        return self.actor_head(features_BF), self.critic_head(features_BF).squeeze(1)
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
+        T, N = obs_TN.shape[:2]
+        features, states = [], []
+        for body, state in zip(self.bodies, state_NS.split([body.state_size for body in self.bodies], dim=1), strict=True):
+            assert isinstance(body, RecurrentBody)
+            out_TN, after_N = body.unroll(obs_TN, first_TN, state)
+            features.append(out_TN.flatten(0, 1))
+            states.append(after_N)
+        params = self.actor_head(features[0]).unflatten(0, (T, N))
+        value = self.critic_head(features[-1]).view(T, N) if self.critic_head else params.new_zeros(T, N)
+        return params, value, torch.cat(states, dim=1)

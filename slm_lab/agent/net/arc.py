@@ -1,0 +1,117 @@
+"""Nets as graphs of torch.nn layers, described in the spec.
+
+    {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": null}]}},
+     "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
+
+`modules` names each module; `graph` says which values each takes (the input, or other modules' outputs, in any order
+that has no cycle) and which one is the output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
+
+
+class NormalTanh(nn.Module):
+    """tanh after normalising each row to zero mean and unit deviation."""
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return torch.tanh((x_BF - x_BF.mean(-1, keepdim=True)) / (x_BF.std(-1, keepdim=True) + 1e-6))
+
+
+EXTRA_LAYERS: dict[str, type[nn.Module]] = {"NormalTanh": NormalTanh}
+"""Layers beyond torch.nn."""
+
+LAYERS: dict[str, type[nn.Module]] = {
+    **{name: item for name, item in vars(nn).items() if isinstance(item, type) and issubclass(item, nn.Module)},
+    **EXTRA_LAYERS,
+}
+
+
+def build_module(description: Any, path: str) -> nn.Module:
+    """A module from {ClassName: arguments}; arguments are keywords, a list (positional; for Sequential its members), or null."""
+    if isinstance(description, str):
+        description = {description: None}
+    if not isinstance(description, dict) or len(description) != 1:
+        raise _error(path, f"{description!r} should be one layer, {{ClassName: arguments}}")
+    ((name, arguments),) = description.items()
+    if name not in LAYERS:
+        raise _error(path, f"{name!r} is no layer of torch.nn")
+    if name == "Sequential":
+        return nn.Sequential(*(build_module(item, f"{path}.Sequential[{i}]") for i, item in enumerate(arguments or [])))
+    try:
+        if isinstance(arguments, dict):
+            return LAYERS[name](**arguments)
+        return LAYERS[name](*([] if arguments is None else arguments if isinstance(arguments, list) else [arguments]))
+    except (TypeError, ValueError) as error:
+        raise _error(f"{path}.{name}", str(error)) from error
+
+
+def _error(path: str, message: str) -> SpecError:
+    return SpecError("agent", [Problem(path, message)])
+
+
+class ArcGraph(nn.Module):
+    """A directed graph of modules with one input and one output."""
+
+    def __init__(self, arc: dict[str, Any], path: str) -> None:
+        super().__init__()
+        self.path = path
+        modules, graph = arc.get("modules"), arc.get("graph")
+        if not isinstance(modules, dict) or not modules:
+            raise _error(f"{path}.modules", "should name at least one module")
+        self.nodes = nn.ModuleDict({name: build_module(item, f"{path}.modules.{name}") for name, item in modules.items()})
+        if graph is None and len(modules) == 1:
+            only = next(iter(modules))
+            graph = {"input": "x", "modules": {only: ["x"]}, "output": only}
+        self.input, self.output, self.order = self._plan(graph)
+
+    def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
+        """Modules in an order in which each one's inputs are there."""
+        path = f"{self.path}.graph"
+        if not isinstance(graph, dict) or not isinstance(graph.get("modules"), dict) or "output" not in graph:
+            raise _error(path, "should be {input, modules: {name: [inputs]}, output}")
+        source, output = graph.get("input", "x"), graph["output"]
+        if not isinstance(source, str) or not isinstance(output, str):
+            raise _error(path, "input and output should each be one name: observations are one array, output layers are added by the agent")
+        waiting = {name: [inputs] if isinstance(inputs, str) else list(inputs) for name, inputs in graph["modules"].items()}
+        for name in waiting:
+            if name not in self.nodes:
+                raise _error(f"{path}.modules.{name}", f"is not among the modules: {', '.join(self.nodes)}")
+        known, order = {source}, []
+        while waiting:
+            ready = [name for name, inputs in waiting.items() if known.issuperset(inputs)]
+            if not ready:
+                missing = sorted({i for inputs in waiting.values() for i in inputs} - known)
+                raise _error(f"{path}.modules", f"{', '.join(waiting)} cannot run: nothing gives {', '.join(missing)}")
+            order += [(name, waiting.pop(name)) for name in ready]
+            known.update(ready)
+        if output not in known:
+            raise _error(f"{path}.output", f"{output!r} is none of {', '.join(sorted(known))}")
+        return source, output, order
+
+    def forward(self, x_B: Tensor) -> Tensor:
+        values = {self.input: x_B}
+        for name, inputs in self.order:
+            values[name] = self.nodes[name](*(values[i] for i in inputs))
+        return values[self.output]
+
+    def materialise(self, net: nn.Module, obs: ObservationSpace) -> int:
+        """Run `net`, which contains this graph, once on zeros, so that lazy layers get their sizes; returns the output's size."""
+        training = net.training
+        try:
+            with torch.no_grad():
+                out = net.eval()(torch.zeros(2, *obs.shape))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise _error(self.path, f"cannot run on observations of shape {list(obs.shape)}: {error}") from error
+        net.train(training)
+        if not isinstance(out, Tensor) or out.dim() != 2:
+            shape = list(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+            raise _error(f"{self.path}.graph.output", f"should be a vector per observation, is {shape}; add a Flatten")
+        return int(out.shape[1])

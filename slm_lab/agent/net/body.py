@@ -1,0 +1,153 @@
+"""Bodies: from observations to features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.layers import Pixels, activation, flat_size, init_layer, mlp
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+
+
+class Body(nn.Module):
+    """obs_B [B, *shape] → features [B, features]."""
+
+    features: int
+    """Size of the output."""
+    state_size: int = 0
+    """Size of the hidden state; 0: none."""
+
+    def __init__(self, layers: nn.Sequential, features: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.features = features
+
+    def forward(self, obs_B: Tensor) -> Tensor:
+        return self.layers(obs_B)
+
+
+class RecurrentBody(Body):
+    """Layers, then a recurrent cell over time: obs_TN, first_TN and the hidden state → features_TN and the new state."""
+
+    def __init__(self, layers: nn.Sequential, cell: nn.RNNBase) -> None:
+        super().__init__(layers, cell.hidden_size)
+        self.cell = cell
+        self.is_lstm = isinstance(cell, nn.LSTM)
+        self.state_size = cell.num_layers * cell.hidden_size * (2 if self.is_lstm else 1)
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
+        """Run over T steps from `state_NS` [N, S], which is zeroed for an env before a step that begins its episode.
+
+        Returns features [T, N, F] and the state after the last step [N, S].
+        """
+        T, N = obs_TN.shape[:2]
+        x_TN = self.layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
+        # the cell runs over whole stretches in which no episode begins
+        starts = [0, *(first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist(), T]
+        out = []
+        for begin, end in zip(starts[:-1], starts[1:], strict=True):
+            state_NS = torch.where(first_TN[begin].unsqueeze(1), 0.0, state_NS)
+            out_TN, state_NS = self._run(x_TN[begin:end], state_NS)
+            out.append(out_TN)
+        return torch.cat(out), state_NS
+
+    def _run(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
+        N = len(state_NS)
+        parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
+        out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
+        after = torch.stack(state) if self.is_lstm else state.unsqueeze(0)
+        return out_TN, after.permute(2, 0, 1, 3).reshape(N, -1)
+
+
+CELLS: dict[str, type[nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
+
+
+def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace) -> Body:
+    sizes = [flat_size(obs.shape), *spec.hid_layers]
+    layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
+    return Body(nn.Sequential(*_flatten(obs), *layers), sizes[-1])
+
+
+def _flatten(obs: ObservationSpace) -> list[nn.Module]:
+    pixels: list[nn.Module] = [Pixels(normalize=True)] if obs.dtype == "uint8" else []
+    return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels
+
+
+def _conv_body(spec: ConvNetSpec, obs: ObservationSpace) -> Body:
+    if len(obs.shape) != 3:
+        message = f"ConvNet needs observations of shape [channels, height, width], this env has {list(obs.shape)}; use MLPNet"
+        raise SpecError("agent", [Problem("agent.net.name", message)])
+    layers: list[nn.Module] = [Pixels(spec.normalize)]
+    channels = obs.shape[0]
+    for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers):
+        kernel, stride, padding, dilation = [*(_pair(g) for g in geometry), *[None] * (4 - len(geometry))]
+        conv = nn.Conv2d(channels, int(out_channels), kernel, stride or 1, padding or 0, dilation or 1)  # type: ignore[arg-type]  # ints from the spec
+        init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())
+        layers.append(conv)
+        channels = conv.out_channels
+        if spec.batch_norm:
+            layers.append(nn.BatchNorm2d(channels))
+        layers.append(activation(spec.hid_layers_activation))
+        _check_size(layers, obs, index)
+    layers.append(nn.Flatten())
+    features = _out_size(layers, obs)
+    sizes = [features, *spec.fc_hid_layers]
+    layers += mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
+    return Body(nn.Sequential(*layers), sizes[-1])
+
+
+def _pair(value: int | list[int]) -> int | tuple[int, ...]:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _out_size(layers: list[nn.Module], obs: ObservationSpace) -> int:
+    with torch.inference_mode():
+        net = nn.Sequential(*layers).eval()
+        size = net(torch.zeros(1, *obs.shape)).flatten(1).shape[1]
+        net.train()
+        return int(size)
+
+
+def _check_size(layers: list[nn.Module], obs: ObservationSpace, index: int) -> None:
+    try:
+        _out_size(layers, obs)
+    except RuntimeError as error:
+        path = f"agent.net.conv_hid_layers[{index}]"
+        raise SpecError("agent", [Problem(path, f"does not fit images of shape {list(obs.shape)}: {error}")]) from error
+
+
+def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace) -> RecurrentBody:
+    sizes = [flat_size(obs.shape), *spec.fc_hid_layers]
+    layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
+    cell = CELLS[spec.cell_type](sizes[-1], spec.rnn_hidden_size, spec.rnn_num_layers)
+    return RecurrentBody(nn.Sequential(*_flatten(obs), *layers), cell)
+
+
+def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
+    key = f"{role}_arc" if getattr(spec, f"{role}_arc") is not None else "arc"
+    graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
+    layers = nn.Sequential(Pixels(spec.normalize), graph)
+    features = graph.materialise(layers, obs)
+    for layer in layers.modules():
+        if not list(layer.children()):
+            init_layer(layer, spec.init_fn)
+    return Body(layers, features)
+
+
+BODIES: dict[type[NetSpec], Callable[..., Body]] = {
+    MLPNetSpec: _mlp_body,
+    ConvNetSpec: _conv_body,
+    RecurrentNetSpec: _recurrent_body,
+}
+
+
+def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
+    """The body of `role` ("actor" or "critic"; a shared one is the actor's). Raises SpecError where it does not fit the observations."""
+    if isinstance(spec, TorchArcNetSpec):
+        return _arc_body(spec, obs, role)
+    return BODIES[type(spec)](spec, obs)

@@ -1,0 +1,80 @@
+"""A numpy twin of a small feed-forward net, for acting.
+
+Its weights are views of the net's own memory, so it is always the net as it stands. One step of 8 envs through two
+hidden layers costs about a fifth of what torch's dispatch costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import nn
+
+from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.body import Body, RecurrentBody
+
+InPlace = Callable[[np.ndarray], object]
+
+
+def _elu(x: np.ndarray) -> None:
+    np.copyto(x, np.expm1(np.minimum(x, 0.0)), where=x < 0)
+
+
+def _selu(x: np.ndarray) -> None:
+    np.copyto(x, 1.6732632423543772 * np.expm1(np.minimum(x, 0.0)), where=x < 0)
+    np.multiply(x, 1.0507009873554805, out=x)
+
+
+def _silu(x: np.ndarray) -> None:
+    np.divide(x, 1.0 + np.exp(-x), out=x)
+
+
+ACTIVATIONS: dict[type[nn.Module], InPlace] = {
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0.0, out=x),
+    nn.ELU: _elu,
+    nn.SELU: _selu,
+    nn.SiLU: _silu,
+}
+"""Activations with default arguments that have a numpy twin; a net with another one acts through torch."""
+
+Layer = tuple[np.ndarray, np.ndarray, InPlace | None]
+
+
+def _layers(modules: list[nn.Module]) -> list[Layer] | None:
+    layers: list[Layer] = []
+    for module in modules:
+        if type(module) is nn.Linear and module.bias is not None:
+            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), None))
+        elif type(module) in ACTIVATIONS and layers and layers[-1][2] is None and repr(module) in _PLAIN:
+            layers[-1] = (*layers[-1][:2], ACTIVATIONS[type(module)])
+        else:
+            return None
+    return layers
+
+
+_PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for kind in (nn.ReLU, nn.ELU, nn.SELU, nn.SiLU)}
+
+
+def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray] | None:
+    """obs_N float32 [N, D] → distribution parameters float32 [N, P], or None where the net has no numpy twin."""
+    if isinstance(body, RecurrentBody) or any(p.is_cuda for p in head.parameters()):
+        return None
+    layers = _layers([*body.layers, head.linear, *([head.activation] if head.activation is not None else [])])
+    if not layers:
+        return None
+    log_std = None if head.log_std is None else head.log_std.detach().numpy()
+
+    def act(obs_N: np.ndarray) -> np.ndarray:
+        x = obs_N
+        for weight, bias, activate in layers:
+            x = x @ weight
+            x += bias
+            if activate is not None:
+                activate(x)
+        if log_std is not None:
+            x = np.concatenate([x, np.broadcast_to(log_std, (len(x), len(log_std)))], axis=1)
+        return x
+
+    return act

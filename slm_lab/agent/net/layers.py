@@ -1,0 +1,91 @@
+"""Layers, activations and initialisations by the names that specs use."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
+}
+"""Lower-case name → class, every activation of torch.nn."""
+
+INITS: dict[str, Callable[..., Tensor]] = {name: fn for name, fn in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")}
+"""Name → in-place initialisation, every one of torch.nn.init."""
+
+
+def activation(name: str) -> nn.Module:
+    """The activation of that name, in any case; raises KeyError for an unknown one (the spec room has checked it)."""
+    return ACTIVATIONS[name.lower()]()
+
+
+def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None = None, gain: float | None = None) -> None:
+    """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0; None leaves torch's default.
+
+    `gain` scales it; else the recommended gain of `nonlinearity` is used where torch knows one.
+    """
+    weight = getattr(layer, "weight", None)
+    if init_fn is None or weight is None or weight.dim() < 2:
+        return
+    function = INITS[init_fn]
+    accepted = inspect.signature(function).parameters
+    if "gain" in accepted:
+        function(weight, gain=_gain(nonlinearity) if gain is None else gain)
+    elif "nonlinearity" in accepted and nonlinearity in ("relu", "tanh", "sigmoid", "selu"):
+        function(weight, nonlinearity=nonlinearity)
+    else:
+        function(weight)
+    if isinstance(layer.bias, Tensor):
+        nn.init.zeros_(layer.bias)
+
+
+def _gain(nonlinearity: str | None) -> float:
+    try:
+        return float(nn.init.calculate_gain((nonlinearity or "linear").lower()))
+    except ValueError:
+        return 1.0
+
+
+def init_output(layer: nn.Linear, init_fn: str | None, std: float | None) -> None:
+    """Initialise an output layer: orthogonal with gain `std` where given, else by `init_fn` with gain 1."""
+    if std is not None:
+        init_layer(layer, "orthogonal_", gain=std)
+    else:
+        init_layer(layer, init_fn, gain=1.0)
+
+
+def mlp(
+    sizes: Sequence[int], activation_name: str, init_fn: str | None = None, layer_norm: bool = False, batch_norm: bool = False
+) -> list[nn.Module]:
+    """Linear layers of `sizes` (input first), each followed by its norm and activation."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
+        linear = nn.Linear(n_in, n_out)
+        init_layer(linear, init_fn, activation_name.lower())
+        layers.append(linear)
+        if layer_norm:
+            layers.append(nn.LayerNorm(n_out))
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(n_out))
+        layers.append(activation(activation_name))
+    return layers
+
+
+class Pixels(nn.Module):
+    """uint8 images to float in [0, 1], or only to float."""
+
+    def __init__(self, normalize: bool) -> None:
+        super().__init__()
+        self.scale = 1.0 / 255.0 if normalize else 1.0
+
+    def forward(self, obs_B: Tensor) -> Tensor:
+        return obs_B.to(torch.float32) * self.scale if obs_B.dtype == torch.uint8 else obs_B
+
+
+def flat_size(shape: Sequence[int]) -> int:
+    """Components of an array of that shape."""
+    return math.prod(shape)

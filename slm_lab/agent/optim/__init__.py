@@ -1,0 +1,1 @@
+"""Flat parameters, optimizers and learning rate schedules."""

@@ -1,0 +1,63 @@
+"""The learning rate as a function of the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.net import LRSchedulerSpec
+
+LRSchedule = Callable[[int], float]
+"""frame → learning rate."""
+
+SCHEDULERS: dict[str, type[lr_scheduler.LRScheduler]] = {
+    name: vars(lr_scheduler)[name]
+    for name in lr_scheduler.__all__
+    if name not in ("LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
+}
+"""Schedulers whose rate is a function of the step count alone and whose arguments are plain numbers."""
+
+
+def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSchedule:
+    """From base_lr straight down to base_lr · min_factor at `frame`, and constant after it."""
+
+    def lr(now: int) -> float:
+        return base_lr * max(min_factor, 1.0 - (1.0 - min_factor) * now / frame)
+
+    return lr
+
+
+def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
+    """The rate that `scheduler` gives after `frame` steps, without taking them one by one."""
+    last = getattr(scheduler, "total_steps", None)
+
+    def lr(now: int) -> float:
+        if isinstance(scheduler, lr_scheduler.CosineAnnealingWarmRestarts):
+            scheduler.step(now)
+            return float(scheduler.get_last_lr()[0])
+        scheduler.last_epoch = now if last is None else min(now, int(last) - 1)
+        rates: Any = scheduler._get_closed_form_lr() if hasattr(scheduler, "_get_closed_form_lr") else scheduler.get_lr()
+        return float(rates[0])
+
+    return lr
+
+
+def build_lr_schedule(spec: LRSchedulerSpec | None, base_lr: float, path: str) -> LRSchedule:
+    """frame → learning rate. Raises SpecError where the scheduler does not take its arguments."""
+    if spec is None:
+        return lambda frame: base_lr
+    try:
+        if spec.name == "LinearToZero":
+            return linear_to_min(base_lr, **spec.kwargs)
+        if spec.name == "LinearToMin":
+            return linear_to_min(base_lr, **{"min_factor": 0.1, **spec.kwargs})
+        if spec.name not in SCHEDULERS:
+            raise ValueError(f"{spec.name!r} is none of {', '.join([*SCHEDULERS, 'LinearToZero', 'LinearToMin'])}")
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)
+        return torch_schedule(SCHEDULERS[spec.name](optimizer, **spec.kwargs))
+    except (TypeError, ValueError) as error:
+        raise SpecError("agent", [Problem(path, str(error))]) from error

@@ -1,0 +1,99 @@
+"""Gradient steps on the flat parameters of a net."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer
+from slm_lab.agent.optim.schedule import build_lr_schedule
+from slm_lab.spec.net import LRSchedulerSpec, NetSpec, OptimSpec
+
+
+class Group:
+    """A slice of the flat parameters with its optimizer and learning rate schedule."""
+
+    def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str) -> None:
+        self.grad = flat.grad[flat.slices[index]]
+        if optim.name in SHAPED:
+            params: list[Tensor] = list(flat.group(index))
+        else:
+            vector = nn.Parameter(flat.param[flat.slices[index]])
+            vector.grad = self.grad
+            params = [vector]
+        self.optimizer = build_optimizer(optim, params, f"agent.net.{prefix}optim_spec")
+        self.lr_at = build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
+        self.constant = scheduler is None
+        self.lr = optim.lr
+
+    def set_lr(self, frame: int) -> None:
+        if not self.constant:
+            self.lr = self.lr_at(frame)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr
+
+
+class Trainer:
+    """Owns the parameters of `net`: gradient, clipping, optimizer steps and learning rates.
+
+    Args:
+        net: the module that learns.
+        spec: its optimizer, schedule and clipping keys.
+        parts: {"actor": parameters, "critic": parameters} where each has its own optimizer; None: one for all.
+        device: where it computes.
+    """
+
+    def __init__(self, net: nn.Module, spec: NetSpec, parts: dict[str, list[nn.Parameter]] | None = None, device: str = "cpu") -> None:
+        self.net = net
+        self.clip = spec.clip_grad_val
+        self.flat = FlatParams(net, list(parts.values()) if parts else None, device)
+        net.eval()
+        if parts is None:
+            self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "")]
+        else:
+            self.groups = [
+                Group(
+                    self.flat,
+                    index,
+                    getattr(spec, f"{part}_optim_spec") or spec.optim_spec,
+                    getattr(spec, f"{part}_lr_scheduler_spec") or spec.lr_scheduler_spec,
+                    f"{part}_" if getattr(spec, f"{part}_optim_spec") else "",
+                )
+                for index, part in enumerate(parts)
+            ]
+
+    @property
+    def lr(self) -> float:
+        """The (first group's) learning rate now."""
+        return self.groups[0].lr
+
+    def set_lr(self, frame: int) -> None:
+        """Set the learning rates that hold at `frame`."""
+        for group in self.groups:
+            group.set_lr(frame)
+
+    def step(self, loss: Tensor) -> float:
+        """One gradient step on a scalar loss. Returns the gradient's L2 norm over all groups, before clipping."""
+        self.flat.grad.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        squares = 0.0
+        for group in self.groups:
+            norm = float(torch.linalg.vector_norm(group.grad))
+            squares += norm * norm
+            if self.clip is not None and norm > self.clip:
+                group.grad.mul_(self.clip / (norm + 1e-6))
+            group.optimizer.step()
+        return math.sqrt(squares)
+
+    def state_dict(self) -> dict[str, Any]:
+        param, buffer = self.flat.clone()
+        return {"param": param, "buffer": buffer, "optimizers": [group.optimizer.state_dict() for group in self.groups]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.flat.load(state["param"], state["buffer"])
+        for group, saved in zip(self.groups, state["optimizers"], strict=True):
+            group.optimizer.load_state_dict(saved)

@@ -1,0 +1,32 @@
+"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE`.
+
+Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import slm_lab
+
+
+def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
+    """Training frames and seconds between the first row and the last; what came before the first row counts as start-up."""
+    with run_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    first, last = rows[0], rows[-1]
+    return int(last["frame"]) - int(first["frame"]), float(last["wall_t"]) - float(first["wall_t"])
+
+
+def main(case: str) -> None:
+    spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case)
+    with TemporaryDirectory() as folder:
+        slm_lab.Trial(spec, data_dir=folder).run()
+        frames, seconds = frames_and_seconds(next(Path(folder).glob("*/info/*_session_df_train.csv")))
+    sys.stdout.write(json.dumps({"fps": frames / seconds, "frames": frames, "version": slm_lab.__version__}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,80 @@
+"""One speed case in Stable-Baselines3, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE`.
+
+Runs under the peer's own Python, so it imports nothing of slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+"""
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import stable_baselines3
+import torch
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+
+class Stopwatch(BaseCallback):
+    """Notes the time at the start of each rollout, which is the end of the update before, and at the end of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[tuple[int, float]] = []
+
+    def _on_rollout_start(self) -> None:
+        self.marks.append((self.num_timesteps, perf_counter()))
+
+    def _on_training_end(self) -> None:
+        self.marks.append((self.num_timesteps, perf_counter()))
+
+    def _on_step(self) -> bool:
+        return True
+
+    def since(self, warm_up: int) -> tuple[int, float]:
+        """Frames and seconds from the first mark at or past `warm_up` frames to the end."""
+        frame, start = next(mark for mark in self.marks if mark[0] >= warm_up)
+        last_frame, end = self.marks[-1]
+        return last_frame - frame, end - start
+
+
+def build(spec: dict[str, Any]) -> BaseAlgorithm:
+    """The peer's algorithm with the spec's hyperparameters; its policy's default nets are the spec's: separate 64 × 64 tanh."""
+    algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
+    common: dict[str, Any] = {
+        "policy": "MlpPolicy",
+        "env": make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]),
+        "learning_rate": net["optim_spec"]["lr"],
+        "gamma": algorithm["gamma"],
+        "gae_lambda": algorithm["lam"],
+        "ent_coef": algorithm["entropy_coef_spec"]["start_val"],
+        "vf_coef": algorithm["val_loss_coef"],
+        "max_grad_norm": net["clip_grad_val"],
+        "normalize_advantage": True,
+        "seed": spec["meta"]["random_seed"],
+        "device": "cpu",
+    }
+    if algorithm["name"] == "ActorCritic":
+        return A2C(n_steps=algorithm["training_frequency"], use_rms_prop=True, rms_prop_eps=net["optim_spec"]["eps"], **common)
+    return PPO(
+        n_steps=algorithm["time_horizon"],
+        batch_size=algorithm["minibatch_size"],
+        n_epochs=algorithm["training_epoch"],
+        clip_range=algorithm["clip_eps_spec"]["start_val"],
+        **common,
+    )
+
+
+def main(case: str) -> None:
+    torch.set_num_threads(1)
+    spec = json.loads((Path(__file__).parent / "specs.json").read_text())[case]
+    watch = Stopwatch()
+    build(spec).learn(spec["env"]["max_frame"], callback=watch)
+    frames, seconds = watch.since(spec["meta"]["log_frequency"])
+    sys.stdout.write(json.dumps({"fps": frames / seconds, "frames": frames, "version": stable_baselines3.__version__}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

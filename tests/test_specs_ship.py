@@ -1,0 +1,94 @@
+"""Every spec that ships (and bench's) loads, has the budgets of the published scores, and trains for a few hundred frames."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.session import Session
+from slm_lab.spec.algorithm import PPOSpec
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.spec import Spec
+
+ROOT = Path(__file__).parent.parent
+SPEC_DIR = ROOT / "slm_lab" / "spec"
+FILES = [SPEC_DIR / "demo.json", *sorted(SPEC_DIR.glob("benchmark/*/*.json")), ROOT / "bench" / "specs.json"]
+SPECS = [(path, name) for path in FILES for name in json.loads(path.read_text()) if not name.startswith("$")]
+BENCHMARKS = [(path, name) for path, name in SPECS if path.parent.parent.name == "benchmark"]
+
+BUDGETS = {
+    "CartPole-v1": (200_000, 4, 500),
+    "slm_lab.env.masked:MaskedCartPole-v1": (200_000, 8, 500),
+    "Acrobot-v1": (300_000, 4, 500),
+    "Pendulum-v1": (300_000, 4, 500),
+    "LunarLander-v3": (300_000, 8, 1_000),
+    "HalfCheetah-v5": (10_000_000, 16, 10_000),
+    "ALE/Pong-v5": (10_000_000, 16, 10_000),
+}
+"""max_frame, num_envs, log_frequency: what total_reward_ma means depends on them."""
+
+
+def ids(spec: tuple[Path, str]) -> str:
+    return f"{spec[0].stem}-{spec[1]}"
+
+
+def load(path: Path, name: str, *sets: str) -> Spec:
+    return load_spec(str(path), name, sets)
+
+
+@pytest.mark.parametrize("where", BENCHMARKS, ids=ids)
+def test_benchmark_has_published_budget(where: tuple[Path, str]) -> None:
+    spec = load(*where)
+    assert (spec.env.max_frame, spec.env.num_envs, spec.meta.log_frequency) == BUDGETS[spec.env.name]
+    assert spec.meta.max_session == 4
+
+
+@pytest.mark.parametrize("where", BENCHMARKS, ids=ids)
+def test_learning_rate_ends_with_the_frames(where: tuple[Path, str]) -> None:
+    spec = load(*where)
+    assert spec.agent.net is not None
+    scheduler = spec.agent.net.lr_scheduler_spec
+    assert scheduler is not None
+    assert scheduler.kwargs["frame"] == spec.env.max_frame
+
+
+def test_each_algorithm_has_a_spec_for_each_env() -> None:
+    envs = {"cartpole", "acrobot", "pendulum", "lunar", "lunar_continuous", "halfcheetah", "pong"}
+    names = {name for _, name in BENCHMARKS}
+    expected = {f"{kind}_{env}" for kind in ("reinforce", "a2c_gae", "a2c_nstep", "ppo") for env in envs}
+    assert names >= expected
+
+
+@pytest.mark.parametrize("where", SPECS, ids=ids)
+def test_spec_trains_without_a_notice(where: tuple[Path, str], caplog: pytest.LogCaptureFixture) -> None:
+    """A few hundred frames in episodes cut short, so that whole-episode memories train as well."""
+    load(*where)
+    assert not caplog.records, "a shipped spec needs no notice"
+    sets = ["env.max_t=10", "meta.random_seed=0"]
+    full = load(*where, *sets)
+    steps = 24
+    sets += [f"env.max_frame={steps * full.env.num_envs}", f"meta.log_frequency={8 * full.env.num_envs}"]
+    if isinstance(full.agent.algorithm, PPOSpec):
+        sets += ["agent.algorithm.time_horizon=8", "agent.algorithm.minibatch_size=16", "agent.algorithm.training_epoch=2"]
+    elif full.agent.rollout_len > steps or where[1].startswith("reinforce"):
+        sets += ["agent.algorithm.training_frequency=1"]
+    session = Session(load(*where, *sets)).build()
+    before = session.agent.weights()
+    rows = session.run().rows
+    assert [row["frame"] for row in rows] == [8 * i * full.env.num_envs for i in (1, 2, 3)]
+    last = rows[-1]
+    for key in ("total_reward", "loss", "grad_norm", "lr"):
+        assert isinstance(last[key], float), key
+        assert math.isfinite(last[key]), key
+    assert moved(before, session.agent.weights())
+
+
+def moved(before: object, after: object) -> bool:
+    """Whether any number in two nested dicts of tensors differs."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return any(moved(before[key], after[key]) for key in before)
+    return not np.array_equal(np.asarray(before), np.asarray(after))

@@ -58,6 +58,10 @@ class ActionDistribution(ABC):
     def entropy(self, params_BP: Tensor) -> Tensor:
         """Entropy [B] in nats."""
 
+    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        """log_prob and entropy together."""
+        return self.log_prob(params_BP, action_B), self.entropy(params_BP)
+
 
 class Categorical(ActionDistribution):
     """One of n actions; params are logits."""
@@ -85,6 +89,10 @@ class Categorical(ActionDistribution):
     def entropy(self, params_BP: Tensor) -> Tensor:
         logp_BP = F.log_softmax(params_BP, dim=1)
         return -(logp_BP.exp() * logp_BP).sum(dim=1)
+
+    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        logp_BP = F.log_softmax(params_BP, dim=1)  # once for both
+        return logp_BP.gather(1, action_B.unsqueeze(1)).squeeze(1), -(logp_BP.exp() * logp_BP).sum(dim=1)
 
 
 class Argmax(Categorical):

@@ -1,0 +1,90 @@
+"""Advantage actor-critic: A2C, and A3C where several Sessions train one net (arXiv:1602.01783)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Algorithm, Meter
+from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.algorithm.on_policy import build_parts, value_scale
+from slm_lab.agent.algorithm.value_scale import standardize_valid
+from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.ops.losses import policy_gradient_loss
+from slm_lab.agent.ops.returns import gae, nstep_returns
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
+from slm_lab.lib.rng import Seeds
+from slm_lab.spec.algorithm import ActorCriticSpec
+from slm_lab.spec.spec import AgentSpec
+
+
+class ActorCritic(Algorithm):
+    """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
+
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+        assert isinstance(agent.algorithm, ActorCriticSpec)
+        self.spec = agent.algorithm
+        self.scale = value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
+        self.clock, self.device, self.meter = clock, device, Meter()
+        parts = build_parts(agent, info, clock, device, seeds.act, seeds.update, critic=True)
+        self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
+        self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
+
+    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        self.memory.add(obs_N, first_N, state_N, out, step)
+
+    def ready(self) -> bool:
+        return self.memory.ready
+
+    def update(self) -> Metrics:  # Algorithm S3, its threads side by side
+        self.trainer.set_lr(self.clock.frame)
+        batch = self._with_advantages(self.memory.rollout().to(self.device)).whole()
+        self.net.train()
+        loss, entropy = self._loss(batch)
+        grad_norm = self.trainer.step(loss)
+        self.net.eval()
+        self.clock.opt_step += 1
+        self.meter.add(loss=loss.item(), entropy=entropy, grad_norm=grad_norm)
+        return self.meter.drain()
+
+    def _with_advantages(self, rollout: Rollout) -> Batch:
+        values = critic_outputs(self.net, rollout, self.seq_len)
+        value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
+        reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
+        if self.spec.lam is not None:
+            advantage_TN = gae(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN, self.spec.gamma, self.spec.lam)
+            return_TN = advantage_TN + value_TN
+            advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
+        else:
+            steps = self.spec.num_step_returns or len(reward_TN)
+            return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, self.spec.gamma, steps)
+            advantage_TN = return_TN - value_TN
+        self.scale.update(return_TN[rollout.valid_TN])
+        return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
+
+    def _loss(self, batch: Minibatch) -> tuple[Tensor, float]:
+        params_BP, value_B = batch.forward(self.net)
+        logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
+        entropy = entropy_B.mean()
+        policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
+        value_loss = self.value_loss(value_B, batch.target_B).mean()
+        loss = self.spec.policy_loss_coef * policy_loss + self.spec.val_loss_coef * value_loss - self.entropy_coef * entropy
+        return loss, entropy.item()
+
+    @property
+    def lr(self) -> float:
+        return self.trainer.lr
+
+    @property
+    def entropy_coef(self) -> float:
+        return self.spec.entropy_coef_spec.value(self.clock.frame)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trainer": self.trainer.state_dict(), "scale": self.scale.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trainer.load_state_dict(state["trainer"])
+        self.scale.load_state_dict(state["scale"])

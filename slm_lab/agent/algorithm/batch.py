@@ -1,0 +1,131 @@
+"""From a rollout to minibatches: values, then transitions or sequences side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.net.actor_critic import ActorCriticNet
+
+
+@dataclass(frozen=True)
+class Values:
+    """The critic's outputs over a rollout, as it was when they were computed."""
+
+    output_TN: Tensor
+    """float32 [T, N]: of each observation."""
+    next_output_TN: Tensor
+    """float32 [T, N]: of the true next observation (after a termination meaningless)."""
+    state_CNS: Tensor
+    """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
+
+
+@torch.no_grad()
+def critic_outputs(net: ActorCriticNet, rollout: Rollout, seq_len: int) -> Values:
+    """Run the critic over a rollout on its own device, truncated ends included."""
+    cut = rollout.truncations
+    if net.state_size == 0:
+        output_TN = net.critic(rollout.obs_TN.flatten(0, 1)).view(rollout.obs_TN.shape[:2])
+        cut_K = net.critic(cut.obs_K)
+        states = [rollout.state_NS]
+    else:
+        state_NS, outputs, states = rollout.state_NS, [], []
+        T = len(rollout.reward_TN)
+        for t in range(0, T, seq_len):  # the last chunk takes the extra row too
+            end = t + seq_len if t + seq_len < T else T + 1
+            states.append(state_NS)
+            _, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
+            outputs.append(value_LN)
+        output_TN = torch.cat(outputs)
+        cut_K = output_TN.new_zeros(0)
+        if len(cut.t_K):
+            going_on = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
+            cut_K = net.unroll(cut.obs_K.unsqueeze(0), going_on, cut.state_KS)[1][0]
+    next_TN = output_TN[1:].clone()
+    next_TN[cut.t_K, cut.n_K] = cut_K
+    return Values(output_TN[:-1], next_TN, torch.stack(states))
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Valid transitions [B], and how to run the net on them."""
+
+    action_B: Tensor
+    logp_B: Tensor
+    advantage_B: Tensor
+    target_B: Tensor
+    """What the critic's output should be."""
+    value_B: Tensor
+    """What it was."""
+    obs_B: Tensor | None = None
+    """[B, *shape], for feed-forward nets."""
+    sequences: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    """obs_LM, first_LM, state_MS, valid_LM, for recurrent nets: M sequences of L steps."""
+
+    def forward(self, net: ActorCriticNet) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [B, P] and values [B] of the transitions, with gradients."""
+        if self.sequences is None:
+            assert self.obs_B is not None
+            return net(self.obs_B)  # type: ignore[no-any-return]  # nn.Module.__call__ is untyped
+        obs_LM, first_LM, state_MS, valid_LM = self.sequences
+        params_LMP, value_LM, _ = net.unroll(obs_LM, first_LM, state_MS)
+        return params_LMP[valid_LM], value_LM[valid_LM]
+
+
+class Batch:
+    """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside."""
+
+    def __init__(self, rollout: Rollout, values: Values, advantage_TN: Tensor, target_TN: Tensor, seq_len: int) -> None:
+        columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
+        self.recurrent = rollout.state_NS.shape[1] > 0
+        self.seq_len = seq_len
+        if self.recurrent:
+            inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
+            self.columns = [_chunk(x, seq_len) for x in [*inputs, *columns]]
+            self.state_MS = values.state_CNS.flatten(0, 1)
+            self.size = self.columns[0].shape[1]
+        else:
+            flat = [x.flatten(0, 1) for x in [rollout.obs_TN[:-1], *columns]]
+            valid_B = rollout.valid_TN.flatten()
+            self.columns = flat if bool(valid_B.all()) else [x[valid_B] for x in flat]
+            self.size = len(self.columns[0])
+
+    def whole(self) -> Minibatch:
+        """All transitions at once."""
+        if self.recurrent:
+            return self._sequences(torch.arange(self.size, device=self.state_MS.device))
+        obs_B, *columns = self.columns
+        return Minibatch(*columns, obs_B=obs_B)
+
+    def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
+        """Minibatches of about `minibatch_size` transitions, equal to within one, in fresh random order each epoch."""
+        per_item = self.seq_len if self.recurrent else 1
+        pieces = max(1, round(self.size * per_item / minibatch_size))
+        bounds = np.linspace(0, self.size, min(pieces, self.size) + 1).astype(int).tolist()
+        for _ in range(epochs):
+            order = torch.from_numpy(rng.permutation(self.size)).to(self.columns[0].device)
+            shuffled = [] if self.recurrent else [x.index_select(0, order) for x in self.columns]
+            for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+                if self.recurrent:
+                    yield self._sequences(order[begin:end])
+                else:
+                    obs_B, *columns = [x[begin:end] for x in shuffled]
+                    yield Minibatch(*columns, obs_B=obs_B)
+
+    def _sequences(self, index_M: Tensor) -> Minibatch:
+        obs_LM, first_LM, valid_LM, *columns = [x[:, index_M] for x in self.columns]
+        return Minibatch(*(x[valid_LM] for x in columns), sequences=(obs_LM, first_LM, self.state_MS[index_M], valid_LM))
+
+
+def _chunk(x_TN: Tensor, length: int) -> Tensor:
+    """[T, N, …] → [length, chunks · N, …], chunk-major, the last chunk padded with zeros (invalid rows)."""
+    T = len(x_TN)
+    chunks = -(-T // length)
+    if chunks * length > T:
+        x_TN = torch.cat([x_TN, x_TN.new_zeros(chunks * length - T, *x_TN.shape[1:])])
+    return x_TN.unflatten(0, (chunks, length)).transpose(0, 1).flatten(1, 2)

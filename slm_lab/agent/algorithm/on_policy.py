@@ -1,0 +1,107 @@
+"""What the policy-gradient algorithms share: how their net, memory and trainer are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
+from slm_lab.agent.memory.on_policy import MEMORIES, OnPolicyBatchReplay, OnPolicyReplay
+from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
+from slm_lab.agent.ops.losses import ElementLoss
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.policy import Policy
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActionSpace, EnvInfo
+from slm_lab.spec.algorithm import AlgorithmSpec
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.net import LossSpec, RecurrentNetSpec
+from slm_lab.spec.spec import AgentSpec
+
+LOSSES: dict[str, type[nn.Module]] = {
+    "MSELoss": nn.MSELoss,
+    "SmoothL1Loss": nn.SmoothL1Loss,
+    "HuberLoss": nn.HuberLoss,
+    "L1Loss": nn.L1Loss,
+}
+"""Regression losses for values."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything an algorithm is made of."""
+
+    agent: AgentSpec
+    clock: Clock
+    device: str
+    distribution: ActionDistribution
+    net: ActorCriticNet
+    policy: Policy
+    memory: OnPolicyBatchReplay | OnPolicyReplay
+    trainer: Trainer
+    value_loss: ElementLoss
+    seq_len: int
+    rng: np.random.Generator
+    """Orders the minibatches."""
+
+
+def build_parts(agent: AgentSpec, info: EnvInfo, clock: Clock, device: str, act_seed: int, update_seed: int, critic: bool) -> Parts:
+    """Net, policy, memory and trainer of a policy-gradient algorithm. Raises SpecError where they do not fit each other or the env."""
+    assert agent.net is not None  # the spec room refuses a learner without one
+    distribution = build_distribution(agent.algorithm, info.action)
+    free = info.action.dim if isinstance(distribution, DISTRIBUTIONS["Normal"]) and agent.net.log_std_init is not None else 0
+    net = ActorCriticNet(agent.net, info.observation, distribution.params, free, critic)
+    separate = critic and not agent.net.use_same_optim
+    trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, device)
+    return Parts(
+        agent=agent,
+        clock=clock,
+        device=device,
+        distribution=distribution,
+        net=net,
+        # the policy comes after the trainer: its fast path holds views of the flat parameters
+        policy=Policy(info.action, np.random.default_rng(act_seed), net, distribution, agent.algorithm.action_policy),
+        memory=MEMORIES[type(agent.memory)](info, agent.rollout_len, net.state_size),
+        trainer=trainer,
+        value_loss=build_value_loss(agent.net.loss_spec),
+        seq_len=agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1,
+        rng=np.random.default_rng(update_seed),
+    )
+
+
+def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:
+    """The distribution that the spec names. Raises SpecError where it cannot serve the action space."""
+    name = DEFAULT_DISTRIBUTION[action.kind] if spec.action_pdtype == "default" else spec.action_pdtype
+    kind = DISTRIBUTIONS[name]
+    if action.kind not in kind.kinds or (kind.needs_bounds and not action.bounded):
+        fitting = [n for n, k in DISTRIBUTIONS.items() if action.kind in k.kinds and (action.bounded or not k.needs_bounds)]
+        space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
+        message = f"{name!r} cannot take this env's {space}; allowed: default, {', '.join(fitting)}"
+        raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
+    if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind == "continuous":
+        message = f"{spec.action_policy!r} needs countable actions, this env's are continuous; allowed: default, random"
+        raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
+    return kind(action)
+
+
+def build_value_loss(spec: LossSpec) -> ElementLoss:
+    """The elementwise loss that the spec names."""
+    if spec.name not in LOSSES:
+        raise SpecError("agent", [Problem("agent.net.loss_spec.name", f"{spec.name!r} is none of {', '.join(LOSSES)}")])
+    try:
+        return LOSSES[spec.name](**{**spec.kwargs, "reduction": "none"})
+    except TypeError as error:
+        raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
+
+
+def value_scale(symlog: bool, normalize: bool) -> ValueScale:
+    """The critic's scale by the keys symlog and normalize_v_targets."""
+    if symlog and normalize:
+        message = "symlog and normalize_v_targets exclude each other: leave one out"
+        raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
+    return SymlogScale() if symlog else RunningScale() if normalize else ValueScale()
+
+

@@ -1,0 +1,106 @@
+"""The scale on which a critic is trained, and the scale of advantages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.ops.losses import symexp, symlog
+from slm_lab.agent.ops.returns import standardize
+
+
+class ValueScale:
+    """Between values in reward units and the critic's outputs. This one changes nothing."""
+
+    def update(self, return_B: Tensor) -> None:
+        """Take note of returns."""
+
+    def encode(self, value: Tensor) -> Tensor:
+        """Reward units → what the critic should put out."""
+        return value
+
+    def decode(self, output: Tensor) -> Tensor:
+        """What the critic put out → reward units."""
+        return output
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+
+
+class SymlogScale(ValueScale):
+    """The critic predicts symlog(value) (arXiv:2301.04104, eq. 9)."""
+
+    def encode(self, value: Tensor) -> Tensor:
+        return symlog(value)
+
+    def decode(self, output: Tensor) -> Tensor:
+        return symexp(output)
+
+
+class RunningScale(ValueScale):
+    """The critic predicts values standardised by moving moments of the returns (as PopArt, arXiv:1602.07714, without its output correction).
+
+    Moments are averages over updates with weight DECAY on the past, corrected for their start at zero.
+    """
+
+    DECAY = 0.99
+
+    def __init__(self) -> None:
+        self.weight = self.first = self.second = 0.0
+
+    def update(self, return_B: Tensor) -> None:
+        if return_B.numel():
+            self.weight = self.DECAY * self.weight + 1.0 - self.DECAY
+            self.first = self.DECAY * self.first + (1.0 - self.DECAY) * float(return_B.mean())
+            self.second = self.DECAY * self.second + (1.0 - self.DECAY) * float(return_B.square().mean())
+
+    @property
+    def mean(self) -> float:
+        return self.first / self.weight if self.weight else 0.0
+
+    @property
+    def std(self) -> float:
+        if not self.weight:
+            return 1.0
+        return max(self.second / self.weight - self.mean**2, 1e-8) ** 0.5
+
+    def encode(self, value: Tensor) -> Tensor:
+        return (value - self.mean) / self.std
+
+    def decode(self, output: Tensor) -> Tensor:
+        return output * self.std + self.mean
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight, "first": self.first, "second": self.second}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight, self.first, self.second = state["weight"], state["first"], state["second"]
+
+
+class PercentileScale:
+    """Divides advantages by max(1, S), S the moving range between the 5th and 95th percentile of returns (arXiv:2301.04104, eq. 11–12)."""
+
+    DECAY = 0.99
+
+    def __init__(self) -> None:
+        self.range: float | None = None
+
+    def __call__(self, advantage_B: Tensor, return_B: Tensor) -> Tensor:
+        if return_B.numel():
+            low, high = torch.quantile(return_B.float(), torch.tensor([0.05, 0.95], device=return_B.device)).tolist()
+            self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
+        return advantage_B / max(1.0, self.range or 0.0)
+
+
+def standardize_valid(x_TN: Tensor, valid_TN: Tensor) -> Tensor:
+    """Standardised over the valid rows; the others are whatever they are."""
+    if bool(valid_TN.all()):
+        return standardize(x_TN)
+    out_TN = torch.zeros_like(x_TN)
+    out_TN[valid_TN] = standardize(x_TN[valid_TN])
+    return out_TN

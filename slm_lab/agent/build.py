@@ -1,0 +1,53 @@
+"""From a spec to an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.actor_critic import ActorCritic
+from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.algorithm.random import Random
+from slm_lab.agent.algorithm.reinforce import Reinforce
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds
+from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, RandomSpec, ReinforceSpec
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
+    RandomSpec: Random,
+    ReinforceSpec: Reinforce,
+    ActorCriticSpec: ActorCritic,
+    PPOSpec: PPO,
+}
+
+
+def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu") -> Agent:
+    """The agent of a spec for an env, its weights drawn from seeds.net.
+
+    Raises SpecError where algorithm, net and env do not fit each other.
+    """
+    torch.manual_seed(seeds.net)
+    algorithm = ALGORITHMS[type(spec.agent.algorithm)](spec.agent, info, clock, seeds, device)
+    explores = spec.agent.algorithm.action_policy in ("epsilon_greedy", "boltzmann")
+    return Agent(algorithm, clock, info.num_envs, spec.agent.algorithm.explore_var_spec if explores else None, seeds.eval_env)
+
+
+def resolve_device(spec: Spec, session: int = 0) -> str:
+    """The device that agent.net.gpu and cuda_id ask for: "cpu" or "cuda:i". Raises SpecError where there is no such device."""
+    net = spec.agent.net
+    if net is None or net.gpu is False:
+        return "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        if net.gpu == "auto":
+            return "cpu"
+        raise SpecError("agent", [Problem("agent.net.gpu", 'true, but this machine has no cuda device; allowed: false, "auto"')])
+    if net.cuda_id is not None and net.cuda_id >= count:
+        raise SpecError("agent", [Problem("agent.net.cuda_id", f"{net.cuda_id}, but the devices here are 0 to {count - 1}")])
+    return f"cuda:{session % count if net.cuda_id is None else net.cuda_id}"

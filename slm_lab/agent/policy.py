@@ -1,0 +1,108 @@
+"""What acts: a net, a distribution, and a way to take an action from it. All that a rollout worker needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.fast import fast_actor
+from slm_lab.agent.ops.distributions import ActionDistribution
+from slm_lab.lib.records import ActionSpace, ActOut
+from slm_lab.spec.algorithm import ActionPolicy
+
+
+class Policy:
+    """π(a|s), with its own random stream.
+
+    Args:
+        action: the action space.
+        rng: draws the actions.
+        net, distribution: absent for uniformly random actions.
+        action_policy: default samples the distribution; epsilon_greedy takes its mode but with probability
+            `explore_var` a random action; boltzmann divides its logits by `explore_var`; random ignores it.
+    """
+
+    def __init__(
+        self,
+        action: ActionSpace,
+        rng: np.random.Generator,
+        net: ActorCriticNet | None = None,
+        distribution: ActionDistribution | None = None,
+        action_policy: ActionPolicy = "default",
+    ) -> None:
+        self.action, self.rng, self.net, self.distribution = action, rng, net, distribution
+        self.action_policy: ActionPolicy = "random" if net is None else action_policy
+        self.explore_var: float = 0.0
+        self.state_size = 0 if net is None else net.state_size
+        self._fast = None if net is None else fast_actor(net.actor_body, net.actor_head)
+        self._take: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
+            "default": self._sample,
+            "boltzmann": self._boltzmann,
+            "epsilon_greedy": self._epsilon_greedy,
+            "random": lambda params_NP: self._uniform(len(params_NP)),
+        }[self.action_policy]
+
+    def clone(self, rng: np.random.Generator) -> Policy:
+        """The same net with another random stream."""
+        return Policy(self.action, rng, self.net, self.distribution, self.action_policy)
+
+    def initial_state(self, num_envs: int) -> np.ndarray | None:
+        """Hidden state [N, S] at the start of episodes; None for a policy without memory."""
+        return np.zeros((num_envs, self.state_size), np.float32) if self.state_size else None
+
+    def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
+        """Choose actions. `state_N`: hidden state, zero for an env at the start of its episode."""
+        if self.action_policy == "random":
+            return ActOut(*self._uniform(len(obs_N)), state_N)
+        if self._fast is not None:
+            return ActOut(*self._take(self._fast(obs_N)))
+        params_NP, state_N = self._forward(obs_N, state_N)
+        return ActOut(*self._take(params_NP), state_N)
+
+    @torch.inference_mode()
+    def _forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        assert self.net is not None
+        device = self.net.actor_head.linear.weight.device
+        obs = torch.from_numpy(obs_N).to(device)
+        if state_N is None:
+            return self.net.actor(obs).cpu().numpy(), None
+        first = torch.zeros(1, len(obs_N), dtype=torch.bool, device=device)
+        params, _, state = self.net.unroll(obs.unsqueeze(0), first, torch.from_numpy(state_N).to(device))
+        return params[0].cpu().numpy(), state.cpu().numpy()
+
+    def _sample(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self.distribution is not None
+        return self.distribution.sample(params_NP, self.rng)
+
+    def _boltzmann(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._sample(params_NP / np.float32(max(self.explore_var, 1e-6)))
+
+    def _epsilon_greedy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self.distribution is not None
+        greedy_N = self.distribution.mode(params_NP)
+        random_N, uniform_logp_N = self._uniform(len(params_NP))
+        explore_N = self.rng.random(len(params_NP)) < self.explore_var
+        wide_N = explore_N if greedy_N.ndim == 1 else explore_N[:, None]
+        action_N = np.where(wide_N, random_N, greedy_N)
+        same_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
+        probability_N = self.explore_var * np.exp(uniform_logp_N) + (1.0 - self.explore_var) * same_N
+        return action_N, np.log(probability_N).astype(np.float32)
+
+    def _uniform(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
+        """Uniform actions; standard normal where a component has no bounds."""
+        action, rng = self.action, self.rng
+        if action.kind == "continuous":
+            shape = (num_envs, action.dim)
+            if action.bounded:
+                return rng.uniform(-1.0, 1.0, shape).astype(np.float32), np.full(num_envs, -action.dim * np.log(2.0), np.float32)
+            noise_ND = rng.standard_normal(shape, dtype=np.float32)
+            return noise_ND, (-0.5 * (noise_ND**2 + np.log(2.0 * np.pi))).sum(axis=1).astype(np.float32)
+        nvec = np.array(action.nvec if action.kind != "multi_binary" else (2,) * action.dim)
+        action_ND = rng.integers(nvec, size=(num_envs, len(nvec)))
+        logp_N = np.full(num_envs, -np.log(nvec).sum(), np.float32)
+        return (action_ND[:, 0] if action.kind == "discrete" else action_ND), logp_N
+
+

@@ -3,7 +3,6 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 JOBS ?= 2
-SCHEMA := slm_lab/spec/spec.schema.json
 
 .PHONY: demo setup test slow check format schema bench clean
 
@@ -29,14 +28,14 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict slm_lab
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.schema --check
+	$(BIN)/python tools/generate.py --check
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 schema: setup
-	$(BIN)/python -m tools.schema
+	$(BIN)/python tools/generate.py
 
 bench: setup
 	$(BIN)/python -m bench.speed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -106,7 +107,11 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
             begin += timedelta(seconds=1)
             continue
         paths = RunPaths(root, spec_name)
-        paths.make_dirs()
+        try:
+            paths.make_dirs()
+        except OSError:
+            shutil.rmtree(root, ignore_errors=True)
+            raise
         return paths
 
 

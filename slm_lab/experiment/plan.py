@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+Report = Callable[[int, float, "dict[str, float | int | None] | None"], None]
+"""report(frame, frames per second, the row just made or None): progress of a Session."""
 
 
 class UserError(Exception):
     """Something the user can put right: shown without a traceback, exit code 2."""
+
+
+class TrialFailed(Exception):
+    """A Session failed. The others ran to their end; `metrics` are theirs, {} where there are none."""
+
+    def __init__(self, message: str, metrics: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.metrics = metrics
 
 
 class Stop:

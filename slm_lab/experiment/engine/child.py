@@ -1,0 +1,125 @@
+"""A Session in a process of its own: the child's side. Loads nothing heavy before its threads are limited."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.lib.log import logger
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.spec import Spec
+
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
+_ORPHAN_SECONDS = 20.0
+"""So long may a Session take to save itself after its parent died."""
+
+
+class _Orders:
+    """What the parent said so far. Listens in a thread; when the parent is gone, the Session saves itself and ends."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.stop = Stop()
+        self.paths: RunPaths | None = None
+        self.go = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while (order := self.connection.recv()) != "stop":
+                self.paths = order
+                self.go.set()
+            self.stop.requested = True
+            self.go.set()
+            self.connection.recv()  # returns only by EOFError: the parent is gone
+        self.stop.requested = True
+        self.go.set()
+        time.sleep(_ORPHAN_SECONDS)
+        os._exit(1)
+
+    def wait(self) -> RunPaths | None:
+        """The files to write, or None to end before beginning."""
+        self.go.wait()
+        return self.paths
+
+
+class _Notices(logging.Handler):
+    """Sends what is logged to the parent's screen."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(logging.WARNING)
+        self.connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _send(self.connection, "notice", record.getMessage())
+
+
+def main(spec: Spec, index: int, trial: int, plan: Plan, connection: Connection, scratch: Path) -> None:
+    """Run Session `index`. Messages to the parent: ready, progress, notice, then one of done, user_error, failed.
+
+    What the process prints goes to `scratch`, and to the Session's log once the run is open.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent passes it on as an order
+    for name in _THREAD_LIMITS:
+        os.environ[name] = "1"
+    _print_to(scratch)
+    faulthandler.enable()
+    orders = _Orders(connection)
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Notices(connection))
+    try:
+        _run(spec, index, trial, plan, orders, scratch)
+    except (SpecError, UserError) as error:
+        _send(connection, "user_error", str(error))
+    except BaseException:
+        text = traceback.format_exc()
+        sys.stderr.write(text)
+        _send(connection, "failed", text)
+        sys.exit(1)
+
+
+def _run(spec: Spec, index: int, trial: int, plan: Plan, orders: _Orders, scratch: Path) -> None:
+    from slm_lab.experiment.session import Session
+
+    report = partial(_send, orders.connection, "progress")
+    session = Session(spec, index, plan, trial=trial, stop=orders.stop, report=report).build()
+    _send(orders.connection, "ready", session.env.backend)
+    paths = orders.wait()
+    if paths is None:
+        session.close()
+        _send(orders.connection, "done", True)
+        return
+    log = paths.session_log(index, trial)
+    log.write_bytes(scratch.read_bytes())
+    _print_to(log)
+    result = session.run(paths)
+    _send(orders.connection, "done", result.interrupted)
+
+
+def _send(connection: Connection, kind: str, *content: Any) -> None:
+    with suppress(OSError):  # a parent that is gone needs no news; _Orders ends the Session
+        connection.send((kind, *content))
+
+
+def _print_to(path: Path) -> None:
+    """Let file descriptors 1 and 2, also those of C libraries, append to `path`."""
+    with path.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)

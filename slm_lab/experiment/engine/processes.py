@@ -1,0 +1,178 @@
+"""Sessions as spawned processes: the parent's side.
+
+The children build their env and agent at once, each on its own; the first that is ready lets the run's folder be made,
+and each begins when told to. So torch is loaded in the children alone, while the parent has time for other things.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slm_lab.experiment.engine import OpenRun, Outcome, child, stop_on_signal
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.progress import Progress
+from slm_lab.spec.spec import Spec
+
+_STOP_SECONDS = 60.0
+"""So long may a Session take to save itself after Ctrl-C."""
+_TAIL = 20
+"""Lines shown of what a killed process printed."""
+
+
+class _Child:
+    """A running Session."""
+
+    def __init__(self, spec: Spec, index: int, trial: int, plan: Plan, scratch_dir: Path) -> None:
+        context = get_context("spawn")
+        self.index = index
+        self.connection, theirs = context.Pipe()
+        self.open = True
+        self.begun = False
+        self.outcome: Outcome | None = None
+        self.printed = scratch_dir / f"{index}.log"
+        self.process = context.Process(target=child.main, args=(spec, index, trial, plan, theirs, self.printed), name=f"session {index}")
+        with _hidden_main():
+            self.process.start()
+        theirs.close()
+
+    @property
+    def waitable(self) -> list[Connection | int]:
+        return [self.connection, self.process.sentinel] if self.open else [self.process.sentinel]
+
+    def messages(self) -> Iterator[tuple[Any, ...]]:
+        """What has arrived."""
+        try:
+            while self.open and self.connection.poll():
+                yield self.connection.recv()
+        except (EOFError, OSError):
+            self.open = False
+
+    def send(self, order: RunPaths | str) -> None:
+        with suppress(OSError):  # it has just died; its sentinel says so
+            self.connection.send(order)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def death(self) -> str:
+        """Why a process ended that has not said so itself."""
+        code = self.process.exitcode or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
+        with suppress(OSError):
+            tail = self.printed.read_text(errors="replace").splitlines()[-_TAIL:]
+            return "\n".join([how + hint, *tail])
+        return how + hint
+
+
+class _Crew:
+    """The Sessions of a trial: those that wait, those that run, and how the others ended."""
+
+    def __init__(self, spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progress: Progress, stop: Stop, scratch_dir: Path) -> None:
+        self.spec, self.plan, self.trial = spec, plan, trial
+        self.open_run, self.progress, self.stop, self.scratch_dir = open_run, progress, stop, scratch_dir
+        self.waiting = deque(range(spec.meta.max_session))
+        self.running: list[_Child] = []
+        self.outcomes: list[Outcome] = []
+        self.paths: RunPaths | None = None
+        self.deadline: float | None = None
+
+    def run(self) -> list[Outcome]:
+        at_once = self.plan.at_once(self.spec.meta.max_session)
+        try:
+            while self.waiting or self.running:
+                if self.stop.requested:
+                    self._stop()
+                while self.waiting and len(self.running) < at_once:
+                    self.running.append(_Child(self.spec, self.waiting.popleft(), self.trial, self.plan, self.scratch_dir))
+                wait([item for one in self.running for item in one.waitable], timeout=0.2)
+                for one in list(self.running):
+                    self._attend(one)
+        finally:
+            for one in self.running:
+                one.kill()
+        return self.outcomes
+
+    def _attend(self, one: _Child) -> None:
+        ended = not one.process.is_alive()  # asked first: whatever it sent before it ended is then in the pipe
+        for message in one.messages():
+            self._take(one, *message)
+        if ended:
+            self._end(one, one.outcome or Outcome(one.index, "failed", one.death()))
+
+    def _take(self, one: _Child, kind: str, *content: Any) -> None:
+        match kind:
+            case "ready":
+                self._begin(one, content[0])
+            case "progress":
+                self.progress.update(one.index, *content)
+            case "notice":
+                self.progress.notice(content[0])
+            case "done":
+                one.outcome = Outcome(one.index, "stopped" if content[0] else "done")
+            case "user_error" if self.paths is None:
+                raise UserError(content[0])
+            case "user_error" | "failed":
+                one.outcome = Outcome(one.index, "failed", content[0])
+
+    def _begin(self, one: _Child, backend: str) -> None:
+        self.paths = self.paths or self.open_run(backend)
+        one.begun, one.printed = True, self.paths.session_log(one.index, self.trial)
+        one.send(self.paths)
+
+    def _end(self, one: _Child, outcome: Outcome) -> None:
+        self.running.remove(one)
+        one.kill()
+        self.outcomes.append(outcome)
+        self.progress.ended(outcome.index, outcome.status, outcome.detail)
+
+    def _stop(self) -> None:
+        """Let those that have begun save themselves; the others have nothing to save."""
+        self.waiting.clear()
+        if self.deadline is None:
+            self.deadline = time.monotonic() + _STOP_SECONDS
+            for one in list(self.running):
+                if one.begun:
+                    one.send("stop")
+                else:
+                    self._end(one, Outcome(one.index, "stopped"))
+        elif time.monotonic() > self.deadline:
+            for one in list(self.running):
+                self._end(one, Outcome(one.index, "failed", f"did not end within {_STOP_SECONDS:.0f} seconds"))
+
+
+def run_processes(spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progress: Progress, stop: Stop) -> list[Outcome]:
+    """Run the Sessions of a trial, so many at a time as the plan says, and return how each ended.
+
+    Raises SpecError or UserError where the spec cannot be built or the run not be opened. No process outlives the call.
+    """
+    with tempfile.TemporaryDirectory(prefix="slm_lab_") as scratch_dir, stop_on_signal(stop):
+        return _Crew(spec, plan, trial, open_run, progress, stop, Path(scratch_dir)).run()
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep spawn from running the user's script again in the child, which needs nothing of it.
+
+    So a trial can be run from a script without `if __name__ == "__main__"`, a notebook or `python -c`.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

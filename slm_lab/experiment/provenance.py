@@ -1,0 +1,58 @@
+"""Where a run came from: what stands under meta.run in its saved spec."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import slm_lab
+from slm_lab.experiment.plan import cores
+
+_PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
+
+
+def provenance(backend: str) -> dict[str, Any]:
+    """Code, versions, machine, command and resolved backend of a run that begins now."""
+    return {
+        "began": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "git": git_sha(Path(slm_lab.__file__).parent.parent),
+        "versions": {"slm_lab": slm_lab.__version__, "python": platform.python_version(), **_versions()},
+        "host": {"name": platform.node(), "system": platform.platform(), "cores": cores()},
+        "backend": backend,
+    }
+
+
+def git_sha(checkout: Path) -> str | None:
+    """The commit of `checkout`, with "+" where tracked files were changed; None where it is no checkout."""
+    if not (checkout / ".git").exists():
+        return None
+    sha = _git(checkout, "rev-parse", "HEAD")
+    changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    return f"{sha}+" if sha and changed else sha
+
+
+def _git(checkout: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", os.fspath(checkout), *arguments], capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

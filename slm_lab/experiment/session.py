@@ -1,0 +1,232 @@
+"""Session: one agent learns in one vector env."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from slm_lab.agent.build import build_agent, resolve_device
+from slm_lab.env.make import make_env
+from slm_lab.experiment import checkpoint
+from slm_lab.experiment.evaluate import play
+from slm_lab.experiment.observers import (
+    Checkpointer,
+    CSVWriter,
+    DevChecks,
+    Evaluator,
+    Observer,
+    Recorder,
+    Reporter,
+    Row,
+    TensorBoard,
+    hooks,
+)
+from slm_lab.experiment.paths import DataMode, RunPaths
+from slm_lab.experiment.plan import Plan, Report, Stop, UserError, cores
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import logger
+from slm_lab.lib.rng import draw_seed, session_seeds
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+
+@dataclass
+class SessionResult:
+    """What a Session did."""
+
+    index: int
+    frame: int = 0
+    interrupted: bool = False
+    rows: list[Row] = field(default_factory=list)
+    """Of training; see observers.COLUMNS."""
+    eval_rows: list[Row] = field(default_factory=list)
+    """Of evaluation, where meta.rigorous_eval is on."""
+
+
+class Session:
+    """Session number `index` of a trial.
+
+    `run()` alone keeps everything in memory: rows in its result, the trained agent in `self.agent`. Given `paths`, it
+    writes tables, checkpoints and TensorBoard events there. `build()` makes env and agent and writes nothing.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        index: int = 0,
+        plan: Plan | None = None,
+        *,
+        trial: int = 0,
+        stop: Stop | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self.spec, self.index, self.trial = spec, index, trial
+        self.plan = plan or Plan()
+        self.stop = stop or Stop()
+        self.report = report
+        self.device = "cpu"
+        self.result = SessionResult(index)
+        self._observers: list[Observer] = []
+        self._eval_env: Any = None
+        self._built = False
+
+    def build(self) -> Self:
+        """Make clock, env and agent. Raises SpecError or UserError for what the user can put right."""
+        spec, seed = self.spec, self.spec.meta.random_seed
+        self.seeds = session_seeds(draw_seed() if seed is None else seed, self.trial, self.index)
+        self.device = device_of(spec, self.plan, self.index)
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
+        random.seed(self.seeds.env)
+        np.random.seed(self.seeds.env)
+        torch.manual_seed(self.seeds.net)
+        self.clock = Clock()
+        self.env = self._make_env(self.seeds.env, training=True)
+        self._built = True
+        try:
+            self.agent = build_agent(spec, self.env.info, self.seeds, self.clock, self.device)
+            if spec.meta.rigorous_eval:
+                self._eval_env = self._make_env(self.seeds.eval_env, training=False)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def run(self, paths: RunPaths | None = None) -> SessionResult:
+        """Learn until env.max_frame, or until a stop is requested."""
+        if not self._built:
+            self.build()
+        logger.info("begins: seeds %s, backend %s, device %s", self.seeds, self.env.backend, self.device)
+        self.clock.load_state_dict({**self.clock.state_dict(), "wall_t": 0.0})  # wall time begins here, not with the build
+        try:
+            self._observers = self._observe(paths)
+            self._loop()
+            self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.spec.env.max_frame
+            if self.result.interrupted:
+                self._call("on_interrupt")
+            self._call("on_end")
+            logger.info("ends at frame %d%s", self.clock.frame, ", as asked" if self.result.interrupted else "")
+        finally:
+            self.close()
+        return self.result
+
+    def close(self) -> None:
+        """Release env and files."""
+        if not self._built:
+            return
+        self._built = False
+        for observer in self._observers:
+            observer.close()
+        self.env.close()
+        if self._eval_env is not None:
+            self._eval_env.close()
+        torch.set_num_threads(self._threads)
+
+    def _loop(self) -> None:
+        env, agent, clock, stop = self.env, self.agent, self.clock, self.stop
+        num_envs, max_frame = env.info.num_envs, self.spec.env.max_frame
+        on_update, on_step = hooks(self._observers, "on_update"), hooks(self._observers, "on_step")
+        obs_N = env.reset()
+        while clock.frame < max_frame and not stop.requested:
+            out = agent.act(obs_N)
+            step = env.step(out.action_N)
+            clock.tick(num_envs)
+            clock.epi += len(step.episodes)
+            agent.observe(obs_N, out, step)
+            if agent.ready():
+                metrics = agent.update()
+                for hook in on_update:
+                    hook(metrics)
+            for hook in on_step:
+                hook(step)
+            obs_N = step.obs_N
+
+    def _observe(self, paths: RunPaths | None) -> list[Observer]:
+        """The observers, in the order in which they are called: those that make rows, those that take them, the checkpoint."""
+        meta, clock, agent = self.spec.meta, self.clock, self.agent
+        observers: list[Observer] = [Recorder(clock, agent, meta.log_frequency, self._emit)]
+        if meta.rigorous_eval:
+            observers.append(Evaluator(clock, agent, meta.eval_frequency, self._emit, self._evaluate))
+        if self.report:
+            observers.append(Reporter(clock, self.report))
+        if self.plan.mode == "dev":
+            observers.append(DevChecks(agent.weights))
+        if paths is None:
+            return observers
+        tables: dict[DataMode, Any] = {mode: paths.session_df(self.index, mode, self.trial) for mode in ("train", "eval")}
+        observers.append(CSVWriter(tables))
+        if TensorBoard.installed():
+            observers.append(TensorBoard(paths.tensorboard(self.index, self.trial)))
+        files = (paths.checkpoint(self.index, "last", self.trial), paths.checkpoint(self.index, "best", self.trial))
+        judged_by: DataMode = "eval" if meta.rigorous_eval else "train"
+        observers.append(
+            Checkpointer(files, clock, meta.save_interval, judged_by, self.state_dict, self._best, lambda: self._call("on_checkpoint"))
+        )
+        return observers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything stateful."""
+        return {
+            "version": checkpoint.VERSION,
+            "agent": self.agent.state_dict(),
+            "env": self.env.state_dict(),
+            "clock": self.clock.state_dict(),
+            "rng": checkpoint.rng_state(self.device),
+            "observers": {type(observer).__name__: observer.state_dict() for observer in self._observers},
+        }
+
+    def _best(self) -> dict[str, Any]:
+        """What it takes to play: weights, and the env's normaliser statistics."""
+        return {"version": checkpoint.VERSION, "weights": self.agent.weights(), "env": self.env.state_dict()}
+
+    def _emit(self, mode: DataMode, row: Row) -> None:
+        (self.result.rows if mode == "train" else self.result.eval_rows).append(row)
+        for hook in hooks(self._observers, "on_row"):
+            hook(mode, row)
+
+    def _call(self, name: Any) -> None:
+        for hook in hooks(self._observers, name):
+            hook()
+
+    def _evaluate(self) -> float | None:
+        """Mean return of one episode in each evaluation env; None if a stop came before the first ended."""
+        self._eval_env.copy_statistics(self.env.state_dict())
+        returns = play(self._eval_env, self.agent.evaluator(), self.stop)
+        return sum(returns) / len(returns) if returns else None
+
+    def _make_env(self, seed: int, *, training: bool) -> Any:
+        spec = self.spec
+        return make_env(
+            spec.env,
+            seed,
+            num_envs=None if training else spec.meta.rigorous_eval,
+            gamma=spec.agent.algorithm.gamma,
+            training=training,
+            threads=max(1, cores() // self.plan.at_once(spec.meta.max_session)),
+        )
+
+
+def device_of(spec: Spec, plan: Plan, index: int) -> str:
+    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError where it is not there."""
+    if plan.device is None:
+        return resolve_device(spec, index)
+    device, count = torch.device(plan.device), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise UserError(f"--device {plan.device}: this machine has {count or 'no'} cuda device{'s' * (count != 1)}")
+    return plan.device
+
+
+def check_builds(specs: list[Spec], plan: Plan) -> None:
+    """Make env and agent of each spec once. Raises SpecError with the problems of all of them."""
+    problems = []
+    for spec in specs:
+        try:
+            Session(spec, plan=plan).build().close()
+        except SpecError as error:
+            problems += [Problem(f"{spec.name}.{problem.path}", problem.message) for problem in error.problems]
+    if problems:
+        raise SpecError("build", problems)

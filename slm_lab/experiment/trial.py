@@ -1,0 +1,141 @@
+"""Trial: the Sessions of one spec, run side by side, then measured and drawn together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.engine.inline import run_inline
+from slm_lab.experiment.engine.processes import run_processes
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.progress import Progress
+from slm_lab.experiment.provenance import provenance
+from slm_lab.lib.log import logger
+from slm_lab.lib.rng import draw_seed
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.spec import Spec
+
+_NEEDED_BYTES = 16 * 2**20
+"""Free space below which a run does not begin."""
+
+
+class Trial:
+    """Trial number `index` of an experiment. `plan` holds what `data_dir` says, and more."""
+
+    def __init__(self, spec: Spec, data_dir: str | Path = "data", plan: Plan | None = None, *, index: int = 0) -> None:
+        self.plan = plan or Plan(data_dir=Path(data_dir))
+        self.spec, self.index = _settled(spec, self.plan), index
+        self.paths: RunPaths | None = None
+        """The files of the run, once there is one."""
+
+    def run(self) -> dict[str, Any]:
+        """Run every Session, write and return the metrics of the trial.
+
+        Raises SpecError or UserError before anything is written; TrialFailed after the analysis, where a Session failed;
+        KeyboardInterrupt after Ctrl-C, when every Session has saved itself and the graphs are drawn.
+        """
+        check_writable(self.plan.data_dir)
+        meta, stop = self.spec.meta, Stop()
+        run_sessions = run_inline if meta.max_session == 1 else run_processes
+        with Progress(meta.max_session, self.spec.env.max_frame) as progress, _notices_to(progress):
+            progress.notice(f"{self.spec.name}: {meta.max_session} × {self.spec.env.max_frame:,} frames, random_seed {meta.random_seed}")
+            if run_sessions is run_processes:
+                threading.Thread(target=_load_analysis, daemon=True).start()
+            outcomes = run_sessions(self.spec, self.plan, self.index, self._open, progress, stop)
+        metrics = self._analyze(progress)
+        failed = [outcome.index for outcome in outcomes if outcome.status == "failed"]
+        if failed:
+            raise TrialFailed(f"{len(failed)} of {meta.max_session} Sessions failed: {', '.join(map(str, sorted(failed)))}", metrics)
+        if stop.requested:
+            raise KeyboardInterrupt
+        return metrics
+
+    def _open(self, backend: str) -> RunPaths:
+        """Make the run's folder and save the spec in it. Raises UserError, with nothing left behind."""
+        meta = self.spec.meta.model_copy(update={"run": provenance(backend)})
+        text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
+        paths = None
+        try:
+            paths = new_run(self.plan.data_dir, self.spec.name)
+            paths.spec.write_text(text, encoding="utf-8")
+            paths.trial_spec(self.index).write_text(text, encoding="utf-8")
+        except OSError as error:
+            if paths is not None:
+                shutil.rmtree(paths.root, ignore_errors=True)
+            raise UserError(f"cannot write in the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        self.paths = paths
+        return paths
+
+    def _analyze(self, progress: Progress) -> dict[str, Any]:
+        paths = self.paths
+        if paths is None:
+            return {}
+        from slm_lab.experiment.analysis import analyze_trial
+
+        metrics: dict[str, Any] = {}
+        if paths.sessions("train", self.index):
+            with _notices_to(progress):
+                metrics = analyze_trial(self.spec, paths)
+            scalars = [f"{name} {value:.5g}" for name, value in metrics.items() if isinstance(value, int | float)]
+            progress.say("  ".join(scalars))
+        graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
+        for file in (paths.root, *graphs, paths.trial_metrics(self.index)):
+            if file.exists():
+                progress.say(f"{file}")
+        return metrics
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError where no file can be made in `folder`, or it cannot be made itself; makes nothing."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"cannot write in the data folder {folder}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write in the data folder {folder}: no permission in {there}")
+    if shutil.disk_usage(there).free < _NEEDED_BYTES:
+        raise UserError(f"cannot write in the data folder {folder}: the disk is full")
+
+
+def _settled(spec: Spec, plan: Plan) -> Spec:
+    """The spec with what the run itself decides: a seed where it has none, one Session in mode dev."""
+    update: dict[str, Any] = {}
+    if spec.meta.random_seed is None:
+        update["random_seed"] = draw_seed()
+    if plan.mode == "dev":
+        update["max_session"] = 1
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update=update)})
+
+
+def _load_analysis() -> None:
+    """Load what the graphs need while the Sessions run."""
+    for module in ("pandas", "plotly.graph_objects", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        import_module(module)
+
+
+class _Notices(logging.Handler):
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self.progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.progress.notice(record.getMessage())
+
+
+@contextmanager
+def _notices_to(progress: Progress) -> Iterator[None]:
+    """Show what is logged above the live display."""
+    handler = _Notices(progress)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,127 @@
+"""Atari: one set of settings for every backend, and the preprocessing where the backend has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+
+LIFE_KEYS = ("episodic_life", "life_loss_info")
+
+
+@dataclass(frozen=True)
+class AtariSettings:
+    """Arguments of an ALE env (Machado et al., arXiv:1709.06009), equal in every backend.
+
+    Rewards are raw in every backend: the env room clips them itself, so that returns stay those of the game.
+    """
+
+    repeat_action_probability: float = 0.25
+    """Sticky actions, per frame."""
+    full_action_space: bool = False
+    continuous: bool = False
+    continuous_action_threshold: float = 0.5
+    frameskip: int = 4
+    maxpool: bool = True
+    """Maximum over the last two frames, against flicker."""
+    noop_max: int = 30
+    """An episode begins with a random number of no-ops below this."""
+    use_fire_reset: bool = True
+    """Press FIRE at the start of a game that has it."""
+    stack_num: int = 4
+    img_height: int = 84
+    img_width: int = 84
+    grayscale: bool = True
+    max_num_frames_per_episode: int = 108_000
+    episodic_life: bool = False
+    """A lost life terminates for the agent; the game goes on. Returns are still of whole games."""
+    life_loss_info: bool = False
+    """The same: no backend here resets on a lost life."""
+    mode: int | None = None
+    """The game's own mode; None: its default."""
+    difficulty: int | None = None
+
+    @property
+    def life_loss(self) -> bool:
+        """A lost life terminates."""
+        return self.episodic_life or self.life_loss_info
+
+    @property
+    def channels_shape(self) -> tuple[int, ...]:
+        """Of one observation."""
+        return (self.stack_num, self.img_height, self.img_width) + (() if self.grayscale else (3,))
+
+
+ATARI_KEYS = tuple(field.name for field in fields(AtariSettings))
+
+
+def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
+    """Frames of the emulator to truncation."""
+    limit = settings.max_num_frames_per_episode
+    return limit if max_t is None else min(limit, max_t * settings.frameskip)
+
+
+class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
+    """Frame-skip, max-pool, resize and stack around one plain ALE env with frameskip 1, frame for frame as ALE's own vector env.
+
+    The stack begins with zeros and the first frame last.
+    """
+
+    def __init__(self, env: gym.Env[np.ndarray, Any], settings: AtariSettings, max_frames: int) -> None:
+        super().__init__(env)
+        self.settings = settings
+        self.max_frames = max_frames
+        self.observation_space = gym.spaces.Box(0, 255, settings.channels_shape, np.uint8)
+        self._ale: Any = getattr(env.unwrapped, "ale")  # noqa: B009 - gym.Env does not declare it
+        meanings: list[str] = getattr(env.unwrapped, "get_action_meanings")()  # noqa: B009
+        self._fires = settings.use_fire_reset and "FIRE" in meanings
+        self._elapsed = 0
+        self._raw = np.zeros((2, *self._screen().shape), np.uint8)
+        self._stack = np.zeros(settings.channels_shape, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        from ale_py import Action
+
+        _, info = self.env.reset(seed=seed, options=options)
+        if self._fires:
+            self._ale.act(Action.FIRE)
+        noops = int(self.np_random.integers(max(self.settings.noop_max, 1))) - self._fires
+        for _ in range(noops):
+            self._ale.act(Action.NOOP)
+            if self._ale.game_over():
+                self._ale.reset_game()
+        self._elapsed = 0
+        self._stack = np.zeros_like(self._stack)
+        self._raw[0], self._raw[1] = self._screen(), 0
+        info["lives"] = self._ale.lives()
+        return self._observe(), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
+        info: dict[str, Any] = {}
+        total, terminated, truncated = 0.0, False, False
+        for left in range(self.settings.frameskip, 0, -1):
+            frame, reward, terminated, _, info = self.env.step(action)
+            total += float(reward)
+            self._elapsed += 1
+            truncated = self._elapsed >= self.max_frames
+            if terminated or truncated:
+                break
+            if left <= 2:
+                self._raw[left - 1] = frame
+        return self._observe(), total, terminated, truncated, info
+
+    def _screen(self) -> np.ndarray:
+        return np.asarray(self._ale.getScreenGrayscale() if self.settings.grayscale else self._ale.getScreenRGB())
+
+    def _observe(self) -> np.ndarray:
+        """Push the frame into the stack; a new array [stack, height, width(, 3)]."""
+        import cv2
+
+        if self.settings.maxpool:
+            np.maximum(self._raw[0], self._raw[1], out=self._raw[0])
+        size = (self.settings.img_width, self.settings.img_height)
+        frame = self._raw[0] if self._raw[0].shape[1::-1] == size else cv2.resize(self._raw[0], size, interpolation=cv2.INTER_AREA)
+        self._stack = np.concatenate([self._stack[1:], frame[None]])
+        return self._stack

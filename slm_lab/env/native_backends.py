@@ -1,0 +1,199 @@
+"""Backends in C++: ALE's vector env and envpool."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from slm_lab.env.atari import frame_limit
+from slm_lab.env.backend import Backend, RawStep, Target
+from slm_lab.env.single import quiet_spaces, register_atari
+
+
+class Ale(Backend):
+    """ALE's own vector env of Atari games."""
+
+    name = "ale"
+    fresh = True
+
+    @classmethod
+    def refuses(cls, target: Target) -> str | None:
+        if target.atari is None:
+            return f"{target.id} is no preprocessed Atari game (ALE/…)"
+        if target.atari.mode is not None or target.atari.difficulty is not None:
+            return "ALE's vector env does not take mode and difficulty"
+        return None
+
+    def __init__(self, target: Target) -> None:
+        register_atari()
+        settings = target.atari
+        assert settings is not None
+        self._vec: Any = gym.make_vec(
+            target.id,
+            target.num_envs,
+            vectorization_mode="vector_entry_point",
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            num_threads=min(target.threads, target.num_envs),
+            max_num_frames_per_episode=frame_limit(settings, target.max_t),
+            reward_clipping=False,
+            episodic_life=False,
+            life_loss_info=False,
+            **{key: getattr(settings, key) for key in _ALE_KEYS},
+        )
+        self.observation_space, self.action_space = self._vec.single_observation_space, self._vec.single_action_space
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        return self._vec.reset(seed=None if seeds is None else np.array(seeds))[0]
+
+    def step(self, action: np.ndarray) -> RawStep:
+        obs, reward, terminated, truncated, info = self._vec.step(action)
+        final = None
+        if "final_obs" in info:
+            final = [(int(i), info["final_obs"][i]) for i in np.flatnonzero(terminated | truncated)]
+        return RawStep(obs, reward, terminated, truncated, final, info["lives"])
+
+    def close(self) -> None:
+        self._vec.close()
+
+
+_ALE_KEYS = (
+    "repeat_action_probability",
+    "full_action_space",
+    "continuous",
+    "continuous_action_threshold",
+    "frameskip",
+    "maxpool",
+    "noop_max",
+    "use_fire_reset",
+    "stack_num",
+    "img_height",
+    "img_width",
+    "grayscale",
+)
+
+
+class EnvPool(Backend):
+    """envpool (arXiv:2206.10558): C++ copies of MuJoCo, Box2D, Atari and classic control.
+
+    Its own time limit reports a termination on the last step as a truncation, so it gets one step more than the limit
+    and the limit is kept here: the row is reset in the same step. Terminations are reset by the next step (dummy rows).
+    """
+
+    name = "envpool"
+    fresh = True
+
+    @classmethod
+    def refuses(cls, target: Target) -> str | None:
+        if importlib.util.find_spec("envpool") is None:
+            return "envpool is not installed: pip install 'slm-lab[envpool]'"
+        if target.registration is not None and target.atari is None and not target.entry_point.startswith("gymnasium.envs."):
+            return f"{target.id} is not an env of Gymnasium's own, and envpool's of that name may differ"
+        if target.atari is not None and (target.atari.continuous or not target.atari.maxpool or not target.atari.grayscale):
+            return "envpool has Atari with discrete actions, max-pooling and gray images only"
+        import envpool
+
+        name, config = _pool_config(target)
+        if name not in envpool.list_all_envs():
+            return f"envpool does not have {target.plain_id}"
+        known = set(envpool.make_spec(name).config._fields)
+        unknown = [key for key in config if key not in known]
+        return f"envpool's {name} does not take {', '.join(unknown)}" if unknown else None
+
+    @classmethod
+    def pays(cls, target: Target) -> bool:
+        """Where the physics cost more than handing over to its threads, and importing it (2 s)."""
+        heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d")
+        return target.num_envs > 1 and target.entry_point.startswith(heavy)
+
+    def __init__(self, target: Target) -> None:
+        import envpool
+
+        name, self._config = _pool_config(target)
+        spec = envpool.make_spec(name, **self._config)
+        limit = spec.config.max_episode_steps
+        if target.atari is not None:
+            limit = -(-frame_limit(target.atari, None) // target.atari.frameskip)
+        own = target.time_limit or limit
+        self._limit = min(own, target.max_t or own)
+        self._name, self._num_envs = name, target.num_envs
+        self._threads = min(target.threads, target.num_envs)
+        self._pool: Any = None
+        self._atari = target.atari is not None
+        self.observation_space, self.action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        import envpool
+
+        with quiet_spaces():
+            if seeds is not None or self._pool is None:
+                self.close()
+                # seeds are fixed when a pool is made; made here, not in the constructor, it also lives in the process that steps it
+                seeding = {} if seeds is None else {"env_seed": list(seeds)}
+                self._pool = envpool.make(
+                    self._name,
+                    env_type="gymnasium",
+                    num_envs=self._num_envs,
+                    num_threads=self._threads,
+                    max_episode_steps=self._limit + 1,
+                    **seeding,
+                    **self._config,
+                )
+            return self._pool.reset()[0]
+
+    def step(self, action: np.ndarray) -> RawStep:
+        obs, reward, terminated, _, info = self._pool.step(action)
+        lives = info["lives"] if self._atari else None
+        out_of_time = info["elapsed_step"] >= self._limit
+        if not out_of_time.any():
+            return RawStep(obs, reward, terminated, np.zeros_like(terminated), None, lives)
+        truncated = out_of_time & ~terminated
+        rows = np.flatnonzero(truncated)
+        final = [(int(row), _row(obs, int(row))) for row in rows]
+        if len(rows):
+            obs = _replaced(obs, rows, self._pool.reset(rows.astype(np.int32))[0])
+        return RawStep(obs, reward, terminated, truncated, final, lives)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def _row(obs: Any, row: int) -> Any:
+    return {key: _row(value, row) for key, value in obs.items()} if isinstance(obs, dict) else obs[row]
+
+
+def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
+    """A copy of the batch with some rows replaced."""
+    if isinstance(obs, dict):
+        return {key: _replaced(value, rows, new[key]) for key, value in obs.items()}
+    obs = obs.copy()
+    obs[rows] = new
+    return obs
+
+
+def _pool_config(target: Target) -> tuple[str, dict[str, Any]]:
+    """envpool's name for the env and its arguments."""
+    settings = target.atari
+    if settings is None:
+        name, config = target.plain_id, dict(target.kwargs)
+        if name.startswith("LunarLander-") and config.pop("continuous", False):
+            name = name.replace("LunarLander-", "LunarLanderContinuous-")
+        return name, config
+    config = {
+        key: getattr(settings, key)
+        for key in ("repeat_action_probability", "full_action_space", "noop_max", "use_fire_reset", "stack_num", "img_height", "img_width")
+    }
+    optional = {key: value for key in ("mode", "difficulty") if (value := getattr(settings, key)) is not None}
+    return target.plain_id.removeprefix("ALE/"), {
+        **config,
+        **optional,
+        "frame_skip": settings.frameskip,
+        "reward_clip": False,
+        "episodic_life": False,
+    }

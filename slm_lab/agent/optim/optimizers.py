@@ -1,83 +1,255 @@
-"""Optimizers by the names that specs use."""
+"""Optimizers by the names that specs use.
+
+Adam and RMSprop step one flat vector with a kernel or two of their own: they start without the second that torch.optim
+needs to load its compiler, and their statistics are vectors that processes can share. Every other name is torch.optim's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from slm_lab.lib.log import notice
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import OptimSpec
 
 
-class Lookahead(Optimizer):
+class FlatOptimizer(ABC):
+    """Steps flat parameters by their flat gradient, both float32 [P]."""
+
+    lr: float
+    """Learning rate; may be set between steps."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """One step."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Statistics, as tensors and plain numbers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+
+
+class _Statistics(FlatOptimizer):
+    """An optimizer whose statistics are named tensors."""
+
+    def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
+        self.param, self.grad, self.lr = param, grad, lr
+        self.statistics: dict[str, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.statistics.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, tensor in self.statistics.items():
+            tensor.copy_(state[name])
+
+
+class FlatAdam(_Statistics):
+    """Adam (arXiv:1412.6980, Algorithm 1), the same numbers as torch.optim.Adam(fused=True).
+
+    Args: weight_decay: L2 penalty added to the gradient. Raises ValueError where a rate is out of range.
+    """
+
+    def __init__(
+        self, param: Tensor, grad: Tensor, lr: float, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(param, grad, lr)
+        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas) or eps < 0.0 or weight_decay < 0.0:
+            raise ValueError(f"needs betas in [0, 1), eps and weight_decay ≥ 0, got {list(betas)}, {eps}, {weight_decay}")
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.statistics = {"first": torch.zeros_like(param), "second": torch.zeros_like(param), "step": torch.zeros((), device=param.device)}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        statistics = self.statistics
+        statistics["step"] += 1
+        torch._fused_adam_(
+            [self.param],
+            [self.grad],
+            [statistics["first"]],
+            [statistics["second"]],
+            [],
+            [statistics["step"]],
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class FlatRMSprop(_Statistics):
+    """RMSprop (Tieleman & Hinton 2012), the same numbers as torch.optim.RMSprop.
+
+    Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError where a rate is out of range.
+    """
+
+    def __init__(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        lr: float,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+    ) -> None:
+        super().__init__(param, grad, lr)
+        if min(alpha, eps, weight_decay, momentum) < 0.0:
+            raise ValueError(f"needs alpha, eps, weight_decay and momentum ≥ 0, got {alpha}, {eps}, {weight_decay}, {momentum}")
+        self.alpha, self.eps, self.weight_decay, self.momentum = alpha, eps, weight_decay, momentum
+        self.statistics = {"square": torch.zeros_like(param)}
+        if centered:
+            self.statistics["mean"] = torch.zeros_like(param)
+        if momentum > 0.0:
+            self.statistics["velocity"] = torch.zeros_like(param)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        grad, square = self.grad, self.statistics["square"]
+        if self.weight_decay:
+            grad = grad.add(self.param, alpha=self.weight_decay)
+        square.mul_(self.alpha).addcmul_(grad, grad, value=1.0 - self.alpha)
+        mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
+        if mean is not None:
+            mean.lerp_(grad, 1.0 - self.alpha)
+            denominator = square.addcmul(mean, mean, value=-1.0).sqrt_().add_(self.eps)
+        else:
+            denominator = square.sqrt().add_(self.eps)
+        if velocity is not None:
+            velocity.mul_(self.momentum).addcdiv_(grad, denominator)
+            self.param.add_(velocity, alpha=-self.lr)
+        else:
+            self.param.addcdiv_(grad, denominator, value=-self.lr)
+
+
+class Lookahead(FlatOptimizer):
     """k steps forward, one step back (arXiv:1907.08610, Algorithm 1) around another optimizer.
 
     Args: optimizer: name of the inner one; k: its steps between two pulls; alpha: how far the slow weights follow.
     The rest goes to the inner optimizer.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, optimizer: str = "RAdam", k: int = 5, alpha: float = 0.5, **kwargs: Any) -> None:
+    def __init__(
+        self, param: Tensor, grad: Tensor, lr: float, optimizer: str = "RAdam", k: int = 5, alpha: float = 0.5, **kwargs: Any
+    ) -> None:
         if not 0.0 < alpha <= 1.0 or k < 1:
-            raise ValueError(f"Lookahead needs k ≥ 1 and 0 < alpha ≤ 1, got k={k}, alpha={alpha}")
-        if optimizer not in OPTIMIZERS or optimizer == "Lookahead":
-            raise ValueError(f"Lookahead's optimizer {optimizer!r} is none of {', '.join(OPTIMIZERS)}")
-        params = list(params)
-        super().__init__(params, {"lr": lr})
-        self.inner = OPTIMIZERS[optimizer](params, lr=lr, **kwargs)
-        self.param_groups = self.inner.param_groups
-        self.k, self.alpha, self.steps = k, alpha, 0
-        self.slow = [p.detach().clone() for p in params]
+            raise ValueError(f"needs k ≥ 1 and 0 < alpha ≤ 1, got k={k}, alpha={alpha}")
+        if optimizer not in NAMES or optimizer == "Lookahead":
+            raise ValueError(f"its optimizer {optimizer!r} is none of {', '.join(NAMES)}")
+        self.inner = make_optimizer(optimizer, [param], grad, lr, kwargs)
+        self.param, self.k, self.alpha, self.steps = param, k, alpha, 0
+        self.slow = param.detach().clone()
+
+    @property
+    def lr(self) -> float:  # type: ignore[override]  # an attribute of the base, here the inner one's
+        return self.inner.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.inner.lr = value
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch overloads it
-        loss = self.inner.step() if closure is None else self.inner.step(closure)
+    def step(self) -> None:
+        self.inner.step()
         self.steps += 1
         if self.steps % self.k == 0:
-            fast = [p for group in self.param_groups for p in group["params"]]
-            for slow, p in zip(self.slow, fast, strict=True):
-                slow += self.alpha * (p - slow)
-                p.copy_(slow)
-        return loss
+            self.slow.lerp_(self.param, self.alpha)
+            self.param.copy_(self.slow)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict(), "slow": [s.clone() for s in self.slow], "steps": self.steps}
+        return {"inner": self.inner.state_dict(), "slow": self.slow.to("cpu", copy=True), "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
-        self.param_groups = self.inner.param_groups
+        self.slow.copy_(state["slow"])
         self.steps = int(state["steps"])
-        for slow, saved in zip(self.slow, state["slow"], strict=True):
-            slow.copy_(saved)
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+class TorchOptimizer(FlatOptimizer):
+    """An optimizer of torch.optim, over the flat vector or, where it looks at shapes, over the parameters themselves."""
+
+    def __init__(self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
+        if len(params) == 1 and params[0].grad is None:
+            vector = torch.nn.Parameter(params[0])
+            vector.grad = grad
+            params = [vector]
+        self.inner = kind(params, lr=lr, **kwargs)
+
+    @property
+    def lr(self) -> float:  # type: ignore[override]  # an attribute of the base, here torch's group
+        return float(self.inner.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        for group in self.inner.param_groups:
+            group["lr"] = value
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+FLAT: dict[str, tuple[Callable[..., FlatOptimizer], set[str]]] = {
+    "Adam": (FlatAdam, {"betas", "eps", "weight_decay"}),
+    "GlobalAdam": (FlatAdam, {"betas", "eps", "weight_decay"}),
+    "RMSprop": (FlatRMSprop, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
+    "GlobalRMSprop": (FlatRMSprop, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
+}
+"""Name → ours, and the arguments that it takes; with others, torch's is used."""
+
+TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]
     for name in ("Adafactor", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-} | {"Lookahead": Lookahead, "GlobalAdam": torch.optim.Adam, "GlobalRMSprop": torch.optim.RMSprop}
-"""Name → optimizer. The Global ones are Adam and RMSprop until several Sessions share them."""
-
-FUSED = {"Adam", "AdamW", "SGD", "Adagrad", "GlobalAdam"}
-"""Those that have one kernel for the whole step."""
+}
+FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
+"""torch.optim's that have one kernel for the whole step."""
 
 SHAPED = {"Muon", "Adafactor"}
-"""Those that look at the shapes of parameters: they get the originals instead of one flat vector."""
+"""Those that look at the shapes of parameters."""
+
+NAMES = [*TORCH, "GlobalAdam", "GlobalRMSprop", "Lookahead"]
 
 
-def build_optimizer(spec: OptimSpec, params: list[Tensor], path: str) -> Optimizer:
-    """The optimizer over `params`. Raises SpecError where it does not take its arguments."""
-    if spec.name not in OPTIMIZERS:
-        raise SpecError("agent", [Problem(f"{path}.name", f"{spec.name!r} is none of {', '.join(OPTIMIZERS)}")])
+def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:
+    """The optimizer `name` over `params` (the flat vector, or the shaped parameters) and the flat gradient.
+
+    Raises TypeError, ValueError or RuntimeError where it does not take its arguments.
+    """
+    if name == "Lookahead":
+        return Lookahead(params[0], grad, lr, **kwargs)
+    if name in FLAT and FLAT[name][1].issuperset(kwargs):
+        return FLAT[name][0](params[0], grad, lr, **kwargs)
+    plain = name.removeprefix("Global")
+    kwargs = {key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+    if plain in FUSED and not {"foreach", "fused", "differentiable"}.intersection(kwargs):
+        kwargs["fused"] = True
+    return TorchOptimizer(TORCH[plain], params, grad, lr, **kwargs)
+
+
+def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
+    """The optimizer of a spec. Raises SpecError where its name or arguments are wrong."""
+    if spec.name not in NAMES:
+        raise SpecError("agent", [Problem(f"{path}.name", f"{spec.name!r} is none of {', '.join(NAMES)}")])
     if spec.name.startswith("Global"):
         notice(f"{path}: {spec.name} without meta.distributed is plain {spec.name.removeprefix('Global')}")
-    kwargs = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.kwargs.items()}
-    if spec.name in FUSED:
-        kwargs.setdefault("fused", True)
     try:
-        return OPTIMIZERS[spec.name](params, lr=spec.lr, **kwargs)
+        return make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error

@@ -46,10 +46,8 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
     return lr
 
 
-def build_lr_schedule(spec: LRSchedulerSpec | None, base_lr: float, path: str) -> LRSchedule:
+def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
     """frame → learning rate. Raises SpecError where the scheduler does not take its arguments."""
-    if spec is None:
-        return lambda frame: base_lr
     try:
         if spec.name == "LinearToZero":
             return linear_to_min(base_lr, **spec.kwargs)

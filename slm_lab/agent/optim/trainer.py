@@ -19,22 +19,14 @@ class Group:
 
     def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str) -> None:
         self.grad = flat.grad[flat.slices[index]]
-        if optim.name in SHAPED:
-            params: list[Tensor] = list(flat.group(index))
-        else:
-            vector = nn.Parameter(flat.param[flat.slices[index]])
-            vector.grad = self.grad
-            params = [vector]
-        self.optimizer = build_optimizer(optim, params, f"agent.net.{prefix}optim_spec")
-        self.lr_at = build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
-        self.constant = scheduler is None
-        self.lr = optim.lr
+        params = flat.group(index) if optim.name in SHAPED else [flat.param[flat.slices[index]]]
+        self.optimizer = build_optimizer(optim, params, self.grad, f"agent.net.{prefix}optim_spec")
+        self.lr_at = None if scheduler is None else build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
 
     def set_lr(self, frame: int) -> None:
-        if not self.constant:
-            self.lr = self.lr_at(frame)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr
+        """Set the learning rate that holds at `frame`."""
+        if self.lr_at is not None:
+            self.optimizer.lr = self.lr_at(frame)
 
 
 class Trainer:
@@ -69,7 +61,7 @@ class Trainer:
     @property
     def lr(self) -> float:
         """The (first group's) learning rate now."""
-        return self.groups[0].lr
+        return self.groups[0].optimizer.lr
 
     def set_lr(self, frame: int) -> None:
         """Set the learning rates that hold at `frame`."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.base import Fraction, NonNegative, Positive, SpecModel
+from slm_lab.spec.base import Flag, Fraction, NonNegative, Positive, SpecModel
 from slm_lab.spec.schedule import Schedule, constant
 
 ActionPdtype = Literal[
@@ -45,7 +45,7 @@ class ReinforceSpec(OnPolicySpec):
     """REINFORCE (Williams 1992): Monte Carlo policy gradient."""
 
     name: Literal["Reinforce"]
-    center_return: bool = False
+    center_return: Flag = False
     """Subtract the batch mean from the returns."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
@@ -65,7 +65,7 @@ class ActorCriticSpec(OnPolicySpec):
     """Weight of the policy loss."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
-    normalize_v_targets: bool = False
+    normalize_v_targets: Flag = False
     """Train the critic on returns normalised by their running mean and standard deviation."""
     training_frequency: Positive | None = None
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
@@ -81,7 +81,7 @@ class PPOSpec(OnPolicySpec):
     """ε of the clipped objective, over frames."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
-    clip_vloss: bool = False
+    clip_vloss: Flag = False
     """Clip the change of the value prediction by ε too."""
     minibatch_size: Positive = 64
     """Transitions of one gradient step; at most time_horizon × num_envs."""
@@ -91,12 +91,12 @@ class PPOSpec(OnPolicySpec):
     """Passes over each rollout."""
     training_frequency: Positive | None = None
     """Ignored: the same as time_horizon."""
-    symlog: bool = False
+    symlog: Flag = False
     """Train the critic on symlog(return) (arXiv:2301.04104, eq. 9)."""
-    normalize_advantages: Literal["standardize", "percentile"] | bool = "standardize"
+    normalize_advantages: Literal["standardize", "percentile"] | Flag = "standardize"
     """standardize (or true): zero mean and unit deviation over the rollout; percentile: divided by max(1, the moving 5–95 % range of
     returns) (arXiv:2301.04104, eq. 11); false: as they are."""
-    normalize_v_targets: bool = False
+    normalize_v_targets: Flag = False
     """Train the critic on returns normalised by their running mean and standard deviation."""
 
 

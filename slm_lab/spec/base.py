@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
-Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0)]
+
+def _whole(value: Any) -> Any:
+    """1e6 is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# JSON says what a value is, so nothing is coerced: "8" is no number, 1 is not true.
+Flag = Annotated[bool, Strict()]
+Real = Annotated[float, Strict()]
+Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
+Positive = Annotated[int, Strict(), BeforeValidator(_whole), Field(gt=0, lt=2**63)]
+Count = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
+NonNegative = Annotated[float, Strict(), Field(ge=0)]
+PositiveReal = Annotated[float, Strict(), Field(gt=0)]
 
 
 class SpecModel(BaseModel):
-    """A frozen section of a spec: unknown keys are refused, each key's docstring is its description in editors."""
+    """A frozen section of a spec: unknown keys are refused, each key's docstring is its description in editors (see schema.py)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 @dataclass(frozen=True)
@@ -39,4 +51,10 @@ class SpecError(ValueError):
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self.source = source
         self.problems = problems
-        super().__init__("\n".join([f"{source}: {len(problems)} problem{'s' * (len(problems) > 1)}", *(f"  {p}" for p in problems)]))
+        lines = [f"{source}: {len(problems)} problem{'s' * (len(problems) > 1)}", *(f"  {p}" for p in problems)]
+        # A lone surrogate (from "\ud800") has no UTF-8 form, and an error must be printable anywhere.
+        super().__init__("\n".join(lines).encode("utf-8", "backslashreplace").decode())
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, list[Problem]]]:
+        """A SpecError crosses process borders whole."""
+        return SpecError, (self.source, self.problems)

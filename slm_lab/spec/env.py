@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from slm_lab.spec.base import Positive, SpecModel
+from slm_lab.spec.base import Flag, Positive, PositiveReal, SpecModel
 
 Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"]
 
@@ -23,15 +23,15 @@ class EnvSpec(SpecModel):
     """Truncate episodes after so many steps; absent: as the env says."""
     max_frame: Positive
     """Frames of a Session; one vector step counts num_envs frames."""
-    normalize_obs: bool = False
+    normalize_obs: Flag = False
     """Normalise observations by their running mean and standard deviation."""
-    normalize_reward: bool = False
+    normalize_reward: Flag = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    clip_obs: Annotated[float, Field(gt=0)] | None = None
+    clip_obs: PositiveReal | None = None
     """Clip observations (after normalising) to ± this; absent: ±10 where normalised, else not."""
-    clip_reward: Annotated[float, Field(gt=0)] | bool | None = None
+    clip_reward: PositiveReal | Flag | None = None
     """Clip training rewards to ± this; true: their sign; absent: ±10 where normalised, ±1 (sign) in Atari, else not; false: never."""
-    reward_scale: Annotated[float, Field(gt=0)] | Literal["sign"] = 1.0
+    reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Multiply training rewards; "sign": take their sign."""
     backend: Backend = "auto"
     """What steps the envs: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async (Gymnasium);

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
-from slm_lab.spec.base import Positive, SpecModel
+from slm_lab.spec.base import Count, NonNegative, Positive, PositiveReal, SpecModel, Whole
 
 
 class SearchResources(SpecModel):
     """What one trial of a search may use."""
 
-    cpu: Annotated[float, Field(gt=0)] = 1
+    cpu: PositiveReal = 1
     """CPU cores."""
-    gpu: Annotated[float, Field(ge=0)] = 0
+    gpu: NonNegative = 0
     """GPUs, fractions allowed."""
 
 
@@ -22,8 +22,8 @@ class SearchScheduler(SpecModel):
     """Early stopping of a search (ASHA)."""
 
     grace_period: Positive = 1
-    """Rows a trial gets before it may be stopped."""
-    reduction_factor: Annotated[float, Field(gt=1)] = 3
+    """Frames a trial gets before it may be stopped."""
+    reduction_factor: Annotated[float, Strict(), Field(gt=1)] = 3
     """Of so many trials, one goes on."""
 
 
@@ -40,11 +40,11 @@ class MetaSpec(SpecModel):
     """Frames between two rows of the Session's table."""
     eval_frequency: Positive = 10_000
     """Frames between two evaluations, where rigorous_eval is on."""
-    rigorous_eval: Annotated[int, Field(ge=0)] = 0
+    rigorous_eval: Count = 0
     """Number of separate evaluation envs, one episode each per evaluation; 0: metrics come from training episodes."""
-    random_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    random_seed: Annotated[Whole, Field(ge=0, lt=2**32)] | None = None
     """Seed of everything random; absent: drawn, printed and saved."""
-    save_interval: Annotated[float, Field(ge=0)] = 10.0
+    save_interval: NonNegative = 10.0
     """Seconds between checkpoints, at least."""
     search_resources: SearchResources = SearchResources()
     """What one trial of a search may use."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from slm_lab.spec.base import Positive, SpecModel
+from slm_lab.spec.base import Count, Flag, Positive, PositiveReal, Real, SpecModel
 
 
 class _Named(SpecModel):
@@ -25,7 +25,7 @@ class OptimSpec(_Named):
     """An optimizer of torch.optim, GlobalAdam, GlobalRMSprop, or Lookahead, with its arguments."""
 
     name: str = "Adam"
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    lr: PositiveReal = 1e-3
     """Learning rate."""
 
 
@@ -42,17 +42,17 @@ class LossSpec(_Named):
 class NetSpec(SpecModel):
     """Keys of every net."""
 
-    shared: bool = False
+    shared: Flag = False
     """Actor and critic share one body."""
-    use_same_optim: bool = True
+    use_same_optim: Flag = True
     """One optimizer (optim_spec) and one gradient norm for actor and critic; else actor_* and critic_* specs each their own."""
-    log_std_init: float | None = None
+    log_std_init: Real | None = None
     """Normal: the log standard deviation is a free parameter that starts here; absent: it is an output of the net."""
-    actor_init_std: Annotated[float, Field(gt=0)] | None = None
+    actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
-    critic_init_std: Annotated[float, Field(gt=0)] | None = None
+    critic_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the critic's output layer."""
-    clip_grad_val: Annotated[float, Field(gt=0)] | None = None
+    clip_grad_val: PositiveReal | None = None
     """Largest L2 norm of a gradient; longer ones are scaled down."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
@@ -68,9 +68,9 @@ class NetSpec(SpecModel):
     """The actor's, where use_same_optim is false."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The critic's, where use_same_optim is false."""
-    gpu: bool | Literal["auto"] = False
+    gpu: Flag | Literal["auto"] = False
     """Compute on cuda; "auto": where there is one."""
-    cuda_id: Annotated[int, Field(ge=0)] | None = None
+    cuda_id: Count | None = None
     """Which cuda device; absent: Sessions take turns over all of them."""
 
 
@@ -81,9 +81,9 @@ class _LayersSpec(NetSpec):
     """Activation of the output layer; absent: none."""
     init_fn: str | None = None
     """Initialisation of weights: a function of torch.nn.init (orthogonal_, xavier_uniform_, …); absent: torch's default."""
-    layer_norm: bool = False
+    layer_norm: Flag = False
     """LayerNorm before each hidden activation."""
-    batch_norm: bool = False
+    batch_norm: Flag = False
     """BatchNorm before each hidden activation."""
 
 
@@ -99,11 +99,11 @@ class ConvNetSpec(_LayersSpec):
     """Convolutions, then fully connected layers."""
 
     name: Literal["ConvNet"]
-    conv_hid_layers: list[Annotated[list[int | list[int]], Field(min_length=2, max_length=5)]]
+    conv_hid_layers: Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)]
     """Each [out_channels, kernel, stride, padding, dilation]; the last three may be left out."""
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""
-    normalize: bool = True
+    normalize: Flag = True
     """Divide uint8 observations by 255."""
 
 
@@ -137,7 +137,7 @@ class TorchArcNetSpec(NetSpec):
     """The critic's body, where it differs from the actor's."""
     init_fn: str | None = None
     """Initialisation of weights: a function of torch.nn.init; absent: torch's default."""
-    normalize: bool = True
+    normalize: Flag = True
     """Divide uint8 observations by 255."""
 
 

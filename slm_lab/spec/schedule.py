@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
-from slm_lab.spec.base import NonNegative, SpecModel
+from slm_lab.spec.base import NonNegative, PositiveReal, Real, SpecModel
 
 
 class NoDecay(SpecModel):
     """Always start_val."""
 
     name: Literal["no_decay"]
-    start_val: float
+    start_val: Real
     """The value."""
-    end_val: float | None = None
+    end_val: Real | None = None
     """Not used."""
     start_step: NonNegative = 0
     """Not used."""
-    end_step: float | None = None
+    end_step: Real | None = None
     """Not used."""
 
     def value(self, frame: int) -> float:
@@ -28,9 +28,9 @@ class NoDecay(SpecModel):
 
 
 class _Decay(SpecModel):
-    start_val: float
+    start_val: Real
     """Value up to start_step."""
-    end_val: float
+    end_val: Real
     """Value from end_step on; may be above start_val, and 0."""
     start_step: NonNegative = 0
     """Frame at which the change begins."""
@@ -61,9 +61,9 @@ class RateDecay(_Decay):
     """start_val, with its distance to end_val multiplied by decay_rate every (end_step − start_step) / frequency frames."""
 
     name: Literal["rate_decay"]
-    decay_rate: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9
     """Factor of each decay."""
-    frequency: Annotated[float, Field(gt=0)] = 20.0
+    frequency: PositiveReal = 20.0
     """Number of decays between start_step and end_step."""
 
     def _between(self, fraction: float, frame: int) -> float:
@@ -74,7 +74,7 @@ class PeriodicDecay(_Decay):
     """A cosine wave between start_val and end_val whose swing shrinks linearly to nothing, at end_val."""
 
     name: Literal["periodic_decay"]
-    frequency: Annotated[float, Field(gt=0)] = 60.0
+    frequency: PositiveReal = 60.0
     """Number of periods between start_step and end_step."""
 
     def _between(self, fraction: float, frame: int) -> float:

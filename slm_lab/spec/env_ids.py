@@ -1,0 +1,102 @@
+"""env.name: old ids mapped to today's, and whether an id names an env that can be made here."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path as FilePath
+
+from slm_lab.spec.known_envs import ATARI, GYMNASIUM_VERSION, KNOWN
+from slm_lab.spec.report import nearest
+
+_VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
+_MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
+_PACKAGES = {"atari": ("ale_py", "slm-lab[atari]"), "box2d": ("Box2D", "slm-lab[box2d]"), "mujoco": ("mujoco", "slm-lab[mujoco]"), "jax": ("jax", "gymnasium[jax]")}
+"""Kind of env → the package it needs, and what to install for it."""
+
+
+def today(name: str) -> str:
+    """The id that an old one stands for today; `name` itself where no rule applies.
+
+    Rules: Roboschool and PyBullet ids are MuJoCo's; Atari ids are ALE/X-v5; an older version of one of Gymnasium's own envs is its newest.
+    """
+    match = _VERSIONED.fullmatch(name)
+    if not match:
+        return name
+    base = match["base"]
+    if base.startswith("Roboschool") or base.endswith("BulletEnv"):
+        return _newest(base.removeprefix("Roboschool").removesuffix("BulletEnv")) or name
+    game = re.sub(r"(NoFrameskip|Deterministic)$", "", base)
+    if game in ATARI:
+        return f"ALE/{game}-v5"
+    newest = _newest(base, exact=True)
+    return newest if newest and _version(newest) > int(match["version"]) else name
+
+
+def _version(name: str) -> int:
+    return int(name.rpartition("-v")[2])
+
+
+def _newest(base: str, exact: bool = False) -> str | None:
+    """Gymnasium's newest id of an env; in any case of letters (PyBullet writes Walker2D), unless exact."""
+    same = [name for name in KNOWN if "/" not in name and name.rpartition("-v")[0].lower() == base.lower()]
+    same = [name for name in same if not exact or name.rpartition("-v")[0] == base]
+    return max(same, key=_version, default=None)
+
+
+def short(name: str) -> str:
+    """An id as part of a spec's name: ALE/Pong-v5 → pong."""
+    last = re.split(r"[/:]", today(name))[-1]
+    return re.sub(r"\W+", "_", re.sub(r"-v\d+$", "", last).lower()).strip("_")
+
+
+def problem(name: str) -> str | None:
+    """Why an env of this id cannot be made here, as far as can be told without importing anything heavy; None where it can.
+
+    `package.module:EnvId` is only looked at for its form and its package: the module is imported when the env is made.
+    """
+    if ":" in name:
+        return _module_problem(name)
+    kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
+    if kind is None:
+        ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
+        return None if name in ids else f"no env of the name '{name}' is registered with Gymnasium{_hint(name, ids)}"
+    if kind in _PACKAGES and not _installed(_PACKAGES[kind][0]):
+        package, extra = _PACKAGES[kind]
+        return f"{name} needs the package {package}: pip install '{extra}'"
+    return None
+
+
+def _hint(name: str, ids: Iterable[str]) -> str:
+    """The nearest id, also without its namespace (Pong-v5 for ALE/Pong-v5)."""
+    by_last = {known.rpartition("/")[2]: known for known in ids}
+    return f"; did you mean '{by_last[name]}'?" if name in by_last else nearest(name, [*ids])
+
+
+def _module_problem(name: str) -> str | None:
+    match = _MODULE.fullmatch(name)
+    if not match:
+        return f"must be a Gymnasium id, or package.module:EnvId, not '{name}'"
+    top = match["module"].partition(".")[0]
+    if _installed(top) or FilePath(top).is_dir() or FilePath(f"{top}.py").is_file():
+        return None
+    return f"no package '{top}' is installed or in the current folder, so '{name}' cannot be imported"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _registered() -> list[str]:
+    """Ids of the running Gymnasium; importing it takes 0.3 s and is spared where nothing can have added to the known ones."""
+    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == GYMNASIUM_VERSION and not metadata.entry_points(group="gymnasium.envs"):
+        return []
+    import gymnasium
+
+    return list(gymnasium.registry)

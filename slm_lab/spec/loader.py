@@ -1,0 +1,250 @@
+"""Spec file → Spec.
+
+text (text.py) → ${var} filled (variables.py) → today's form (migrate.py) → --set paths → nothing without effect (tidy.py)
+→ validated (validate.py) → rules across sections (rules.py) → Spec. Every problem of a spec is told at once, by SpecError.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from slm_lab.lib.log import notice
+from slm_lab.spec import env_ids
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.migrate import migrate
+from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.rules import check_rules, settle
+from slm_lab.spec.search import check_search, prune_search
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.text import read
+from slm_lab.spec.tidy import drop_ineffective, drop_nulls
+from slm_lab.spec.validate import validate, wrong_parts
+from slm_lab.spec.variables import Sets, combinations, fill, override, parse_sets
+
+SPEC_FOLDER = FilePath(__file__).parent
+_NAME = re.compile(r"[\w.+=@-]+( [\w.+=@-]+)*")
+
+
+@dataclass
+class Loaded:
+    """What loading brought: specs, and one line for each thing that the user should know."""
+
+    specs: list[Spec] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def load_spec(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Spec:
+    """The spec `name` of a spec file, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
+
+    Raises: SpecError with every problem found; notices go to lib.log.
+    """
+    loaded = load(path, name, sets)
+    if len(loaded.specs) > 1:
+        names = ", ".join(spec.name for spec in loaded.specs)
+        raise SpecError(str(path), [Problem(f"{name}.spec_params", f"makes {len(loaded.specs)} specs; name one of them: {names}")])
+    _tell(loaded.notes)
+    return loaded.specs[0]
+
+
+def load_specs(path: str | FilePath, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
+    """All specs of a file, or all that `name` makes (several by `spec_params`). Raises as load_spec does."""
+    loaded = load(path, name, sets)
+    _tell(loaded.notes)
+    return loaded.specs
+
+
+def spec_names(path: str | FilePath) -> list[str]:
+    """Names of the specs in a file (those that begin with _ or $ are none). Raises: SpecError."""
+    return [*_entries(find_spec_file(path))]
+
+
+def dump_spec(spec: Spec) -> dict[str, Any]:
+    """`{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec and no notice."""
+    body = spec.model_dump(mode="json", exclude={"name"})
+    search = body.pop("search", None)
+    drop_nulls(body)
+    net = body["agent"].get("net")
+    if net is not None:
+        body["agent"]["net"] = {"type": net.pop("name"), **net}
+    return {spec.name: body | ({"search": search} if search else {})}
+
+
+def find_spec_file(path: str | FilePath) -> FilePath:
+    """Where a spec file lies: as given, else under slm_lab/spec/ (which may lead the path), else in one of its benchmark folders.
+
+    Raises: SpecError, with the nearest file's name.
+    """
+    given = FilePath(path).expanduser()
+    try:
+        if given.is_file():
+            return given
+        inside = FilePath(*given.parts[2:]) if given.parts[:2] == ("slm_lab", "spec") else given
+        folders = [] if given.is_absolute() else [SPEC_FOLDER, *sorted(f for f in (SPEC_FOLDER / "benchmark").rglob("*") if f.is_dir())]
+        for folder in folders:
+            if (folder / inside).is_file():
+                return folder / inside
+    except (OSError, ValueError) as error:  # a path too long, or with a null character
+        raise SpecError(str(path), [Problem("", f"no such file: {error}")]) from None
+    reason = "is a folder, not a spec file" if given.is_dir() else "no such file, here or under slm_lab/spec/"
+    shipped = [file.name for ending in ("json", "yaml", "yml") for file in SPEC_FOLDER.rglob(f"*.{ending}") if file.name != "spec.schema.json"]
+    raise SpecError(str(path), [Problem("", reason + nearest(given.name, shipped))])
+
+
+def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Loaded:
+    """As load_specs; the notes are handed back, not told."""
+    arguments = parse_sets(sets)
+    file = find_spec_file(path)
+    entries = _entries(file)
+    keys = [*entries] if name is None else [_key_of(name, entries, arguments, str(file))]
+    loaded, problems, used = Loaded(), [], set[str]()
+    for key in keys:
+        prefix = f"{key}." if name is None else ""
+        for made, spec, report in _load_entry(key, entries[key], arguments, used):
+            if name not in (None, key, made):
+                continue  # one of several that spec_params makes, and another one was asked for
+            problems += [Problem(f"{prefix}{p.path}".rstrip("."), p.message) for p in report.problems]
+            loaded.specs += [spec] if spec else []
+            loaded.notes += [f"{made}: {note}" for note in report.notes]
+    if problems:
+        _tell(loaded.notes)
+        raise SpecError(str(file) if name is None else f"{file} {name}", list(dict.fromkeys(problems)))
+    loaded.notes += [f"--set {unused}: no ${{{unused}}} in the spec; not used" for unused in arguments.variables if unused not in used]
+    _refuse_equal_names(loaded.specs, file)
+    return loaded
+
+
+def _tell(notes: list[str]) -> None:
+    for note in dict.fromkeys(notes):
+        notice(note)
+
+
+def _refuse_equal_names(specs: list[Spec], file: FilePath) -> None:
+    names = [spec.name for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(str(file), [Problem(name, "two specs have this name") for name in twice])
+
+
+def _entries(file: FilePath) -> dict[str, Any]:
+    """Name → raw spec of a file."""
+    content = read(file)
+    if not isinstance(content, dict):
+        raise SpecError(str(file), [Problem("", f"must be an object of named specs, not {show(content)}")])
+    entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
+    problems = [Problem(name, "a spec's name is part of file names: letters, digits and _ - . + = @ only") for name in entries if not _good_name(name)]
+    if problems or not entries:
+        raise SpecError(str(file), problems or [Problem("", "holds no spec (names that begin with _ or $ are none)")])
+    return entries
+
+
+def _good_name(name: str) -> bool:
+    return len(name) <= 100 and _NAME.fullmatch(name) is not None and name.strip(".") != ""
+
+
+def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
+    """The key of the file's spec that `name` means: itself, or one that makes it by spec_params."""
+    if name in entries:
+        return name
+    made = {full: key for key, raw in entries.items() for full in _made_names(key, raw, arguments)}
+    if name in made:
+        return made[name]
+    known = [*entries, *made]
+    raise SpecError(source, [Problem("", f"no spec '{name}'{nearest(name, known) or '; it has ' + ', '.join(known[:20])}")])
+
+
+def _made_names(key: str, raw: Any, arguments: Sets) -> list[str]:
+    params = raw.get("spec_params") if isinstance(raw, dict) else None
+    combos = [] if params is None else combinations(params, arguments.variables, Report())
+    return [key + _suffix(combo) for combo in combos]
+
+
+def _suffix(variables: dict[str, Any]) -> str:
+    """What variables add to a spec's name: an env its short name, another its value."""
+    return "".join(f"_{env_ids.short(str(value)) or 'x'}" for value in variables.values())
+
+
+def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator[tuple[str, Spec | None, Report]]:
+    """The specs (name, spec, report) that one entry of a file makes: one, or by spec_params one for each combination."""
+    report = Report()
+    if not isinstance(raw, dict):
+        report.fail((), f"a spec must be an object with agent and env, not {show(raw)}")
+        yield key, None, report
+        return
+    params = raw.get("spec_params")
+    combos: list[dict[str, Any]] = [{}] if params is None else combinations(params, arguments.variables, report)
+    if not combos:
+        yield key, None, report
+    for combo in combos:
+        body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
+        one, found = Report(), set[str]()
+        filled = fill(body, arguments.variables | combo, found, one)
+        used |= found | (set(params) if isinstance(params, dict) else set())
+        named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
+        name = key + _suffix(named | combo)
+        yield name, _build(name, filled, arguments, one), one
+
+
+def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> Spec | None:
+    """The Spec of one raw spec; None and problems in the report where it is not valid."""
+    raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
+    migrate(raw, report)
+    for path, value in arguments.overrides.items():
+        override(raw, path, copy.deepcopy(value), report)
+    migrate(raw, report)
+    drop_nulls(raw)
+    drop_ineffective(raw, report)
+    prune_search(raw, report)
+    raw["name"] = name
+    told = report.child()
+    spec = validate(raw, told)
+    report.take(told)
+    whole = spec is not None
+    spec = spec or _without_wrong_parts(raw)
+    if spec is None:
+        return None
+    found = report.child()
+    check_rules(spec, found)
+    check_search(raw, found, values=whole)
+    report.take(found)
+    return settle(spec, report) if not report.problems else None
+
+
+_STAND_IN: dict[Path, Any] = {
+    ("agent",): {"algorithm": {"name": "Random"}},
+    ("agent", "algorithm"): {"name": "Random"},
+    ("env",): {"name": "CartPole-v1", "max_frame": 1},
+    ("env", "name"): "CartPole-v1",
+    ("env", "max_frame"): 1,
+}
+"""Values for what a spec cannot do without."""
+
+
+def _without_wrong_parts(raw: dict[str, Any]) -> Spec | None:
+    """What remains of a spec without its wrong parts, so that what contradicts in the rest is told in the same go."""
+    rest = copy.deepcopy(raw)
+    for _ in range(5):
+        wrong = wrong_parts(rest)
+        if not wrong:
+            return validate(rest, Report())
+        for path in sorted(wrong, key=len, reverse=True):
+            _take_out(rest, path)
+    return None
+
+
+def _take_out(rest: dict[str, Any], path: Path) -> None:
+    """Remove the part at `path`; where it is missing, what contains it; where that must be there, put a stand-in."""
+    for end in range(len(path), 0, -1):
+        node: Any = rest
+        for key in path[: end - 1]:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict) and path[:end] in _STAND_IN:
+            node[str(path[end - 1])] = copy.deepcopy(_STAND_IN[path[:end]])
+            return
+        if isinstance(node, dict) and path[end - 1] in node:
+            del node[str(path[end - 1])]
+            return

@@ -1,0 +1,88 @@
+"""What loading a spec finds: problems and notes, each at its path in the user's file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from slm_lab.spec.base import Problem
+
+Path = tuple[str | int, ...]
+"""Keys and list indices from the root of a spec."""
+
+_TOKEN = re.compile(r"\[(\d+)\]|((?:\\.|[^.\[\\])+|\[)")
+
+
+def to_path(text: str) -> Path:
+    r"""The keys of a dotted path, as pydash reads it: `a.b[0].c`; a dot inside a key is written `\.`."""
+    return tuple(int(index) if index else re.sub(r"\\(.)", r"\1", key) for index, key in _TOKEN.findall(text))
+
+
+def show_path(path: Path) -> str:
+    """A path as people write it: `agent.net.hid_layers[0]`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def show(value: Any) -> str:
+    """A value as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean 'x'?` for the nearest of `words`, or nothing where none is near."""
+    lower = {known.lower(): known for known in sorted(words)}
+    match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
+    return f"; did you mean '{lower[match[0]]}'?" if match else ""
+
+
+class Report:
+    """Collects problems and notes of one spec, and remembers which key moved from where."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self._origin: dict[Path, Path] = {}
+
+    def moved(self, now: Path, was: Path) -> None:
+        """What stands at `now` stood at `was` (a path as of this moment) in the user's file."""
+        self._origin[now] = self.origin(was)
+
+    def origin(self, path: Path) -> Path:
+        """Where a path stands in the user's file."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self._origin:
+                return self._origin[path[:end]] + path[end:]
+        return path
+
+    def child(self) -> Report:
+        """An empty report on the same file, to be taken over."""
+        child = Report()
+        child._origin = self._origin
+        return child
+
+    def take(self, found: Report) -> None:
+        """Take over what another report has found, save problems that only follow from one told here already (above, at or below the same key)."""
+        told = [problem.path for problem in self.problems]
+        self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in told)]
+        self.notes += [note for note in found.notes if note not in self.notes]
+
+    def fail(self, path: Path, message: str) -> None:
+        """Add a problem, once."""
+        problem = Problem(show_path(self.origin(path)), message)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def note(self, path: Path, message: str) -> None:
+        """Add a note, once."""
+        text = f"{show_path(self.origin(path))}: {message}"
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _related(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")

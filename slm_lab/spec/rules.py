@@ -1,0 +1,157 @@
+"""Rules across the sections of a spec: what contradicts (problems), and what is settled by a rule (notes)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from slm_lab.spec import env_ids
+from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, RandomSpec
+from slm_lab.spec.memory import OnPolicyReplaySpec
+from slm_lab.spec.net import ConvNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.report import Path, Report, nearest
+from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
+from slm_lab.spec.spec import AgentSpec, Spec
+from slm_lab.spec.torch_check import activation, check_net
+from slm_lab.spec.validate import SECTION_KEYS
+
+ALGORITHM: Path = ("agent", "algorithm")
+NET: Path = ("agent", "net")
+
+
+def check_rules(spec: Spec, report: Report) -> None:
+    """Add a problem for everything in a valid spec that contradicts something else in it, or names something that does not exist."""
+    _algorithm(spec, report)
+    _schedules(spec.agent.algorithm, report)
+    if spec.agent.net is not None:
+        check_net(spec.agent.net, report)
+        _net(spec.agent, spec.agent.net, report)
+    _env(spec, report)
+
+
+def _has_critic(algorithm: AlgorithmSpec) -> bool:
+    return isinstance(algorithm, (ActorCriticSpec, PPOSpec))
+
+
+def _algorithm(spec: Spec, report: Report) -> None:
+    algorithm, agent = spec.agent.algorithm, spec.agent
+    if agent.net is None and not isinstance(algorithm, RandomSpec):
+        report.fail(NET, f"missing; {algorithm.name} needs a net")
+    if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
+        report.fail((*ALGORITHM, "num_step_returns"), "excludes lam: give lam (generalised advantage estimation) or num_step_returns, not both")
+    if isinstance(algorithm, PPOSpec) and isinstance(agent.memory, OnPolicyReplaySpec):
+        report.fail(("agent", "memory", "name"), "PPO learns from rollouts of time_horizon steps: 'OnPolicyBatchReplay', not 'OnPolicyReplay'")
+    if algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
+        report.fail((*ALGORITHM, "explore_var_spec"), f"missing; the action_policy '{algorithm.action_policy}' needs it")
+
+
+def _schedules(algorithm: AlgorithmSpec, report: Report) -> None:
+    """A schedule runs forward, and its values make sense."""
+    for key in type(algorithm).model_fields:
+        schedule = getattr(algorithm, key)
+        if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
+            report.fail((*ALGORITHM, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}")
+        for end in ("start_val", "end_val"):
+            value = getattr(schedule, end, None)
+            if value is not None and value < 0:
+                report.fail((*ALGORITHM, key, end), f"must be a number ≥ 0, not {value:g}")
+
+
+def _net(agent: AgentSpec, net: NetSpec, report: Report) -> None:
+    if isinstance(net, TorchArcNetSpec):
+        _arcs(agent, net, report)
+    if isinstance(net, ConvNetSpec):
+        for index, layer in enumerate(net.conv_hid_layers):
+            for part, what in ((0, "channels"), (1, "a kernel"), (2, "a stride")):
+                sizes = layer[part] if part < len(layer) else 1
+                if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
+                    report.fail((*NET, "conv_hid_layers", index, part), f"must be {what} above 0, not 0")
+
+
+def _arcs(agent: AgentSpec, net: TorchArcNetSpec, report: Report) -> None:
+    """`arc` for both, or one for each that the algorithm has."""
+    if net.arc is not None:
+        return
+    if net.actor_arc is None:
+        report.fail((*NET, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc")
+    elif net.critic_arc is None and _has_critic(agent.algorithm):
+        report.fail((*NET, "critic_arc"), "missing; actor_arc is given, so critic_arc (or arc) is needed too")
+    if net.shared and net.actor_arc is not None and net.critic_arc is not None:
+        report.fail((*NET, "shared"), "a shared body is one: give arc, not actor_arc and critic_arc")
+
+
+def _env(spec: Spec, report: Report) -> None:
+    env = spec.env
+    if message := env_ids.problem(env.name):
+        report.fail(("env", "name"), message)
+    if env.backend == "ale" and not env.name.startswith("ALE/"):
+        report.fail(("env", "backend"), f"'ale' steps the envs ALE/… only, not {env.name}")
+    if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
+        report.fail(("env", "backend"), "needs the package envpool: pip install 'slm-lab[envpool]'")
+    for key in env.kwargs:
+        if hint := nearest(key, SECTION_KEYS["env",], cutoff=0.85):
+            report.note(("env", key), f"goes to the env's constructor{hint}")
+
+
+def settle(spec: Spec, report: Report) -> Spec:
+    """The spec with what a rule decides written into it, a note for each."""
+    algorithm, net = _settled_algorithm(spec, report), spec.agent.net
+    if net is not None:
+        net = _settled_net(net, spec, report)
+    agent = spec.agent.model_copy(update={"algorithm": algorithm, "net": net})
+    return spec.model_copy(update={"agent": agent})
+
+
+def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
+    algorithm = spec.agent.algorithm
+    change: dict[str, Any] = {}
+    if algorithm.explore_var_spec is not None and algorithm.action_policy in ("default", "random"):
+        change["explore_var_spec"] = None
+        report.note((*ALGORITHM, "explore_var_spec"), f"has no effect with the action_policy '{algorithm.action_policy}'; dropped")
+    if isinstance(algorithm, PPOSpec):
+        rollout = algorithm.time_horizon * spec.env.num_envs
+        if algorithm.minibatch_size > rollout:
+            change["minibatch_size"] = rollout
+            report.note(
+                (*ALGORITHM, "minibatch_size"),
+                f"{algorithm.minibatch_size} is larger than the rollout of time_horizon {algorithm.time_horizon} × num_envs {spec.env.num_envs}; {rollout} is used",
+            )
+        if algorithm.training_frequency not in (None, algorithm.time_horizon):
+            report.note((*ALGORITHM, "training_frequency"), f"PPO trains every time_horizon ({algorithm.time_horizon}) steps; dropped")
+        change["training_frequency"] = None
+    return algorithm.model_copy(update=change)
+
+
+def _settled_net(net: NetSpec, spec: Spec, report: Report) -> NetSpec:
+    change = _settled_optimizers(net, spec.agent.algorithm, report)
+    for key in ("hid_layers_activation", "out_layer_activation"):
+        word = getattr(net, key, None)
+        if word is not None and "_" in word:
+            change[key] = activation(word)  # leaky_relu: torch has no underscores
+    if isinstance(net, RecurrentNetSpec) and not isinstance(spec.agent.memory, OnPolicyReplaySpec) and net.seq_len > spec.agent.rollout_len:
+        change["seq_len"] = spec.agent.rollout_len
+        report.note((*NET, "seq_len"), f"{net.seq_len} is longer than the rollout of {spec.agent.rollout_len} steps; {spec.agent.rollout_len} is used")
+    return net.model_copy(update=change)
+
+
+def _settled_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
+    """actor_* and critic_* specs need use_same_optim false, and a critic."""
+    change: dict[str, Any] = {}
+    separate = [f"{role}_{key}" for role in ("actor", "critic") for key in ("optim_spec", "lr_scheduler_spec") if getattr(net, f"{role}_{key}") is not None]
+    if not separate or isinstance(algorithm, RandomSpec):
+        return change
+    if _has_critic(algorithm) and "use_same_optim" not in net.model_fields_set:
+        report.note((*NET, separate[0]), "actor and critic have specs of their own, so use_same_optim is read as false")
+        return {"use_same_optim": False}
+    if _has_critic(algorithm) and not net.use_same_optim:
+        return change
+    reason = "use_same_optim is true" if _has_critic(algorithm) else f"{algorithm.name} has no critic"  # type: ignore[attr-defined]
+    for key in separate:
+        common = key.removeprefix("actor_")
+        change[key] = None
+        if common != key and common not in net.model_fields_set:
+            change[common] = getattr(net, key)
+            report.note((*NET, key), f"read as '{common}', since {reason}")
+        else:
+            report.note((*NET, key), f"has no effect, since {reason}; dropped")
+    return change

@@ -1,0 +1,60 @@
+"""A raw spec without what means nothing: nulls, and keys that belong to another component of their section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slm_lab.spec.report import Path, Report
+from slm_lab.spec.validate import SECTION_KEYS, models_at
+
+_FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
+"""Keys whose value is free in form: there null is a value."""
+
+_LATER: dict[Path, frozenset[str]] = {
+    ("agent",): frozenset({"critic_net"}),
+    ("agent", "algorithm"): frozenset(
+        "sil_policy_loss_coef sil_val_loss_coef training_batch_iter training_iter training_start_step policy_delay target_entropy entropy_anneal "
+        "entropy_penalty_coef log_alpha_min log_alpha_max alpha_lr fixed_alpha alpha_anneal_frames spectral_norm with_vtrace rho_bar c_bar".split()
+    ),
+    ("agent", "memory"): frozenset("batch_size max_size use_cer alpha epsilon beta cross_entropy sil_replay_name".split()),
+    ("agent", "net"): frozenset("update_type update_frequency polyak_coef".split()),
+    ("env",): frozenset({"device"}),
+    ("meta",): frozenset({"hogwild_lock", "max_restart", "save_replay"}),
+}
+"""Keys of components that this version does not have, which published specs carry for others too."""
+
+
+def drop_nulls(node: dict[str, Any], path: Path = ()) -> None:
+    """Null equals absent: take such keys out, in place. Constructor arguments are looked through one level only."""
+    for key in [key for key, value in node.items() if value is None]:
+        del node[key]
+    for key, value in node.items():
+        if isinstance(value, dict) and key not in _FREE and path != ("env",):
+            drop_nulls(value, (*path, key))
+
+
+def drop_ineffective(raw: dict[str, Any], report: Report) -> None:
+    """Take out, in place and with a note, each key that is valid elsewhere in its section but has no effect here."""
+    for place, later in _LATER.items():
+        section: Any = raw
+        for key in place:
+            section = section.get(str(key)) if isinstance(section, dict) else None
+        models = models_at(place, raw)
+        if not isinstance(section, dict) or len(models) != 1:
+            continue
+        for key in [key for key in section if key not in models[0].model_fields and key in later | SECTION_KEYS.get(place, frozenset())]:
+            del section[key]
+            report.note((*place, key), f"has no effect {_where(place, section)}; dropped")
+
+
+def _where(place: Path, section: dict[str, Any]) -> str:
+    name = section.get("name")
+    return f"in {name}" if len(place) > 1 and isinstance(name, str) else "in this version"
+
+
+def is_ineffective(path: Path, raw: dict[str, Any]) -> bool:
+    """Whether `path` is a key that is valid elsewhere in its section, but not in the component that the spec names."""
+    models = models_at(path[:-1], raw)
+    known = _LATER.get(path[:-1], frozenset()) | SECTION_KEYS.get(path[:-1], frozenset())
+    return len(models) == 1 and path[-1] not in models[0].model_fields and path[-1] in known
+

@@ -1,0 +1,136 @@
+"""Names from torch in a spec (optimizers, schedulers, losses, activations, layers) and their arguments, checked without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slm_lab.spec import torch_names
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec, OptimSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.report import Path, Report, nearest, show
+
+OPTIMIZERS = torch_names.OPTIMIZERS | {"GlobalAdam": torch_names.OPTIMIZERS["Adam"], "GlobalRMSprop": torch_names.OPTIMIZERS["RMSprop"]}
+"""Optimizers by name, Lookahead aside, which wraps one of them."""
+LOOKAHEAD = ("optimizer", "k", "alpha")
+"""Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size; others are the inner one's."""
+SCHEDULERS = torch_names.SCHEDULERS | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
+LAYERS = torch_names.LAYERS | {"LazyBatchRenorm1d": "momentum eps warmup_steps", "NormalTanh": ""}
+INIT_FUNCTIONS = {name: args for name, args in torch_names.INIT_FUNCTIONS.items() if "!" not in args}
+"""Those that need no argument."""
+
+_CALLABLE = "needs a function, which a spec cannot hold"
+_NOT_ALLOWED = {
+    "LBFGS": "calls the loss again and again, which the algorithms here do not offer",
+    "SparseAdam": "takes sparse gradients only, and nets here have none",
+    "ReduceLROnPlateau": "needs a metric at each step; a learning rate here is a function of the frame",
+    "SequentialLR": "is made of other schedulers, which a spec cannot hold",
+    "ChainedScheduler": "is made of other schedulers, which a spec cannot hold",
+    "LambdaLR": _CALLABLE,
+    "MultiplicativeLR": _CALLABLE,
+    "constant_": "makes all units of a layer alike",
+    "sparse_": "needs an argument",
+}
+
+
+def activation(name: str) -> str | None:
+    """The class in torch.nn that a spec's activation means, in any case of letters and with or without underscores: leaky_relu → LeakyReLU."""
+    plain = {known.lower(): known for known in torch_names.ACTIVATIONS}
+    return plain.get(name.lower().replace("_", "").replace("-", ""))
+
+
+def check_net(net: NetSpec, report: Report) -> None:
+    """Add a problem for each name or argument in agent.net that torch does not have."""
+    place = ("agent", "net")
+    for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
+        if (optim := getattr(net, key)) is not None:
+            _optimizer(optim, (*place, key), report)
+    for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
+        if (scheduler := getattr(net, key)) is not None and _name(scheduler.name, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report):
+            _arguments(scheduler.kwargs, SCHEDULERS[scheduler.name], scheduler.name, (*place, key), report)
+    if _name(net.loss_spec.name, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report):
+        _arguments(net.loss_spec.kwargs, torch_names.LOSSES[net.loss_spec.name], net.loss_spec.name, (*place, "loss_spec"), report)
+    if isinstance(net, (MLPNetSpec, ConvNetSpec, RecurrentNetSpec, TorchArcNetSpec)) and net.init_fn is not None:
+        _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
+    if isinstance(net, (MLPNetSpec, ConvNetSpec, RecurrentNetSpec)):
+        for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
+            if name is not None and activation(name) is None:
+                report.fail((*place, key), f"'{name}' is no activation of torch.nn{nearest(name, torch_names.ACTIVATIONS)}")
+    if isinstance(net, TorchArcNetSpec):
+        for key in ("arc", "actor_arc", "critic_arc"):
+            if (arc := getattr(net, key)) is not None:
+                _arc(arc, (*place, key), report)
+
+
+def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: Report, key: str = "name") -> bool:
+    if name in known:
+        return True
+    reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
+    report.fail((*place, key), f"'{name}' is no {what} to use here{reason or '; allowed are ' + ', '.join(sorted(known))}")
+    return False
+
+
+def _optimizer(optim: OptimSpec, place: Path, report: Report) -> None:
+    if optim.name != "Lookahead":
+        if _name(optim.name, OPTIMIZERS, "optimizer of torch.optim", place, report):
+            _arguments(optim.kwargs, OPTIMIZERS[optim.name], optim.name, place, report)
+        return
+    inner = optim.kwargs.get("optimizer", "Adam")
+    if not isinstance(inner, str):
+        report.fail((*place, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
+    elif _name(inner, OPTIMIZERS, "optimizer of torch.optim", place, report, key="optimizer"):
+        others = {key: value for key, value in optim.kwargs.items() if key not in LOOKAHEAD}
+        _arguments(others, OPTIMIZERS[inner], f"Lookahead around {inner}", place, report)
+
+
+def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, report: Report) -> None:
+    """Hold arguments against those that `name` takes."""
+    words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
+    for key in given:
+        if key not in words and "**" not in words:
+            report.fail((*place, key), f"{name} takes no such argument{nearest(key, words) or '; it takes ' + (', '.join(words) or 'none')}")
+    for key, must in words.items():
+        if must and key not in given:
+            report.fail((*place, key), f"missing; {name} needs it")
+
+
+def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
+    """`{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
+    modules, graph = arc.get("modules"), arc.get("graph")
+    for key in arc:
+        if key not in ("modules", "graph"):
+            report.fail((*place, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed are modules and graph'}")
+    if not isinstance(modules, dict) or not modules:
+        report.fail((*place, "modules"), f"must be an object of named layers, not {show(modules)}")
+        return
+    for name, layer in modules.items():
+        _layer(layer, (*place, "modules", name), report)
+    if graph is None and len(modules) == 1:
+        return  # one module needs no graph
+    if not isinstance(graph, dict):
+        report.fail((*place, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
+    else:
+        _graph(graph, modules, (*place, "graph"), report)
+
+
+def _layer(layer: Any, place: Path, report: Report) -> None:
+    """A layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
+    name, args = (layer, None) if isinstance(layer, str) else next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
+    if not isinstance(name, str):
+        report.fail(place, f"must be one layer, as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
+    elif name not in LAYERS:
+        report.fail((*place, name), f"no layer of torch.nn{nearest(name, LAYERS)}")
+    elif name in ("Sequential", "ModuleList") and isinstance(args, list):
+        for index, inner in enumerate(args):
+            _layer(inner, (*place, name, index), report)
+    elif isinstance(args, dict) or args is None:
+        _arguments(args or {}, LAYERS[name], name, (*place, name), report)
+
+
+def _graph(graph: dict[str, Any], modules: Mapping[str, Any], place: Path, report: Report) -> None:
+    for key in ("input", "modules", "output"):
+        if graph.get(key) in (None, {}, []):
+            report.fail((*place, key), "missing; a graph has input, modules and output")
+    steps = graph.get("modules")
+    for name in steps if isinstance(steps, dict) else ():
+        if name not in modules:
+            report.fail((*place, "modules", name), f"no such name among the modules{nearest(name, modules)}")

@@ -1,0 +1,222 @@
+"""Raw spec → Spec, with each problem told at its path, the value seen, what is allowed and the nearest right key."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from slm_lab.spec.base import SpecModel
+from slm_lab.spec.report import Path, Report, nearest, show, show_path
+from slm_lab.spec.spec import Spec
+
+
+def validate(raw: dict[str, Any], report: Report) -> Spec | None:
+    """The Spec of a raw spec in today's form; None and problems in the report where it is not valid."""
+    try:
+        return Spec.model_validate(raw)
+    except ValidationError as error:
+        found = {_located(item, raw): item["type"] for item in error.errors(include_url=False, include_context=False, include_input=False)}
+    for path, kind in found.items():
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):  # a list's own error, where an item's says more
+            _explain(path, kind, raw, report)
+    return None
+
+
+def wrong_parts(raw: dict[str, Any]) -> list[Path]:
+    """Paths of everything in a raw spec that does not validate."""
+    try:
+        Spec.model_validate(raw)
+    except ValidationError as error:
+        return [_located(item, raw) for item in error.errors(include_url=False, include_context=False, include_input=False)]
+    return []
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives of an annotation: of a union its members, None left out, each without its Annotated."""
+    if isinstance(annotation, FieldInfo):
+        annotation = annotation.annotation
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [inner for member in get_args(annotation) for inner in members(member)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def models_at(path: Path, raw: Any) -> list[type[BaseModel]]:
+    """The models that may stand at `path`; one, where the data name it."""
+    annotations: list[Any] = [Spec]
+    for key in (None, *path):
+        if key is not None:
+            annotations = [inner for annotation in annotations for inner in _below(annotation, key)]
+            raw = _child(raw, key)
+        annotations = _chosen(annotations, raw)
+    return [a for a in annotations if _is_model(a)]
+
+
+def _chosen(annotations: list[Any], raw: Any) -> list[Any]:
+    """Of alternative models the one that the data name, else all."""
+    name = raw.get("name") if isinstance(raw, dict) else None
+    named = [a for a in annotations if _is_model(a) and isinstance(name, str) and name in _names([a])]
+    return named or annotations
+
+
+def _names(annotations: list[Any]) -> list[str]:
+    """The values of `name` that the models of a union are told apart by."""
+    fields = [a.model_fields["name"].annotation for a in annotations if _is_model(a) and "name" in a.model_fields]
+    return [value for field in fields if get_origin(field) is Literal for value in get_args(field)]
+
+
+def _below(annotation: Any, key: str | int) -> list[Any]:
+    if _is_model(annotation) and key in annotation.model_fields:
+        return members(annotation.model_fields[key])
+    if get_origin(annotation) is list and isinstance(key, int):
+        return members(get_args(annotation)[0])
+    return []
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _child(raw: Any, key: str | int) -> Any:
+    try:
+        return raw[key]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _located(item: Any, raw: Any) -> Path:
+    """An error's path in the data: its loc without the names of union members, which are in nobody's file."""
+    return tuple(_without_tags(item["loc"], item["type"], raw))
+
+
+def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
+    annotations: list[Any] = [Spec]
+    for key in loc:
+        chosen = _chosen(annotations, raw)
+        is_tag = isinstance(key, str) and (len(_names(annotations)) > 1 or (len(annotations) > 1 and not any(_is_model(a) for a in annotations)))
+        if is_tag:
+            annotations = chosen if any(_is_model(a) for a in chosen) else [a for a in annotations if get_origin(a) is list] or annotations[:1]
+            continue
+        yield key
+        annotations, raw = [inner for a in chosen for inner in _below(a, key)], _child(raw, key)
+    if kind.startswith("union_tag"):
+        yield "name"
+
+
+def _explain(path: Path, kind: str, raw: Any, report: Report) -> None:
+    """Add the problem at `path`, in words."""
+    parents, value = models_at(path[:-1], raw), raw
+    for key in path:
+        value = _child(value, key)
+    last = path[-1] if path else ""
+    if kind == "extra_forbidden":
+        report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents))
+        return
+    allowed = describe_at(path, raw)
+    if kind in ("missing", "union_tag_not_found"):
+        report.fail(path, f"missing; must be {allowed}")
+    else:
+        hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
+        report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
+
+
+def _choices(path: Path, parents: list[Any]) -> list[str]:
+    """The words that may stand at a path."""
+    annotations = [inner for parent in parents for inner in _below(parent, path[-1])] if path else []
+    return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
+
+
+def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
+    """Where an unknown key may have been meant: another spelling here, or the same word in another section."""
+    near = nearest(key, [name for parent in parents for name in parent.model_fields])
+    return near or next((f"; it belongs in {show_path(place)}" for place, words in SECTION_KEYS.items() if place != section and key in words), "")
+
+
+def describe_at(path: Path, raw: Any) -> str:
+    """What may stand at `path`, in words."""
+    parents = models_at(path[:-1], raw)
+    if path and path[-1] == "name" and len(names := _names(parents)) > 1:
+        return _one_of(names)
+    if path and isinstance(path[-1], str):
+        fields = [parent.model_fields[path[-1]] for parent in parents if path[-1] in parent.model_fields]
+        return describe(fields[0].annotation, fields[0].metadata) if fields else "an object"
+    if path and (parent := describe_item(path, raw)):
+        return parent
+    return "an object"
+
+
+def describe_item(path: Path, raw: Any) -> str:
+    """What may be an item of the list around `path`."""
+    depth = next((n for n in range(1, len(path) + 1) if not isinstance(path[-n], int)), len(path))
+    if depth >= len(path) and not path:
+        return ""
+    parents = models_at(path[: -depth], raw)
+    annotations: list[Any] = [p.model_fields[path[-depth]].annotation for p in parents if path[-depth] in p.model_fields]
+    for _ in range(depth - 1):
+        lists = [a for outer in annotations for a in members(outer) if get_origin(a) is list]
+        annotations = [get_args(a)[0] for a in lists]
+    return describe(annotations[0]) if annotations else ""
+
+
+def describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
+    """An annotation in words: "a number from 0 to 1"."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return describe(args[0], [part for extra in args[1:] for part in (extra.metadata if isinstance(extra, FieldInfo) else [extra])])
+    if origin in (Union, types.UnionType):
+        kinds = list(dict.fromkeys(describe(arg) for arg in args if arg is not type(None)))
+        return " or ".join(kinds)
+    if origin is Literal:
+        return _one_of(list(args))
+    if annotation is bool:
+        return "true or false"
+    if annotation in (int, float):
+        return ("a whole number" if annotation is int else "a number") + _bounds(metadata)
+    if annotation is str:
+        return "a string"
+    if origin is list:
+        return f"a list{_length(metadata)}" + (f" of items, each {describe(args[0])}" if args else "")
+    return "an object"
+
+
+def _one_of(values: list[Any]) -> str:
+    words = [f"'{v}'" if isinstance(v, str) else show(v) for v in values]
+    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+
+
+def _bounds(metadata: list[Any] | tuple[Any, ...]) -> str:
+    low = next((m.ge for m in metadata if isinstance(m, Ge)), None)
+    high = next((m.le for m in metadata if isinstance(m, Le)), None)
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    above = next((m.gt for m in metadata if isinstance(m, Gt)), None)
+    below = next((m.lt for m in metadata if isinstance(m, Lt)), None)
+    words = [f"{sign} {bound}" for sign, bound in (("≥", low), (">", above), ("≤", high), ("<", below)) if bound is not None and bound != 2**63]
+    return " " + " and ".join(words) if words else ""
+
+
+def _length(metadata: list[Any] | tuple[Any, ...]) -> str:
+    least = next((m.min_length for m in metadata if isinstance(m, MinLen)), None)
+    most = next((m.max_length for m in metadata if isinstance(m, MaxLen)), None)
+    if least and most:
+        return f" of {least} to {most}" if least != most else f" of {least}"
+    return " (not empty)" if least else ""
+
+
+def _section_keys() -> dict[Path, frozenset[str]]:
+    """Every key of each section, whichever component it belongs to."""
+    agent = Spec.model_fields["agent"].annotation
+    assert agent is not None and issubclass(agent, SpecModel)
+    sections: dict[Path, Any] = {("agent", key): agent.model_fields[key] for key in ("algorithm", "memory", "net")}
+    sections |= {(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")}
+    return {place: frozenset(name for model in members(field) for name in model.model_fields) for place, field in sections.items()}
+
+
+SECTION_KEYS = _section_keys()
+"""Section → every key of any component of it."""

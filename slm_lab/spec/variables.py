@@ -1,0 +1,133 @@
+"""`${var}` and --set: what the command line fills into a spec or overrides in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.report import Path, Report, show, show_path, to_path
+from slm_lab.spec.text import plain
+
+_VARIABLE = re.compile(r"\$\{([^${}]*)\}")
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The parsed --set arguments."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Values of ${var}, by name."""
+    overrides: dict[Path, Any] = field(default_factory=dict)
+    """Values of keys, by path."""
+
+
+def parse_sets(sets: Sequence[str]) -> Sets:
+    """The variables (var=value) and overrides (path.to.key=value) among --set arguments.
+
+    Raises: SpecError for one that is not of that form.
+    """
+    parsed, problems = Sets(), []
+    for text in sets:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not to_path(name):
+            problems.append(Problem("", f"must be name=value or path.to.key=value, not {show(text)}"))
+        elif "." in name or "[" in name:
+            parsed.overrides[to_path(name)] = read_value(value)
+        else:
+            parsed.variables[name] = read_value(value)
+    if problems:
+        raise SpecError("--set", problems)
+    return parsed
+
+
+def read_value(text: str) -> Any:
+    """A value from the command line: JSON where it is JSON, True, False and None, else the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return plain(value, f"--set {text[:40]}")
+
+
+def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
+    """The variables of each spec that `spec_params: {var: [values]}` asks for; a variable given by --set stays as given."""
+    if not isinstance(params, dict) or not all(isinstance(values, list) and values for values in params.values()):
+        report.fail(("spec_params",), f"must be an object of lists (not empty), not {show(params)}")
+        return []
+    lists = {name: values for name, values in params.items() if name not in given}
+    count = 1
+    for values in lists.values():
+        count *= len(values)
+    if count > 10_000:
+        report.fail(("spec_params",), f"makes {count} specs; at most 10000 are allowed")
+        return []
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+def fill(node: Any, variables: Mapping[str, Any], used: set[str], report: Report, path: Path = ()) -> Any:
+    """`node` with each ${var} replaced: by the value itself where it is the whole string, else by its text.
+
+    Names found are added to `used`; one without a value is a problem at each of its places.
+    """
+    if isinstance(node, dict):
+        filled = {}
+        for key, inner in node.items():
+            name = str(fill(key, variables, used, report, (*path, key))) if "${" in key else key
+            if name in filled:
+                report.fail((*path, key), f"is '{name}' when filled, which stands here already")
+            filled[name] = fill(inner, variables, used, report, (*path, key))
+        return filled
+    if isinstance(node, list):
+        return [fill(inner, variables, used, report, (*path, index)) for index, inner in enumerate(node)]
+    return _fill_text(node, variables, used, report, path) if isinstance(node, str) and "${" in node else node
+
+
+def _fill_text(text: str, variables: Mapping[str, Any], used: set[str], report: Report, path: Path) -> Any:
+    names = _VARIABLE.findall(text)
+    for name in names:
+        used.add(name)
+        if name not in variables:
+            report.fail(path, f"${{{name}}} has no value; give one with --set {name}=…")
+    if any(name not in variables for name in names):
+        return text
+    whole = _VARIABLE.fullmatch(text)
+    if whole:
+        return variables[whole[1]]
+    return _VARIABLE.sub(lambda match: _as_text(variables[match[1]]), text)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
+    """Set the key at `path`; sections on the way are made where they are missing (validation then knows each key)."""
+    if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
+        path = (path[0], *path[2:])  # the v4 form had a list here
+    node: Any = raw
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, list):
+            index = int(key) if str(key).isdecimal() and len(str(key)) < 10 else -1
+            if not 0 <= index < len(node):
+                report.fail(path[: depth + 1], f"the list has {len(node)} items; --set {show_path(path)} finds none there")
+                return
+            node[index], node = (value if last else node[index]), node[index]
+        elif isinstance(node, dict):
+            key = str(key)
+            if last:
+                node[key] = value
+            elif node.get(key) is None:
+                node[key] = {}
+            node = node[key]
+        else:
+            report.fail(path[:depth], f"is {show(node)}, which has no keys; --set {show_path(path)} cannot go below it")
+            return

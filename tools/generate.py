@@ -1,0 +1,38 @@
+"""Write the generated files of the spec room: python tools/generate.py [--check]
+
+- slm_lab/spec/known_envs.py from Gymnasium's registry and ALE's list of games,
+- slm_lab/spec/torch_names.py from torch,
+- slm_lab/spec/spec.schema.json from the models.
+With --check nothing is written; the exit status tells whether a file is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools import known_envs, torch_names  # noqa: E402
+
+from slm_lab.spec import schema  # noqa: E402
+
+SPEC = Path(__file__).resolve().parent.parent / "slm_lab" / "spec"
+FILES = {"known_envs.py": known_envs.text, "torch_names.py": torch_names.text, "spec.schema.json": schema.text}
+
+
+def main() -> int:
+    stale = []
+    for name, text in FILES.items():
+        path, fresh = SPEC / name, text()
+        if path.exists() and path.read_text(encoding="utf-8") == fresh:
+            continue
+        stale.append(name)
+        if "--check" not in sys.argv[1:]:
+            path.write_text(fresh, encoding="utf-8")
+    sys.stdout.write("".join(f"{'out of date' if '--check' in sys.argv[1:] else 'written'}: slm_lab/spec/{name}\n" for name in stale))
+    return int("--check" in sys.argv[1:] and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -104,5 +104,3 @@ class Policy:
         action_ND = rng.integers(nvec, size=(num_envs, len(nvec)))
         logp_N = np.full(num_envs, -np.log(nvec).sum(), np.float32)
         return (action_ND[:, 0] if action.kind == "discrete" else action_ND), logp_N
-
-

@@ -35,7 +35,14 @@ class Clock:
         return self.frame // every > self.prev_frame // every
 
     def state_dict(self) -> dict[str, float]:
-        return {"frame": self.frame, "prev_frame": self.prev_frame, "t": self.t, "epi": self.epi, "opt_step": self.opt_step, "wall_t": self.wall_t}
+        return {
+            "frame": self.frame,
+            "prev_frame": self.prev_frame,
+            "t": self.t,
+            "epi": self.epi,
+            "opt_step": self.opt_step,
+            "wall_t": self.wall_t,
+        }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         for name in ("frame", "prev_frame", "t", "epi", "opt_step"):

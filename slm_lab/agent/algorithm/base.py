@@ -43,7 +43,7 @@ class Algorithm(ABC):
         """Everything learned, without what is gathered for the next training."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # what learns nothing has nothing to load
         """Take over what `state_dict` gave."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,10 +53,22 @@ def critic_outputs(net: ActorCriticNet, rollout: Rollout, seq_len: int) -> Value
     return Values(output_TN[:-1], next_TN, torch.stack(states))
 
 
+class Sequences(NamedTuple):
+    """M sequences of L steps."""
+
+    obs_LM: Tensor
+    first_LM: Tensor
+    state_MS: Tensor
+    """Hidden state before each sequence."""
+    valid_LM: Tensor
+
+
 @dataclass(frozen=True)
 class Minibatch:
-    """Valid transitions [B], and how to run the net on them."""
+    """Valid transitions [B], and what to run the net on for them."""
 
+    inputs: Tensor | Sequences
+    """obs_B [B, *shape] for feed-forward nets, else the sequences that hold the transitions."""
     action_B: Tensor
     logp_B: Tensor
     advantage_B: Tensor
@@ -62,19 +76,14 @@ class Minibatch:
     """What the critic's output should be."""
     value_B: Tensor
     """What it was."""
-    obs_B: Tensor | None = None
-    """[B, *shape], for feed-forward nets."""
-    sequences: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-    """obs_LM, first_LM, state_MS, valid_LM, for recurrent nets: M sequences of L steps."""
 
     def forward(self, net: ActorCriticNet) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and values [B] of the transitions, with gradients."""
-        if self.sequences is None:
-            assert self.obs_B is not None
-            return net(self.obs_B)  # type: ignore[no-any-return]  # nn.Module.__call__ is untyped
-        obs_LM, first_LM, state_MS, valid_LM = self.sequences
-        params_LMP, value_LM, _ = net.unroll(obs_LM, first_LM, state_MS)
-        return params_LMP[valid_LM], value_LM[valid_LM]
+        if isinstance(self.inputs, Tensor):
+            return net(self.inputs)
+        inputs = self.inputs
+        params_LMP, value_LM, _ = net.unroll(inputs.obs_LM, inputs.first_LM, inputs.state_MS)
+        return params_LMP[inputs.valid_LM], value_LM[inputs.valid_LM]
 
 
 class Batch:
@@ -99,8 +108,7 @@ class Batch:
         """All transitions at once."""
         if self.recurrent:
             return self._sequences(torch.arange(self.size, device=self.state_MS.device))
-        obs_B, *columns = self.columns
-        return Minibatch(*columns, obs_B=obs_B)
+        return Minibatch(*self.columns)
 
     def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
         """Minibatches of about `minibatch_size` transitions, equal to within one, in fresh random order each epoch."""
@@ -110,16 +118,15 @@ class Batch:
         for _ in range(epochs):
             order = torch.from_numpy(rng.permutation(self.size)).to(self.columns[0].device)
             shuffled = [] if self.recurrent else [x.index_select(0, order) for x in self.columns]
-            for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            for begin, end in pairwise(bounds):
                 if self.recurrent:
                     yield self._sequences(order[begin:end])
                 else:
-                    obs_B, *columns = [x[begin:end] for x in shuffled]
-                    yield Minibatch(*columns, obs_B=obs_B)
+                    yield Minibatch(*(x[begin:end] for x in shuffled))
 
     def _sequences(self, index_M: Tensor) -> Minibatch:
         obs_LM, first_LM, valid_LM, *columns = [x[:, index_M] for x in self.columns]
-        return Minibatch(*(x[valid_LM] for x in columns), sequences=(obs_LM, first_LM, self.state_MS[index_M], valid_LM))
+        return Minibatch(Sequences(obs_LM, first_LM, self.state_MS[index_M], valid_LM), *(x[valid_LM] for x in columns))
 
 
 def _chunk(x_TN: Tensor, length: int) -> Tensor:

@@ -103,5 +103,3 @@ def value_scale(symlog: bool, normalize: bool) -> ValueScale:
         message = "symlog and normalize_v_targets exclude each other: leave one out"
         raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
     return SymlogScale() if symlog else RunningScale() if normalize else ValueScale()
-
-

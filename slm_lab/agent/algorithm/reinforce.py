@@ -76,5 +76,3 @@ class Reinforce(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(state["trainer"])
-
-

@@ -43,7 +43,7 @@ class SymlogScale(ValueScale):
 
 
 class RunningScale(ValueScale):
-    """The critic predicts values standardised by moving moments of the returns (as PopArt, arXiv:1602.07714, without its output correction).
+    """The critic predicts values standardised by moving moments of the returns (PopArt, arXiv:1602.07714, less its output correction).
 
     Moments are averages over updates with weight DECAY on the past, corrected for their start at zero.
     """

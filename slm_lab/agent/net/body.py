@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class RecurrentBody(Body):
         # the cell runs over whole stretches in which no episode begins
         starts = [0, *(first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist(), T]
         out = []
-        for begin, end in zip(starts[:-1], starts[1:], strict=True):
+        for begin, end in pairwise(starts):
             state_NS = torch.where(first_TN[begin].unsqueeze(1), 0.0, state_NS)
             out_TN, state_NS = self._run(x_TN[begin:end], state_NS)
             out.append(out_TN)
@@ -64,7 +65,7 @@ class RecurrentBody(Body):
         return out_TN, after.permute(2, 0, 1, 3).reshape(N, -1)
 
 
-CELLS: dict[str, type[nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
+CELLS: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
 
 
 def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace) -> Body:
@@ -85,8 +86,8 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace) -> Body:
     layers: list[nn.Module] = [Pixels(spec.normalize)]
     channels = obs.shape[0]
     for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers):
-        kernel, stride, padding, dilation = [*(_pair(g) for g in geometry), *[None] * (4 - len(geometry))]
-        conv = nn.Conv2d(channels, int(out_channels), kernel, stride or 1, padding or 0, dilation or 1)  # type: ignore[arg-type]  # ints from the spec
+        names = ("kernel_size", "stride", "padding", "dilation")
+        conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # ints or pairs
         init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(conv)
         channels = conv.out_channels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 """Lower-case name → class, every activation of torch.nn."""
 
-INITS: dict[str, Callable[..., Tensor]] = {name: fn for name, fn in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")}
+INITS: dict[str, Callable[..., Tensor]] = {
+    name: fn for name, fn in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")
+}
 """Name → in-place initialisation, every one of torch.nn.init."""
 
 
@@ -45,7 +48,7 @@ def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None =
 
 def _gain(nonlinearity: str | None) -> float:
     try:
-        return float(nn.init.calculate_gain((nonlinearity or "linear").lower()))
+        return float(nn.init.calculate_gain((nonlinearity or "linear").lower()))  # type: ignore[arg-type]  # ValueError for others
     except ValueError:
         return 1.0
 
@@ -63,7 +66,7 @@ def mlp(
 ) -> list[nn.Module]:
     """Linear layers of `sizes` (input first), each followed by its norm and activation."""
     layers: list[nn.Module] = []
-    for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for n_in, n_out in pairwise(sizes):
         linear = nn.Linear(n_in, n_out)
         init_layer(linear, init_fn, activation_name.lower())
         layers.append(linear)

@@ -25,7 +25,9 @@ class FlatParams:
     Attributes: `param` and `grad`, float32 [P]; `buffer`, float32 [Q]; `slices`, each group's part of the vectors.
     """
 
-    def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str | torch.device = "cpu"
+    ) -> None:
         self.module = module
         module.to(device)
         taken: set[int] = set()
@@ -74,7 +76,9 @@ class FlatParams:
     def load(self, param: Tensor, buffer: Tensor) -> None:
         """Copy vectors in. Raises ValueError where sizes differ (another net)."""
         if param.shape != self.param.shape or buffer.shape != self.buffer.shape:
-            raise ValueError(f"weights of another net: {len(param)} parameters and {len(buffer)} buffers, this one has {len(self.param)} and {len(self.buffer)}")
+            raise ValueError(
+                f"weights of another net: {len(param)} parameters, {len(buffer)} buffers; here {len(self.param)}, {len(self.buffer)}"
+            )
         self.param.copy_(param)
         self.buffer.copy_(buffer)
 

@@ -65,7 +65,11 @@ class FlatAdam(_Statistics):
         if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas) or eps < 0.0 or weight_decay < 0.0:
             raise ValueError(f"needs betas in [0, 1), eps and weight_decay ≥ 0, got {list(betas)}, {eps}, {weight_decay}")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self.statistics = {"first": torch.zeros_like(param), "second": torch.zeros_like(param), "step": torch.zeros((), device=param.device)}
+        self.statistics = {
+            "first": torch.zeros_like(param),
+            "second": torch.zeros_like(param),
+            "step": torch.zeros((), device=param.device),
+        }
 
     @torch.no_grad()
     def step(self) -> None:
@@ -153,7 +157,7 @@ class Lookahead(FlatOptimizer):
         self.slow = param.detach().clone()
 
     @property
-    def lr(self) -> float:  # type: ignore[override]  # an attribute of the base, here the inner one's
+    def lr(self) -> float:
         return self.inner.lr
 
     @lr.setter
@@ -180,7 +184,9 @@ class Lookahead(FlatOptimizer):
 class TorchOptimizer(FlatOptimizer):
     """An optimizer of torch.optim, over the flat vector or, where it looks at shapes, over the parameters themselves."""
 
-    def __init__(self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
+    def __init__(
+        self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
+    ) -> None:
         if len(params) == 1 and params[0].grad is None:
             vector = torch.nn.Parameter(params[0])
             vector.grad = grad
@@ -188,7 +194,7 @@ class TorchOptimizer(FlatOptimizer):
         self.inner = kind(params, lr=lr, **kwargs)
 
     @property
-    def lr(self) -> float:  # type: ignore[override]  # an attribute of the base, here torch's group
+    def lr(self) -> float:
         return float(self.inner.param_groups[0]["lr"])
 
     @lr.setter

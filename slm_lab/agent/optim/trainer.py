@@ -71,7 +71,7 @@ class Trainer:
     def step(self, loss: Tensor) -> float:
         """One gradient step on a scalar loss. Returns the gradient's L2 norm over all groups, before clipping."""
         self.flat.grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss.backward()
         squares = 0.0
         for group in self.groups:
             norm = float(torch.linalg.vector_norm(group.grad))

@@ -1,0 +1,121 @@
+"""Action distributions against torch.distributions, and samples against their own densities."""
+
+import numpy as np
+import pytest
+import torch
+from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution
+from slm_lab.lib.records import ActionSpace
+from torch import Tensor
+from torch import distributions as td
+
+SPACES = {
+    "discrete": ActionSpace("discrete", (4,), 1),
+    "multi_discrete": ActionSpace("multi_discrete", (2, 3), 2),
+    "multi_binary": ActionSpace("multi_binary", (), 3),
+    "continuous": ActionSpace("continuous", (), 2),
+}
+ALL = sorted(DISTRIBUTIONS)
+
+
+def make(name: str) -> ActionDistribution:
+    return DISTRIBUTIONS[name](SPACES[DISTRIBUTIONS[name].kinds[0]])
+
+
+def params(dist: ActionDistribution, rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(scale=0.5, size=(rows, dist.params)).astype(np.float32)
+
+
+def reference(name: str, p: Tensor) -> td.Distribution:
+    """The same distribution built from torch.distributions."""
+    match name:
+        case "Categorical" | "Argmax" | "GumbelSoftmax":
+            return td.Categorical(logits=p)
+        case "Bernoulli":
+            return td.Independent(td.Bernoulli(logits=p), 1)
+        case "Normal":
+            return td.Independent(td.Normal(p[:, :2], p[:, 2:].exp()), 1)
+        case "LogNormal":
+            return td.Independent(td.LogNormal(p[:, :2], p[:, 2:].exp()), 1)
+        case "Gumbel":
+            return td.Independent(td.Gumbel(p[:, :2], p[:, 2:].exp()), 1)
+        case "Beta":
+            shape = torch.nn.functional.softplus(p) + 1.0
+            stretch = td.transforms.AffineTransform(-1.0, 2.0)
+            return td.Independent(td.TransformedDistribution(td.Beta(shape[:, :2], shape[:, 2:]), [stretch]), 1)
+        case "MultivariateNormal":
+            tril = torch.diag_embed(p[:, 2:4].exp())
+            tril[:, 1, 0] = p[:, 4]
+            return td.MultivariateNormal(p[:, :2], scale_tril=tril)
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n != "MultiCategorical"])
+def test_log_prob_and_entropy(name: str) -> None:
+    dist, rng = make(name), np.random.default_rng(1)
+    p = params(dist, 6)
+    action, logp = dist.sample(p, rng)
+    torch_p, torch_a = torch.from_numpy(p), torch.from_numpy(action)
+    expected = reference(name, torch_p)
+    wanted = expected.log_prob(torch_a.float() if name == "Bernoulli" else torch_a)
+    assert torch.allclose(dist.log_prob(torch_p, torch_a), wanted, atol=1e-4)
+    assert np.allclose(logp, wanted.numpy(), atol=1e-4)
+    both = dist.evaluate(torch_p, torch_a)
+    assert torch.allclose(both[0], wanted, atol=1e-4)
+    assert torch.allclose(both[1], dist.entropy(torch_p), atol=1e-5)
+    if name != "Beta":  # torch has no entropy for transformed distributions
+        assert torch.allclose(dist.entropy(torch_p), expected.entropy(), atol=1e-4)
+    else:
+        shape = torch.nn.functional.softplus(torch_p) + 1.0
+        plain = td.Beta(shape[:, :2], shape[:, 2:]).entropy().sum(1) + 2 * np.log(2.0)
+        assert torch.allclose(dist.entropy(torch_p), plain, atol=1e-4)
+
+
+def test_multi_categorical_is_independent_categoricals() -> None:
+    dist = make("MultiCategorical")
+    p = torch.from_numpy(params(dist, 5))
+    action = torch.tensor([[0, 2], [1, 0], [1, 1], [0, 0], [1, 2]])
+    parts = [td.Categorical(logits=p[:, :2]), td.Categorical(logits=p[:, 2:])]
+    assert torch.allclose(dist.log_prob(p, action), parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1]), atol=1e-5)
+    assert torch.allclose(dist.entropy(p), parts[0].entropy() + parts[1].entropy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n != "Argmax"])
+def test_entropy_is_the_mean_of_minus_logp(name: str) -> None:
+    """Samples, log_prob and entropy belong to one distribution (Monte Carlo, within 4 standard errors)."""
+    dist = make(name)
+    p = np.repeat(params(dist, 1, seed=3), 20_000, axis=0)
+    _, logp = dist.sample(p, np.random.default_rng(2))
+    entropy = float(dist.entropy(torch.from_numpy(p[:1])))
+    assert -logp.mean() == pytest.approx(entropy, abs=4 * logp.std() / np.sqrt(len(logp)) + 1e-4)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shapes_dtypes_and_mode(name: str) -> None:
+    dist = make(name)
+    p = params(dist, 7)
+    for action in (dist.sample(p, np.random.default_rng(0))[0], dist.draw(p, np.random.default_rng(0)), dist.mode(p)):
+        kind = dist.action.kind
+        assert action.shape == ((7,) if kind == "discrete" else (7, dist.action.dim))
+        assert action.dtype == (np.float32 if kind == "continuous" else np.int64)
+    if name not in ("MultivariateNormal", "LogNormal", "Gumbel", "Normal", "Beta"):
+        draws = np.stack([dist.sample(p, np.random.default_rng(i))[0] for i in range(50)])
+        best = dist.log_prob(torch.from_numpy(p), torch.from_numpy(dist.mode(p)))
+        for draw in draws:
+            assert (dist.log_prob(torch.from_numpy(p), torch.from_numpy(draw)) <= best + 1e-6).all()
+
+
+def test_categorical_frequencies() -> None:
+    dist = make("Categorical")
+    p = np.repeat(np.log([[0.1, 0.2, 0.3, 0.4]]).astype(np.float32), 20_000, axis=0)
+    counts = np.bincount(dist.draw(p, np.random.default_rng(0)), minlength=4) / 20_000
+    assert counts.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.015)
+
+
+def test_extreme_parameters_stay_finite() -> None:
+    for name in ALL:
+        dist = make(name)
+        for size in (-60.0, 60.0):
+            p = np.full((3, dist.params), size, np.float32)
+            action, logp = dist.sample(p, np.random.default_rng(0))
+            assert np.isfinite(logp).all(), (name, size)
+            assert name == "LogNormal" or np.isfinite(action).all(), (name, size)

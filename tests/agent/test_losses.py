@@ -1,0 +1,48 @@
+"""Losses against hand-worked numbers."""
+
+import math
+
+import pytest
+import torch
+from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symexp, symlog
+from torch import nn
+
+
+def test_policy_gradient() -> None:
+    assert float(policy_gradient_loss(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -1.0]))) == pytest.approx(-(-3.0 + 2.0) / 2)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective"),
+    [(1.5, 1.0, 1.2), (1.5, -1.0, -1.5), (0.5, 1.0, 0.5), (0.5, -1.0, -0.8), (1.1, 2.0, 2.2)],
+)
+def test_clipped_surrogate(ratio: float, advantage: float, objective: float) -> None:
+    """The four corners of figure 1 of arXiv:1707.06347 and a point inside."""
+    old = torch.tensor([-0.7])
+    loss = clipped_surrogate_loss(old + math.log(ratio), old, torch.tensor([advantage]), 0.2)
+    assert float(loss) == pytest.approx(-objective, rel=1e-5)
+
+
+def test_clipping_stops_the_gradient() -> None:
+    logp = torch.tensor([math.log(1.5), 0.0], requires_grad=True)
+    clipped_surrogate_loss(logp, torch.zeros(2), torch.ones(2), 0.2).backward()
+    assert logp.grad is not None
+    assert logp.grad.tolist() == pytest.approx([0.0, -0.5])
+
+
+def test_clipped_value() -> None:
+    loss_fn = nn.MSELoss(reduction="none")
+    value, old, target = torch.tensor([2.0, 1.05]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, 3.0])
+    # first: |2−3|² = 1 against |1.2−3|² = 3.24; second: inside the clip, both |1.05−3|²
+    assert float(clipped_value_loss(value, old, target, 0.2, loss_fn)) == pytest.approx((3.24 + 1.95**2) / 2)
+
+
+def test_symlog_inverse() -> None:
+    x = torch.tensor([-1000.0, -1.0, 0.0, 0.5, 1e4])
+    assert torch.allclose(symexp(symlog(x)), x, rtol=1e-4)
+    assert float(symlog(torch.tensor(math.e - 1.0))) == pytest.approx(1.0)
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        policy_gradient_loss(torch.zeros(3, 1), torch.zeros(3))

@@ -1,0 +1,243 @@
+"""Flat parameters, optimizers and learning rate schedules."""
+
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.optimizers import NAMES, SHAPED, FlatAdam, FlatRMSprop, build_optimizer, make_optimizer
+from slm_lab.agent.optim.schedule import SCHEDULERS, build_lr_schedule
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
+from torch import nn
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def views_hold(flat: FlatParams) -> bool:
+    """Parameters, gradients and buffers still lie in the vectors."""
+    start, end = flat.param.data_ptr(), flat.param.data_ptr() + 4 * flat.param.numel()
+    params = all(start <= p.data_ptr() < end for p in flat.module.parameters())
+    grads = all(p.grad is not None and p.grad.untyped_storage().data_ptr() == flat.grad.untyped_storage().data_ptr() for p in flat.params)
+    begin, stop = flat.buffer.data_ptr(), flat.buffer.data_ptr() + 4 * flat.buffer.numel()
+    return params and grads and all(begin <= b.data_ptr() < stop for b in flat.module.buffers() if b.is_floating_point())
+
+
+def test_flat_keeps_values_and_views() -> None:
+    plain, flattened = net(), net()
+    flat = FlatParams(flattened)
+    x = torch.randn(5, 3)
+    assert torch.equal(plain(x), flattened(x))
+    flattened(x).sum().backward()
+    plain(x).sum().backward()
+    assert torch.equal(flat.grad, torch.cat([p.grad.reshape(-1) for p in plain.parameters() if p.grad is not None]))
+    flattened.load_state_dict(net().state_dict())
+    assert views_hold(flat)
+    flat.share_memory()
+    assert views_hold(flat)
+    assert flat.param.is_shared()
+    flat.param.zero_()
+    assert all(float(p.detach().abs().max()) == 0.0 for p in flattened.parameters())
+
+
+def test_flat_clone_and_load() -> None:
+    one, two = FlatParams(net()), FlatParams(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)))
+    two.load(*one.clone())
+    x = torch.randn(5, 3)
+    assert torch.equal(one.module.eval()(x), two.module.eval()(x))
+    with pytest.raises(ValueError, match="another net"):
+        FlatParams(nn.Linear(2, 2)).load(*one.clone())
+
+
+def test_groups_must_cover_all_parameters() -> None:
+    module = net()
+    with pytest.raises(ValueError, match="in no group"):
+        FlatParams(module, [list(module[0].parameters())])
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("Adam", {}),
+    ("Adam", {"betas": [0.8, 0.99], "eps": 1e-5, "weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True}),
+    ("GlobalAdam", {"eps": 1e-5}),
+    ("RMSprop", {}),
+    ("RMSprop", {"alpha": 0.9, "momentum": 0.5, "weight_decay": 0.1}),
+    ("RMSprop", {"centered": True}),
+    ("GlobalRMSprop", {"eps": 1e-5}),
+    ("SGD", {"momentum": 0.9}),
+    ("RAdam", {}),
+    ("AdamW", {}),
+    ("NAdam", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CASES)
+def test_optimizers_are_torchs(name: str, kwargs: dict[str, Any]) -> None:
+    """Twenty steps on a flat vector equal torch's optimizer, bit for bit."""
+    torch.manual_seed(1)
+    param, grad = torch.randn(50), torch.zeros(50)
+    reference = nn.Parameter(param.clone())
+    reference.grad = torch.zeros(50)
+    plain = name.removeprefix("Global")
+    fused = {"fused": True} if plain in ("Adam", "AdamW", "SGD") else {}
+    theirs = getattr(torch.optim, plain)([reference], lr=0.01, **{k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}, **fused)
+    ours = make_optimizer(name, [param], grad, 0.01, kwargs)
+    for _ in range(20):
+        grad.copy_(torch.randn(50))
+        reference.grad.copy_(grad)
+        ours.step()
+        theirs.step()
+    assert torch.equal(param, reference.detach())
+
+
+def test_lookahead_by_hand() -> None:
+    # SGD with gradient 1 and lr 1: fast goes 0, −1, −2; after k = 2 slow = 0 + 0.5 (−2 − 0) = −1, and fast jumps there
+    param, grad = torch.zeros(1), torch.ones(1)
+    ours = make_optimizer("Lookahead", [param], grad, 1.0, {"optimizer": "SGD", "k": 2, "alpha": 0.5})
+    ours.step()
+    assert float(param) == -1.0
+    ours.step()
+    assert float(param) == -1.0
+    ours.step()
+    ours.step()
+    assert float(param) == -2.0
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_optimizer_resumes(name: str) -> None:
+    """A state that went through a file continues identically."""
+
+    def build() -> tuple[Any, torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        module = nn.Linear(6, 4, bias=False)
+        flat = FlatParams(module)
+        flat.grad.normal_()
+        params = flat.group(0) if name in SHAPED else [flat.param]
+        return make_optimizer(name, params, flat.grad, 0.01, {}), flat.param, flat.grad
+
+    straight, param, grad = build()
+    for _ in range(3):
+        straight.step()
+    file = io.BytesIO()
+    torch.save({"optimizer": straight.state_dict(), "param": param}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    resumed, param2, grad2 = build()
+    param2.copy_(saved["param"])
+    grad2.copy_(grad)
+    resumed.load_state_dict(saved["optimizer"])
+    for _ in range(8):
+        straight.step()
+        resumed.step()
+    assert torch.equal(param, param2)
+
+
+def test_bad_optimizers_are_spec_errors() -> None:
+    for spec, part in (
+        (OptimSpec(name="Adam", lr=0.1, betas=[0.9, 1.5]), "betas"),
+        (OptimSpec(name="Adamm"), "none of"),
+        (OptimSpec(name="SGD", speed=3), "speed"),
+        (OptimSpec.model_validate({"name": "Lookahead", "optimizer": "Fast"}), "none of"),
+    ):
+        with pytest.raises(SpecError, match=part):
+            build_optimizer(spec, [torch.zeros(2)], torch.zeros(2), "agent.net.optim_spec")
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "StepLR": {"step_size": 7, "gamma": 0.5},
+    "MultiStepLR": {"milestones": [5, 20], "gamma": 0.1},
+    "ConstantLR": {"factor": 0.5, "total_iters": 9},
+    "LinearLR": {"start_factor": 0.2, "total_iters": 30},
+    "ExponentialLR": {"gamma": 0.97},
+    "PolynomialLR": {"total_iters": 30, "power": 2.0},
+    "CosineAnnealingLR": {"T_max": 25, "eta_min": 0.001},
+    "CosineAnnealingWarmRestarts": {"T_0": 8, "T_mult": 2},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 6, "cycle_momentum": False},
+    "OneCycleLR": {"max_lr": 0.1, "total_steps": 50, "cycle_momentum": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(SCHEDULERS))
+def test_schedules_equal_stepping_torch(name: str) -> None:
+    """Jumping to a frame gives what torch reaches step by step."""
+    base = 0.1
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=base)
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **SCHEDULES[name])
+    stepped = []
+    for _ in range(45):
+        stepped.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    schedule = build_lr_schedule(LRSchedulerSpec(name=name, **SCHEDULES[name]), base, "path")
+    for frame in (0, 1, 6, 13, 14, 29, 44):
+        assert schedule(frame) == pytest.approx(stepped[frame], rel=1e-6, abs=1e-9), frame
+
+
+def test_linear_schedules() -> None:
+    to_zero = build_lr_schedule(LRSchedulerSpec(name="LinearToZero", frame=100), 0.1, "path")
+    assert [to_zero(0), to_zero(50), to_zero(100), to_zero(500)] == pytest.approx([0.1, 0.05, 0.0, 0.0])
+    to_min = build_lr_schedule(LRSchedulerSpec(name="LinearToMin", frame=100, min_factor=0.2), 0.1, "path")
+    assert [to_min(0), to_min(50), to_min(100), to_min(500)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
+
+
+def test_schedule_specs_can_be_sent_to_a_child() -> None:
+    """Defect 3: what a child process gets is the spec, and it pickles."""
+    spec = LRSchedulerSpec(name="LinearToZero", frame=100)
+    assert build_lr_schedule(pickle.loads(pickle.dumps(spec)), 0.1, "path")(50) == pytest.approx(0.05)
+
+
+def test_trainer_step_is_torch_by_hand() -> None:
+    """Clipping and Adam as clip_grad_norm_ and torch.optim.Adam do them."""
+    spec = MLPNetSpec(name="MLPNet", clip_grad_val=0.5, optim_spec=OptimSpec(lr=0.01))
+    ours, theirs = nn.Linear(3, 1), nn.Linear(3, 1)
+    theirs.load_state_dict(ours.state_dict())
+    trainer = Trainer(ours, spec)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
+    for scale in (10.0, 0.01, 3.0):
+        x = torch.randn(8, 3) * scale
+        norm = trainer.step(ours(x).square().mean())
+        optimizer.zero_grad()
+        theirs(x).square().mean().backward()
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        optimizer.step()
+        assert norm == pytest.approx(float(expected), rel=1e-5)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(a, b, atol=1e-7)
+
+
+def test_trainer_groups_have_their_own_rates_and_norms() -> None:
+    spec = MLPNetSpec(
+        name="MLPNet",
+        use_same_optim=False,
+        actor_optim_spec=OptimSpec(name="SGD", lr=1.0),
+        critic_optim_spec=OptimSpec(name="SGD", lr=0.1),
+        critic_lr_scheduler_spec=LRSchedulerSpec(name="LinearToZero", frame=10),
+    )
+    module = nn.ModuleDict({"actor": nn.Linear(1, 1, bias=False), "critic": nn.Linear(1, 1, bias=False)})
+    trainer = Trainer(module, spec, {"actor": list(module["actor"].parameters()), "critic": list(module["critic"].parameters())})
+    with torch.no_grad():
+        trainer.flat.param.zero_()
+    trainer.set_lr(5)
+    norm = trainer.step((3.0 * module["actor"].weight + 4.0 * module["critic"].weight).sum())
+    assert norm == pytest.approx(5.0)
+    assert trainer.flat.param.tolist() == pytest.approx([-3.0, -0.05 * 4.0])
+
+
+def test_gradients_do_not_add_up() -> None:
+    """Defect 1 in one process: each step's gradient is its own."""
+    module = nn.Linear(1, 1, bias=False)
+    trainer = Trainer(module, MLPNetSpec(name="MLPNet", optim_spec=OptimSpec(name="SGD", lr=0.001)))
+    assert [trainer.step(module.weight.sum()) for _ in range(3)] == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_statistics_are_exposed() -> None:
+    assert set(FlatAdam(torch.zeros(2), torch.zeros(2), 0.1).statistics) == {"first", "second", "step"}
+    assert set(FlatRMSprop(torch.zeros(2), torch.zeros(2), 0.1, centered=True, momentum=0.1).statistics) == {"square", "mean", "velocity"}

@@ -1,0 +1,106 @@
+"""Returns and advantages against brute force, with truncations and terminations inside."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize
+
+GAMMA, LAM = 0.9, 0.8
+
+
+def random_rollout(seed: int, T: int, N: int) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    terminated = rng.random((T, N)) < 0.2
+    truncated = (rng.random((T, N)) < 0.2) & ~terminated
+    return {
+        "reward": torch.from_numpy(rng.normal(size=(T, N))),
+        "value": torch.from_numpy(rng.normal(size=(T, N))),
+        "next_value": torch.from_numpy(rng.normal(size=(T, N))),
+        "terminated": torch.from_numpy(terminated),
+        "done": torch.from_numpy(terminated | truncated),
+    }
+
+
+def brute_nstep(r: dict[str, torch.Tensor], t: int, n: int, steps: int, gamma: float) -> float:
+    """Walk forward from (t, n) as the definition says."""
+    total, discount = 0.0, 1.0
+    T = len(r["reward"])
+    for k in range(steps):
+        total += discount * float(r["reward"][t + k, n])
+        discount *= gamma
+        if r["terminated"][t + k, n]:
+            return total
+        if r["done"][t + k, n] or t + k == T - 1 or k == steps - 1:
+            return total + discount * float(r["next_value"][t + k, n])
+    raise AssertionError
+
+
+def brute_gae(r: dict[str, torch.Tensor], t: int, n: int, gamma: float, lam: float) -> float:
+    """Σ (γλ)^l δ_{t+l} up to the end of the episode or the rollout, eq. 16 of arXiv:1506.02438."""
+    total, weight = 0.0, 1.0
+    for k in range(t, len(r["reward"])):
+        bootstrap = 0.0 if r["terminated"][k, n] else float(r["next_value"][k, n])
+        total += weight * (float(r["reward"][k, n]) + gamma * bootstrap - float(r["value"][k, n]))
+        weight *= gamma * lam
+        if r["done"][k, n]:
+            break
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), T=st.integers(1, 20), N=st.integers(1, 3), steps=st.integers(1, 25))
+def test_against_brute_force(seed: int, T: int, N: int, steps: int) -> None:
+    """Defect 12: neither returns nor GAE leak across a truncation."""
+    r = random_rollout(seed, T, N)
+    nstep = nstep_returns(r["reward"], r["next_value"], r["terminated"], r["done"], GAMMA, steps)
+    plain = discounted_returns(r["reward"], r["next_value"], r["terminated"], r["done"], GAMMA)
+    advantage = gae(r["reward"], r["value"], r["next_value"], r["terminated"], r["done"], GAMMA, LAM)
+    for t in range(T):
+        for n in range(N):
+            assert float(nstep[t, n]) == pytest.approx(brute_nstep(r, t, n, steps, GAMMA))
+            assert float(plain[t, n]) == pytest.approx(brute_nstep(r, t, n, T + 1, GAMMA))
+            assert float(advantage[t, n]) == pytest.approx(brute_gae(r, t, n, GAMMA, LAM))
+
+
+def test_scan_is_the_recursion() -> None:
+    x, c = torch.rand(13, 2, dtype=torch.float64), torch.rand(13, 2, dtype=torch.float64)
+    y, expected = torch.zeros(2, dtype=torch.float64), []
+    for t in reversed(range(13)):
+        y = x[t] + c[t] * y
+        expected.append(y)
+    assert torch.allclose(discounted_scan(x, c), torch.stack(expected[::-1]))
+
+
+def test_hand_worked_gae() -> None:
+    # one env, terminated at the last of three steps: δ = [1 + .5·2 − 1, 1 + .5·3 − 2, 1 − 3] = [1, .5, −2], γλ = .25
+    reward = torch.ones(3, 1)
+    value, next_value = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[2.0], [3.0], [99.0]])
+    terminated = torch.tensor([[False], [False], [True]])
+    advantage = gae(reward, value, next_value, terminated, terminated, 0.5, 0.5)
+    assert advantage.flatten().tolist() == pytest.approx([1.0 + 0.25 * (0.5 + 0.25 * -2.0), 0.5 + 0.25 * -2.0, -2.0])
+
+
+def test_truncation_keeps_the_bootstrap() -> None:
+    reward, next_value = torch.zeros(2, 1), torch.tensor([[10.0], [20.0]])
+    no, first = torch.zeros(2, 1, dtype=torch.bool), torch.tensor([[True], [False]])
+    truncated = discounted_returns(reward, next_value, no, first, 0.5)
+    terminated = discounted_returns(reward, next_value, first, first, 0.5)
+    assert truncated.flatten().tolist() == [5.0, 10.0]
+    assert terminated.flatten().tolist() == [0.0, 10.0]
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        discounted_scan(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ValueError, match="one shape"):
+        discounted_scan(torch.zeros(3, 2), torch.zeros(3, 1))
+
+
+def test_standardize() -> None:
+    x = standardize(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert float(x.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(x.std()) == pytest.approx(1.0, abs=1e-4)
+    assert standardize(torch.full((4,), 7.0)).abs().max() == 0.0
+    assert standardize(torch.tensor([7.0])).tolist() == [0.0]

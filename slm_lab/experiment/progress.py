@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as LiveDisplay
 
-_LINE_EVERY = 1.0
+_LINE_EVERY = 5.0
 """Seconds between two plain lines of a Session, at least."""
 Row = dict[str, float | int | None]
 

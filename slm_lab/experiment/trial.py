@@ -101,7 +101,8 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"cannot write in the data folder {folder}: {there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"cannot write in the data folder {folder}: no permission in {there}")
-    if shutil.disk_usage(there).free < _NEEDED_BYTES:
+    usage = shutil.disk_usage(there)
+    if usage.total and usage.free < _NEEDED_BYTES:
         raise UserError(f"cannot write in the data folder {folder}: the disk is full")
 
 

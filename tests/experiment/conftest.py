@@ -1,0 +1,38 @@
+"""Specs small enough to run in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slm_lab.spec.spec import Spec
+
+
+def _spec(**sections: Any) -> dict[str, Any]:
+    """A PPO spec of CartPole as it stands in a file; `sections` hold what differs."""
+    algorithm = {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 2}
+    net = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
+    return {
+        "agent": {
+            "name": "PPO",
+            "algorithm": algorithm | sections.get("algorithm", {}),
+            "memory": {"name": "OnPolicyBatchReplay"},
+            "net": net,
+        },
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1000} | sections.get("env", {}),
+        "meta": {"max_session": 1, "log_frequency": 250, "random_seed": 5} | sections.get("meta", {}),
+    }
+
+
+@pytest.fixture
+def spec_body() -> Callable[..., dict[str, Any]]:
+    """spec_body(env={…}, meta={…}, algorithm={…}): the body of a spec."""
+    return _spec
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., Spec]:
+    """The same as a Spec, called small."""
+    return lambda **sections: Spec.model_validate({"name": "small", **_spec(**sections)})

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment import paths as paths_module
+from slm_lab.experiment.paths import RunPaths, new_run, runs
+
+
+def test_names_of_a_run(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "ppo")
+    assert paths.spec == tmp_path / "ppo_spec.json"
+    assert paths.trial_graph("mean_returns", "html") == tmp_path / "ppo_t0_trial_graph_mean_returns_vs_frames.html"
+    assert paths.trial_graph("loss", "png") == tmp_path / "graph/ppo_t0_trial_graph_loss_vs_frames.png"
+    assert paths.session_df(1) == tmp_path / "info/ppo_t0_s1_session_df_train.csv"
+    assert paths.checkpoint(0, "best") == tmp_path / "model/ppo_t0_s0_ckpt-best.pt"
+
+
+def test_sessions_with_a_table(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, "ppo")
+    for index in (10, 2, 0):
+        paths.session_df(index).touch()
+    paths.session_df(3, "eval").touch()
+    RunPaths(paths.root, "ppo_other").session_df(7).touch()
+    assert paths.sessions() == [0, 2, 10]
+    assert paths.sessions("eval") == [3]
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime(2026, 1, 1, 23, 59, 59)
+
+    monkeypatch.setattr(paths_module, "datetime", Still)
+    first, second = new_run(tmp_path, "ppo"), new_run(tmp_path, "ppo")
+    assert first.root.name == "ppo_2026_01_01_235959"
+    assert second.root.name == "ppo_2026_01_02_000000"
+    assert runs(tmp_path, "ppo") == [first.root, second.root]
+
+
+def test_runs_are_of_that_spec_alone(tmp_path: Path) -> None:
+    mine = new_run(tmp_path, "ppo").root
+    new_run(tmp_path, "ppo_cartpole")
+    (tmp_path / "ppo_notes").mkdir()
+    assert runs(tmp_path, "ppo") == [mine]
+    assert runs(tmp_path / "nowhere", "ppo") == []
+
+
+def test_a_name_stays_inside_the_data_folder(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, "../../evil name")
+    assert paths.root.parent == tmp_path
+    assert paths.spec.parent == paths.root

@@ -28,10 +28,10 @@ class _LeanInfo:
     num_envs: int
 
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
-        if "final_obs" in env_info:
+        if "final_obs" in env_info and "final_info" in env_info:
             # a copy: the env may write its next observation into the same array
             vector_infos.setdefault("final", []).append((env_num, copy.deepcopy(env_info["final_obs"])))
-        if "lives" in env_info:
+        if isinstance(env_info.get("lives"), int | np.integer):
             vector_infos.setdefault("lives", np.zeros(self.num_envs, np.int64))[env_num] = env_info["lives"]
         return vector_infos
 
@@ -65,6 +65,14 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
             pipe.close()
 
 
+class _KeepsLast(gym.Wrapper[Any, Any, Any, Any]):
+    """Copies the last observation of an episode: Gymnasium's worker resets before it sends, and the env may reuse its array."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
+
+
 def _worker(
     index: int, env_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, autoreset_mode: Any, semaphore: Any
 ) -> None:
@@ -81,7 +89,7 @@ def _worker(
         pipe.send((None, False))
         return
     try:
-        _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
+        _async_worker(index, lambda: _KeepsLast(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
     except OSError:  # the parent is gone
         env.close()
 

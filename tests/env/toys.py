@@ -1,0 +1,109 @@
+"""Small envs that make mistakes visible. Importing this module registers them: `tests.env.toys:Toy-v0`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+PREFIX = "tests.env.toys:"
+
+
+class Toy(gym.Env[np.ndarray, int]):
+    """Episodes of random length; every number depends on the episode, the step, the action and the random stream.
+
+    With `reuse` observations are written into one array again and again, as a careless env does.
+    """
+
+    def __init__(self, mean_length: float = 6.0, reuse: bool = True) -> None:
+        self._reuse = reuse
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = spaces.Discrete(3, start=5)
+        self._stop = 1 / mean_length
+        self._obs = np.zeros(3)
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        self._obs[:] = 0, self.np_random.normal(), 100
+        return self._observation(), {"lives": None, "final_obs": 1}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(int(action)), action
+        self._t += 1
+        self._obs[:] = self._t, self.np_random.normal(), action
+        return self._observation(), float(self._obs.sum()), bool(self.np_random.random() < self._stop), False, {"noise": self._t}
+
+    def _observation(self) -> np.ndarray:
+        return self._obs if self._reuse else self._obs.copy()
+
+
+class Spaced(gym.Env[Any, Any]):
+    """An env with the given spaces."""
+
+    def __init__(self, observation: spaces.Space[Any] | None = None, action: spaces.Space[Any] | None = None) -> None:
+        self.observation_space = observation or spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,))))
+        self.action_space = action or spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 1.0, bool(self.np_random.random() < 0.3), False, {}
+
+
+class Faulty(Toy):
+    """Fails in the way it is told: "make" (in a worker process only), "step", "die" or "close"."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        if fault == "make" and multiprocessing.parent_process() is not None:
+            raise OSError("no licence in this process")
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.fault == "step":
+            raise ValueError("the robot fell over")
+        if self.fault == "die":
+            os._exit(3)
+        return super().step(action)
+
+    def close(self) -> None:
+        if self.fault == "close" and multiprocessing.parent_process() is not None:
+            time.sleep(300)
+
+
+class Anything(Toy):
+    """Takes any keyword."""
+
+    def __init__(self, mean_length: float = 6.0, **kwargs: Any) -> None:
+        super().__init__(mean_length)
+
+
+class ToyVector(SyncVectorEnv[Any, Any]):
+    """A vector env of its own, as an id may register one."""
+
+    def __init__(self, num_envs: int, max_episode_steps: int = 9, mode: str = "NextStep", mean_length: float = 6.0) -> None:
+        def make() -> gym.Env[Any, Any]:
+            return gym.wrappers.TimeLimit(Toy(mean_length, reuse=False), max_episode_steps)
+
+        super().__init__([make] * num_envs, autoreset_mode=AutoresetMode(mode))
+
+
+for name, entry in {"Toy": Toy, "Spaced": Spaced, "Faulty": Faulty, "Anything": Anything}.items():
+    gym.register(f"{name}-v0", entry_point=f"tests.env.toys:{entry.__name__}", max_episode_steps=9)
+for mode in ("NextStep", "SameStep", "Disabled"):
+    gym.register(
+        f"Toy{mode}-v0", entry_point="tests.env.toys:Toy", vector_entry_point="tests.env.toys:ToyVector", kwargs={}, max_episode_steps=9
+    )
+    gym.registry[f"Toy{mode}-v0"].kwargs = {"mode": mode}

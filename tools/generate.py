@@ -13,9 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools import known_envs, torch_names  # noqa: E402
-
-from slm_lab.spec import schema  # noqa: E402
+from slm_lab.spec import schema
+from tools import known_envs, torch_names
 
 SPEC = Path(__file__).resolve().parent.parent / "slm_lab" / "spec"
 FILES = {"known_envs.py": known_envs.text, "torch_names.py": torch_names.text, "spec.schema.json": schema.text}

@@ -28,13 +28,13 @@ def names() -> dict[str, dict[str, dict[str, bool]]]:
     from torch import nn
     from torch.optim import lr_scheduler
 
-    optimizers = {n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and n not in NO_OPTIMIZER and c.__module__.startswith("torch.optim")}
+    optimizers = {n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer)}
     schedulers = {n: getattr(lr_scheduler, n) for n in lr_scheduler.__all__ if n not in NO_SCHEDULER}
     activations = {n: getattr(nn, n) for n in (*nn.modules.activation.__all__, "Identity") if n not in NO_ACTIVATION}
     init = {n: f for n, f in vars(nn.init).items() if n.endswith("_") and not n.startswith("_") and inspect.isfunction(f)}
-    layers = {n: c for n, c in vars(nn).items() if inspect.isclass(c) and issubclass(c, nn.Module) and c is not nn.Module and c.__module__.startswith("torch.nn")}
+    layers = {n: c for n, c in vars(nn).items() if inspect.isclass(c) and issubclass(c, nn.Module) and c is not nn.Module}
     return {
-        "OPTIMIZERS": {n: arguments(c, ("params",)) for n, c in optimizers.items()},
+        "OPTIMIZERS": {n: arguments(c, ("params",)) for n, c in optimizers.items() if n not in NO_OPTIMIZER},
         "SCHEDULERS": {n: arguments(c, ("optimizer", "last_epoch", "verbose")) for n, c in schedulers.items()},
         "LOSSES": {n: arguments(getattr(nn, n)) for n in LOSSES},
         "ACTIVATIONS": {n: arguments(c) for n, c in activations.items()},

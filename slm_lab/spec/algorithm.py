@@ -10,7 +10,17 @@ from slm_lab.spec.base import Flag, Fraction, NonNegative, Positive, SpecModel
 from slm_lab.spec.schedule import Schedule, constant
 
 ActionPdtype = Literal[
-    "default", "Categorical", "Argmax", "GumbelSoftmax", "MultiCategorical", "Bernoulli", "Normal", "Beta", "Gumbel", "LogNormal", "MultivariateNormal"
+    "default",
+    "Categorical",
+    "Argmax",
+    "GumbelSoftmax",
+    "MultiCategorical",
+    "Bernoulli",
+    "Normal",
+    "Beta",
+    "Gumbel",
+    "LogNormal",
+    "MultivariateNormal",
 ]
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 

@@ -16,9 +16,9 @@ def _whole(value: Any) -> Any:
 # JSON says what a value is, so nothing is coerced: "8" is no number, 1 is not true.
 Flag = Annotated[bool, Strict()]
 Real = Annotated[float, Strict()]
-Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
-Positive = Annotated[int, Strict(), BeforeValidator(_whole), Field(gt=0, lt=2**63)]
-Count = Annotated[int, Strict(), BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Strict(), Field(gt=0, lt=2**63), BeforeValidator(_whole)]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63), BeforeValidator(_whole)]
+Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(_whole)]
 Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
 NonNegative = Annotated[float, Strict(), Field(ge=0)]
 PositiveReal = Annotated[float, Strict(), Field(gt=0)]

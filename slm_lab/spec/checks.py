@@ -23,4 +23,5 @@ def summary(spec: Spec) -> str:
     """One line about a valid spec."""
     net = f" {spec.agent.net.name}" if spec.agent.net is not None else ""
     search = f", searches {len(parse_search(spec.search))} keys" if spec.search else ""
-    return f"{spec.name}: ok ({spec.agent.algorithm.name}{net}, {spec.env.name} × {spec.env.num_envs}, {spec.env.max_frame:,} frames, {spec.meta.max_session} sessions{search})"
+    env = f"{spec.env.name} × {spec.env.num_envs}, {spec.env.max_frame:,} frames"
+    return f"{spec.name}: ok ({spec.agent.algorithm.name}{net}, {env}, {spec.meta.max_session} sessions{search})"

@@ -14,7 +14,12 @@ from slm_lab.spec.report import nearest
 
 _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
-_PACKAGES = {"atari": ("ale_py", "slm-lab[atari]"), "box2d": ("Box2D", "slm-lab[box2d]"), "mujoco": ("mujoco", "slm-lab[mujoco]"), "jax": ("jax", "gymnasium[jax]")}
+_PACKAGES = {
+    "atari": ("ale_py", "slm-lab[atari]"),
+    "box2d": ("Box2D", "slm-lab[box2d]"),
+    "mujoco": ("mujoco", "slm-lab[mujoco]"),
+    "jax": ("jax", "gymnasium[jax]"),
+}
 """Kind of env → the package it needs, and what to install for it."""
 
 
@@ -95,7 +100,8 @@ def _installed(package: str) -> bool:
 
 def _registered() -> list[str]:
     """Ids of the running Gymnasium; importing it takes 0.3 s and is spared where nothing can have added to the known ones."""
-    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == GYMNASIUM_VERSION and not metadata.entry_points(group="gymnasium.envs"):
+    plugins = metadata.entry_points(group="gymnasium.envs")
+    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == GYMNASIUM_VERSION and not plugins:
         return []
     import gymnasium
 

@@ -91,7 +91,9 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     except (OSError, ValueError) as error:  # a path too long, or with a null character
         raise SpecError(str(path), [Problem("", f"no such file: {error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file, here or under slm_lab/spec/"
-    shipped = [file.name for ending in ("json", "yaml", "yml") for file in SPEC_FOLDER.rglob(f"*.{ending}") if file.name != "spec.schema.json"]
+    shipped = [
+        file.name for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name != "spec.schema.json"
+    ]
     raise SpecError(str(path), [Problem("", reason + nearest(given.name, shipped))])
 
 
@@ -136,7 +138,8 @@ def _entries(file: FilePath) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SpecError(str(file), [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
-    problems = [Problem(name, "a spec's name is part of file names: letters, digits and _ - . + = @ only") for name in entries if not _good_name(name)]
+    rule = "a spec's name is part of file names: letters, digits and _ - . + = @ only"
+    problems = [Problem(name, rule) for name in entries if not _good_name(name)]
     if problems or not entries:
         raise SpecError(str(file), problems or [Problem("", "holds no spec (names that begin with _ or $ are none)")])
     return entries

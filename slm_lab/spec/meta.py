@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from slm_lab.spec.base import Count, NonNegative, Positive, PositiveReal, SpecModel, Whole
+from slm_lab.spec.base import Count, NonNegative, Positive, PositiveReal, Seed, SpecModel
 
 
 class SearchResources(SpecModel):
@@ -42,7 +42,7 @@ class MetaSpec(SpecModel):
     """Frames between two evaluations, where rigorous_eval is on."""
     rigorous_eval: Count = 0
     """Number of separate evaluation envs, one episode each per evaluation; 0: metrics come from training episodes."""
-    random_seed: Annotated[Whole, Field(ge=0, lt=2**32)] | None = None
+    random_seed: Seed | None = None
     """Seed of everything random; absent: drawn, printed and saved."""
     save_interval: NonNegative = 10.0
     """Seconds between checkpoints, at least."""

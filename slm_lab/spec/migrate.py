@@ -13,7 +13,11 @@ _OLD_ENV = {
     "image_downsize": "Atari frames are 84 × 84",
     "scale_obs": "nets divide uint8 observations by 255",
 }
-_OLD_TOP = {"body": "agent and env belong together now", "git_sha": "is written under meta.run now", "name": "the name of a spec is its key"}
+_OLD_TOP = {
+    "body": "agent and env belong together now",
+    "git_sha": "is written under meta.run now",
+    "name": "the name of a spec is its key",
+}
 
 
 def migrate(raw: dict[str, Any], report: Report) -> None:
@@ -121,5 +125,3 @@ def _net(net: dict[str, Any], report: Report) -> None:
         report.fail((*place, "type"), f"{show(kind)} and name {show(net['name'])} are two nets; give one")
     net["name"] = kind
     report.moved((*place, "name"), (*place, "type"))
-
-

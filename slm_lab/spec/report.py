@@ -65,7 +65,7 @@ class Report:
         return child
 
     def take(self, found: Report) -> None:
-        """Take over what another report has found, save problems that only follow from one told here already (above, at or below the same key)."""
+        """Take over what another report has found, save problems that only follow from one told here (above, at or below its key)."""
         told = [problem.path for problem in self.problems]
         self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in told)]
         self.notes += [note for note in found.notes if note not in self.notes]

@@ -38,9 +38,12 @@ def _algorithm(spec: Spec, report: Report) -> None:
     if agent.net is None and not isinstance(algorithm, RandomSpec):
         report.fail(NET, f"missing; {algorithm.name} needs a net")
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
-        report.fail((*ALGORITHM, "num_step_returns"), "excludes lam: give lam (generalised advantage estimation) or num_step_returns, not both")
+        report.fail((*ALGORITHM, "num_step_returns"), "excludes lam (generalised advantage estimation); give one of them")
     if isinstance(algorithm, PPOSpec) and isinstance(agent.memory, OnPolicyReplaySpec):
-        report.fail(("agent", "memory", "name"), "PPO learns from rollouts of time_horizon steps: 'OnPolicyBatchReplay', not 'OnPolicyReplay'")
+        report.fail(
+            ("agent", "memory", "name"),
+            "must be 'OnPolicyBatchReplay' (PPO learns from rollouts of time_horizon steps), not 'OnPolicyReplay'",
+        )
     if algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
         report.fail((*ALGORITHM, "explore_var_spec"), f"missing; the action_policy '{algorithm.action_policy}' needs it")
 
@@ -89,16 +92,16 @@ def _env(spec: Spec, report: Report) -> None:
     if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
         report.fail(("env", "backend"), "needs the package envpool: pip install 'slm-lab[envpool]'")
     for key in env.kwargs:
-        if hint := nearest(key, SECTION_KEYS["env",], cutoff=0.85):
+        if hint := nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"goes to the env's constructor{hint}")
 
 
 def settle(spec: Spec, report: Report) -> Spec:
     """The spec with what a rule decides written into it, a note for each."""
-    algorithm, net = _settled_algorithm(spec, report), spec.agent.net
-    if net is not None:
-        net = _settled_net(net, spec, report)
-    agent = spec.agent.model_copy(update={"algorithm": algorithm, "net": net})
+    change: dict[str, Any] = {"algorithm": _settled_algorithm(spec, report)}
+    if spec.agent.net is not None:
+        change["net"] = _settled_net(spec.agent.net, spec, report)
+    agent = spec.agent.model_copy(update=change)
     return spec.model_copy(update={"agent": agent})
 
 
@@ -114,7 +117,8 @@ def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
             change["minibatch_size"] = rollout
             report.note(
                 (*ALGORITHM, "minibatch_size"),
-                f"{algorithm.minibatch_size} is larger than the rollout of time_horizon {algorithm.time_horizon} × num_envs {spec.env.num_envs}; {rollout} is used",
+                f"{algorithm.minibatch_size} is larger than the rollout of {algorithm.time_horizon} steps × {spec.env.num_envs} envs; "
+                f"{rollout} is used",
             )
         if algorithm.training_frequency not in (None, algorithm.time_horizon):
             report.note((*ALGORITHM, "training_frequency"), f"PPO trains every time_horizon ({algorithm.time_horizon}) steps; dropped")
@@ -128,16 +132,18 @@ def _settled_net(net: NetSpec, spec: Spec, report: Report) -> NetSpec:
         word = getattr(net, key, None)
         if word is not None and "_" in word:
             change[key] = activation(word)  # leaky_relu: torch has no underscores
-    if isinstance(net, RecurrentNetSpec) and not isinstance(spec.agent.memory, OnPolicyReplaySpec) and net.seq_len > spec.agent.rollout_len:
-        change["seq_len"] = spec.agent.rollout_len
-        report.note((*NET, "seq_len"), f"{net.seq_len} is longer than the rollout of {spec.agent.rollout_len} steps; {spec.agent.rollout_len} is used")
+    rollout = spec.agent.rollout_len
+    if isinstance(net, RecurrentNetSpec) and not isinstance(spec.agent.memory, OnPolicyReplaySpec) and net.seq_len > rollout:
+        change["seq_len"] = rollout
+        report.note((*NET, "seq_len"), f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
     return net.model_copy(update=change)
 
 
 def _settled_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
     """actor_* and critic_* specs need use_same_optim false, and a critic."""
     change: dict[str, Any] = {}
-    separate = [f"{role}_{key}" for role in ("actor", "critic") for key in ("optim_spec", "lr_scheduler_spec") if getattr(net, f"{role}_{key}") is not None]
+    keys = (f"{role}_{key}" for role in ("actor", "critic") for key in ("optim_spec", "lr_scheduler_spec"))
+    separate = [key for key in keys if getattr(net, key) is not None]
     if not separate or isinstance(algorithm, RandomSpec):
         return change
     if _has_critic(algorithm) and "use_same_optim" not in net.model_fields_set:

@@ -67,7 +67,7 @@ class RateDecay(_Decay):
     """Number of decays between start_step and end_step."""
 
     def _between(self, fraction: float, frame: int) -> float:
-        return self.end_val + (self.start_val - self.end_val) * self.decay_rate ** (fraction * self.frequency)
+        return self.end_val + (self.start_val - self.end_val) * math.pow(self.decay_rate, fraction * self.frequency)
 
 
 class PeriodicDecay(_Decay):

@@ -89,7 +89,7 @@ def _prune(node: dict[str, Any], path: Path, where: Path, raw: dict[str, Any], r
 
 
 def check_search(raw: dict[str, Any], report: Report, *, values: bool) -> None:
-    """Add a problem for each search key that is malformed and, with `values`, whose values the spec would not take (which needs a valid spec)."""
+    """Add a problem for each search key that is malformed and, with `values` (for a valid spec), whose values the spec would not take."""
     search = raw.get("search")
     if not isinstance(search, dict):
         return

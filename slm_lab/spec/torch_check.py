@@ -33,7 +33,7 @@ _NOT_ALLOWED = {
 
 
 def activation(name: str) -> str | None:
-    """The class in torch.nn that a spec's activation means, in any case of letters and with or without underscores: leaky_relu → LeakyReLU."""
+    """The class in torch.nn that a spec's activation means: leaky_relu, leakyrelu and LeakyReLU are one."""
     plain = {known.lower(): known for known in torch_names.ACTIVATIONS}
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
@@ -45,8 +45,10 @@ def check_net(net: NetSpec, report: Report) -> None:
         if (optim := getattr(net, key)) is not None:
             _optimizer(optim, (*place, key), report)
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
-        if (scheduler := getattr(net, key)) is not None and _name(scheduler.name, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report):
-            _arguments(scheduler.kwargs, SCHEDULERS[scheduler.name], scheduler.name, (*place, key), report)
+        if (scheduler := getattr(net, key)) is not None:
+            here = (*place, key)
+            if _name(scheduler.name, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", here, report):
+                _arguments(scheduler.kwargs, SCHEDULERS[scheduler.name], scheduler.name, here, report)
     if _name(net.loss_spec.name, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report):
         _arguments(net.loss_spec.kwargs, torch_names.LOSSES[net.loss_spec.name], net.loss_spec.name, (*place, "loss_spec"), report)
     if isinstance(net, (MLPNetSpec, ConvNetSpec, RecurrentNetSpec, TorchArcNetSpec)) and net.init_fn is not None:
@@ -87,7 +89,9 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, rep
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
-            report.fail((*place, key), f"{name} takes no such argument{nearest(key, words) or '; it takes ' + (', '.join(words) or 'none')}")
+            report.fail(
+                (*place, key), f"{name} takes no such argument{nearest(key, words) or '; it takes ' + (', '.join(words) or 'none')}"
+            )
     for key, must in words.items():
         if must and key not in given:
             report.fail((*place, key), f"missing; {name} needs it")
@@ -114,8 +118,10 @@ def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
 
 def _layer(layer: Any, place: Path, report: Report) -> None:
     """A layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
-    name, args = (layer, None) if isinstance(layer, str) else next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
-    if not isinstance(name, str):
+    if isinstance(layer, str):
+        layer = {layer: None}
+    name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
+    if name is None:
         report.fail(place, f"must be one layer, as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
     elif name not in LAYERS:
         report.fail((*place, name), f"no layer of torch.nn{nearest(name, LAYERS)}")

@@ -14,6 +14,12 @@ from slm_lab.spec.base import SpecModel
 from slm_lab.spec.report import Path, Report, nearest, show, show_path
 from slm_lab.spec.spec import Spec
 
+LATER = (
+    "SIL", "PPOSIL", "SARSA", "VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "OnPolicyCrossEntropy", "Replay",
+    "PrioritizedReplay", "DuelingMLPNet", "DuelingConvNet", "HydraMLPNet", "shared", "synced",
+)  # fmt: skip
+"""Values that SLM Lab knows, and this version does not have yet."""
+
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
     """The Spec of a raw spec in today's form; None and problems in the report where it is not valid."""
@@ -22,7 +28,8 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
     except ValidationError as error:
         found = {_located(item, raw): item["type"] for item in error.errors(include_url=False, include_context=False, include_input=False)}
     for path, kind in found.items():
-        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):  # a list's own error, where an item's says more
+        # Where a list and an item of it are both wrong, the item says more.
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             _explain(path, kind, raw, report)
     return None
 
@@ -72,7 +79,7 @@ def _names(annotations: list[Any]) -> list[str]:
 
 
 def _below(annotation: Any, key: str | int) -> list[Any]:
-    if _is_model(annotation) and key in annotation.model_fields:
+    if _is_model(annotation) and isinstance(key, str) and key in annotation.model_fields:
         return members(annotation.model_fields[key])
     if get_origin(annotation) is list and isinstance(key, int):
         return members(get_args(annotation)[0])
@@ -99,9 +106,12 @@ def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
     annotations: list[Any] = [Spec]
     for key in loc:
         chosen = _chosen(annotations, raw)
-        is_tag = isinstance(key, str) and (len(_names(annotations)) > 1 or (len(annotations) > 1 and not any(_is_model(a) for a in annotations)))
+        scalars = len(annotations) > 1 and not any(_is_model(a) for a in annotations)
+        is_tag = isinstance(key, str) and (scalars or len(_names(annotations)) > 1)
         if is_tag:
-            annotations = chosen if any(_is_model(a) for a in chosen) else [a for a in annotations if get_origin(a) is list] or annotations[:1]
+            annotations = (
+                chosen if any(_is_model(a) for a in chosen) else [a for a in annotations if get_origin(a) is list] or annotations[:1]
+            )
             continue
         yield key
         annotations, raw = [inner for a in chosen for inner in _below(a, key)], _child(raw, key)
@@ -123,6 +133,8 @@ def _explain(path: Path, kind: str, raw: Any, report: Report) -> None:
         report.fail(path, f"missing; must be {allowed}")
     else:
         hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
+        if isinstance(value, str) and value in LATER:
+            hint = ", which this version does not have yet"
         report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
 
 
@@ -135,7 +147,8 @@ def _choices(path: Path, parents: list[Any]) -> list[str]:
 def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
     """Where an unknown key may have been meant: another spelling here, or the same word in another section."""
     near = nearest(key, [name for parent in parents for name in parent.model_fields])
-    return near or next((f"; it belongs in {show_path(place)}" for place, words in SECTION_KEYS.items() if place != section and key in words), "")
+    others = (place for place, words in SECTION_KEYS.items() if place != section and key in words)
+    return near or next((f"; it belongs in {show_path(place)}" for place in others), "")
 
 
 def describe_at(path: Path, raw: Any) -> str:
@@ -152,12 +165,12 @@ def describe_at(path: Path, raw: Any) -> str:
 
 
 def describe_item(path: Path, raw: Any) -> str:
-    """What may be an item of the list around `path`."""
-    depth = next((n for n in range(1, len(path) + 1) if not isinstance(path[-n], int)), len(path))
-    if depth >= len(path) and not path:
-        return ""
-    parents = models_at(path[: -depth], raw)
-    annotations: list[Any] = [p.model_fields[path[-depth]].annotation for p in parents if path[-depth] in p.model_fields]
+    """What may be an item of the list around `path`, which ends in one index or more."""
+    depth = next((n for n in range(1, len(path) + 1) if not isinstance(path[-n], int)), 0)
+    key = path[-depth] if depth else None
+    annotations: list[Any] = []
+    if isinstance(key, str):
+        annotations = [parent.model_fields[key].annotation for parent in models_at(path[:-depth], raw) if key in parent.model_fields]
     for _ in range(depth - 1):
         lists = [a for outer in annotations for a in members(outer) if get_origin(a) is list]
         annotations = [get_args(a)[0] for a in lists]
@@ -197,7 +210,8 @@ def _bounds(metadata: list[Any] | tuple[Any, ...]) -> str:
         return f" from {low} to {high}"
     above = next((m.gt for m in metadata if isinstance(m, Gt)), None)
     below = next((m.lt for m in metadata if isinstance(m, Lt)), None)
-    words = [f"{sign} {bound}" for sign, bound in (("≥", low), (">", above), ("≤", high), ("<", below)) if bound is not None and bound != 2**63]
+    bounds = (("≥", low), (">", above), ("≤", high), ("<", below))
+    words = [f"{sign} {bound}" for sign, bound in bounds if bound is not None and bound != 2**63]
     return " " + " and ".join(words) if words else ""
 
 
@@ -212,7 +226,8 @@ def _length(metadata: list[Any] | tuple[Any, ...]) -> str:
 def _section_keys() -> dict[Path, frozenset[str]]:
     """Every key of each section, whichever component it belongs to."""
     agent = Spec.model_fields["agent"].annotation
-    assert agent is not None and issubclass(agent, SpecModel)
+    assert isinstance(agent, type)
+    assert issubclass(agent, SpecModel)
     sections: dict[Path, Any] = {("agent", key): agent.model_fields[key] for key in ("algorithm", "memory", "net")}
     sections |= {(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")}
     return {place: frozenset(name for model in members(field) for name in model.model_fields) for place, field in sections.items()}

@@ -24,7 +24,7 @@ _SCALARS = [  # (tag, pattern, first characters): PyYAML's own follow YAML 1.1, 
 class Loader(_Base):
     """See the module."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # PyYAML's own shape
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # PyYAML's own shape
 
 
 def _refuse_duplicates(root: yaml.Node) -> None:

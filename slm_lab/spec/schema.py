@@ -1,0 +1,111 @@
+"""The JSON Schema of spec files, for editors: shipped as spec.schema.json, written by tools/generate.py."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import sys
+from typing import Any
+
+from pydantic import BaseModel
+
+from slm_lab.spec import torch_names
+from slm_lab.spec.base import SpecModel
+from slm_lab.spec.search import DISTRIBUTIONS
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.torch_check import INIT_FUNCTIONS, OPTIMIZERS, SCHEDULERS
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+_ABSENT = {
+    "description": "null: as if absent; ${var}: filled in by --set var=value.",
+    "anyOf": [{"type": "null"}, {"type": "string", "pattern": r"\$\{.+\}"}],
+}
+
+_NAMES = {"OptimSpec": [*OPTIMIZERS, "Lookahead"], "LRSchedulerSpec": SCHEDULERS, "LossSpec": torch_names.LOSSES}
+"""Model → what its name may be."""
+_WORDS = {"init_fn": INIT_FUNCTIONS}
+"""Key → what it may be."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a spec file: an object of named specs. Looser than the loader where editors need it (nulls, ${var}, old keys)."""
+    root = Spec.model_json_schema()
+    definitions: dict[str, Any] = root.pop("$defs")
+    del root["properties"]["name"]
+    root["required"].remove("name")
+    definitions["Spec"] = root
+    models = {model.__name__: model for model in _models(SpecModel)}
+    for name, definition in definitions.items():
+        _finish(name, definition, models[name])
+    root["properties"]["spec_params"] = {
+        "type": "object",
+        "description": "{var: [values]}: one spec for each combination.",
+        "additionalProperties": {"type": "array"},
+    }
+    root["properties"]["search"]["description"] += f" Distributions: {', '.join(DISTRIBUTIONS)}."
+    return {
+        "$schema": SCHEMA_ID,
+        "title": "SLM Lab spec file",
+        "description": "Named specs. Names that begin with _ or $ are not specs.",
+        "type": "object",
+        "properties": {"$schema": {"type": "string"}},
+        "patternProperties": {"^[^_$]": {"$ref": "#/$defs/Spec"}},
+        "$defs": {**dict(sorted(definitions.items())), "Absent": _ABSENT},
+    }
+
+
+def text() -> str:
+    """The shipped file's text."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    return [model, *(below for sub in model.__subclasses__() for below in _models(sub))]
+
+
+def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> None:
+    """Add to one model's schema: descriptions of keys, null and ${var}, names in torch, `type` for nets."""
+    descriptions = key_descriptions(model)
+    if docstring := inspect.getdoc(model):
+        definition["description"] = docstring
+    for key, schema in definition.get("properties", {}).items():
+        extra = {word: schema.pop(word) for word in ("default", "title") if word in schema}
+        choices = _NAMES.get(name) if key == "name" else _WORDS.get(key)
+        if choices is not None:
+            schema = {"enum": sorted(choices)}
+        if "const" not in schema:
+            kinds = [inner for inner in schema.get("anyOf", [schema]) if inner != {"type": "null"}]
+            schema = {"anyOf": [*kinds, {"$ref": "#/$defs/Absent"}]}
+        extra = {word: value for word, value in extra.items() if word == "default" and value is not None}
+        definition["properties"][key] = {"description": descriptions.get(key, ""), **schema, **extra}
+        if not descriptions.get(key):
+            del definition["properties"][key]["description"]
+    if name.endswith("NetSpec"):
+        definition["properties"]["type"] = {**definition["properties"]["name"], "description": "Which net; `name` is the same."}
+        definition["required"].remove("name")
+        definition["anyOf"] = [{"required": ["type"]}, {"required": ["name"]}]
+    if not definition.get("required", True):
+        del definition["required"]
+
+
+def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring below each key of a model and its bases, read from the source (at import this would take a third of a second)."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            found |= _docstrings(base)
+    return found
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
+    body = next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == model.__name__)
+    found = {}
+    for key, after in itertools.pairwise(body):
+        text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+        if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and isinstance(text, str):
+            found[key.target.id] = inspect.cleandoc(text)
+    return found

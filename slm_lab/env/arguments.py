@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -25,18 +26,27 @@ def env_creator(registration: Registration) -> Callable[..., Any]:
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
-def accepted(creator: Callable[..., Any]) -> list[str] | None:
-    """Names that the creator takes as keywords, following **kwargs to the base classes; None: anything."""
+def accepted(creator: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Names that the creator takes as keywords, and whether it may take others too (**kwargs).
+
+    Names behind **kwargs are those of the base classes, where such arguments usually go.
+    """
     names: dict[str, None] = {}
-    layers = [base.__init__ for base in inspect.getmro(creator) if "__init__" in vars(base)] if inspect.isclass(creator) else [creator]  # type: ignore[misc]
-    for layer in layers:
-        if layer is object.__init__:
-            return None  # every base passes **kwargs on: some method must use them
+    layers = [creator]
+    if inspect.isclass(creator):
+        layers = [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
+    for index, layer in enumerate(layers):
         parameters = inspect.signature(layer).parameters.values()
         names.update({p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"})
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return list(names)
-    return None
+            return list(names), index > 0
+    return list(names), bool(layers)
+
+
+def rejected(error: BaseException) -> str | None:
+    """The argument that a TypeError complains about."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return found[1] if isinstance(error, TypeError) and found else None
 
 
 def unknown_key(key: str, known: list[str], what: str) -> str:

@@ -70,7 +70,10 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
     """
 
     def __init__(self, env: gym.Env[np.ndarray, Any], settings: AtariSettings, max_frames: int) -> None:
+        import cv2
+
         super().__init__(env)
+        self._cv2 = cv2
         self.settings = settings
         self.max_frames = max_frames
         self.observation_space = gym.spaces.Box(0, 255, settings.channels_shape, np.uint8)
@@ -117,11 +120,11 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
 
     def _observe(self) -> np.ndarray:
         """Push the frame into the stack; a new array [stack, height, width(, 3)]."""
-        import cv2
-
         if self.settings.maxpool:
             np.maximum(self._raw[0], self._raw[1], out=self._raw[0])
         size = (self.settings.img_width, self.settings.img_height)
-        frame = self._raw[0] if self._raw[0].shape[1::-1] == size else cv2.resize(self._raw[0], size, interpolation=cv2.INTER_AREA)
+        frame = (
+            self._raw[0] if self._raw[0].shape[1::-1] == size else self._cv2.resize(self._raw[0], size, interpolation=self._cv2.INTER_AREA)
+        )
         self._stack = np.concatenate([self._stack[1:], frame[None]])
         return self._stack

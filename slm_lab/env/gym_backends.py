@@ -194,11 +194,11 @@ class Native(Backend):
         if registration.additional_wrappers:
             return f"{target.id} is registered with wrappers"
         try:
-            known = accepted(vector_creator(registration))
+            known, open_ended = accepted(vector_creator(registration))
         except ImportError as error:
             return f"the vector env of {target.id} cannot be imported: {error}"
         wanted = [*target.kwargs, *(["max_episode_steps"] if target.max_t is not None else [])]
-        unknown = [key for key in wanted if known is not None and key not in known]
+        unknown = [key for key in wanted if key not in known and not open_ended]
         return f"the vector env of {target.id} does not take {', '.join(unknown)}" if unknown else None
 
     def __init__(self, target: Target) -> None:
@@ -223,10 +223,16 @@ class Native(Backend):
         return RawStep(obs, reward, terminated, truncated, final)
 
     def rng_states(self) -> list[dict[str, Any]] | None:
-        return [generator_state(self._vec.np_random)]
+        return [generator_state(rng) for rng in self._rngs()]
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        set_generator_state(self._vec.np_random, states[0])
+        for rng, state in zip(self._rngs(), states, strict=True):
+            set_generator_state(rng, state)
+
+    def _rngs(self) -> tuple[np.random.Generator, ...]:
+        """One for all envs, or one for each."""
+        rng = self._vec.np_random
+        return rng if isinstance(rng, tuple) else (rng,)
 
     def close(self) -> None:
         self._vec.close()

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from slm_lab.env.arguments import accepted, env_creator, unknown_key
+from slm_lab.env.arguments import accepted, env_creator, rejected, unknown_key
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings
 from slm_lab.env.backend import Backend, Target
 from slm_lab.env.gym_backends import Async, Native, Sync
@@ -131,14 +131,12 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     if not spec.kwargs:
         return
     try:
-        known = accepted(env_creator(registration))
+        known, open_ended = accepted(env_creator(registration))
     except ImportError as error:
         raise _problem(spec, "name", _missing(error)) from None
-    if known is not None:
-        keys = [*known, *EnvSpec.model_fields]
-        unknown = [Problem(f"env.{key}", unknown_key(key, known, spec.name)) for key in spec.kwargs if key not in keys]
-        if unknown:
-            raise SpecError(spec.name, unknown)
+    unknown = [Problem(f"env.{key}", unknown_key(key, known, spec.name)) for key in spec.kwargs if key not in known]
+    if unknown and not open_ended:  # else the constructor itself has the last word, see _build
+        raise SpecError(spec.name, unknown)
 
 
 def _build(spec: EnvSpec, backend: type[Backend], target: Target) -> Backend:
@@ -148,6 +146,10 @@ def _build(spec: EnvSpec, backend: type[Backend], target: Target) -> Backend:
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _problem(spec, "name", _missing(error)) from error
     except Exception as error:
+        key = rejected(error)
+        if key in target.kwargs and target.registration is not None:
+            known, _ = accepted(env_creator(target.registration))
+            raise _problem(spec, str(key), unknown_key(str(key), known, spec.name)) from error
         kind = type(error).__name__
         raise _problem(spec, "name", f"{spec.name} cannot be built by the backend {backend.name}: {kind}: {error}") from error
 

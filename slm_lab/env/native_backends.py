@@ -139,7 +139,7 @@ class EnvPool(Backend):
                     env_type="gymnasium",
                     num_envs=self._num_envs,
                     num_threads=self._threads,
-                    max_episode_steps=self._limit + 1,
+                    max_episode_steps=min(self._limit + 1, 2**31 - 1),
                     **seeding,
                     **self._config,
                 )

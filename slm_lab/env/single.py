@@ -40,6 +40,7 @@ def register_atari() -> None:
     """Make the ids ALE/… known. Raises ImportError without ale-py."""
     import ale_py
 
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     gym.register_envs(ale_py)
 
 

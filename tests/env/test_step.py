@@ -37,6 +37,8 @@ def acted(actions: list[np.ndarray], row: int, valid: list[bool], start: int = 0
 )
 @pytest.mark.parametrize("max_t", [None, 4])
 def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, max_t: int | None) -> None:
+    if backend == "async" and max_t is None:
+        pytest.skip("one is enough: processes are slow to start")
     env = build(PREFIX + name, backend=backend, max_t=max_t)
     actions = random_actions(120, 3, 3)
     played = play(env, actions)
@@ -166,7 +168,7 @@ def test_seeding(name: str, backend: str) -> None:
         pytest.importorskip("envpool")
     if backend == "ale":
         pytest.importorskip("ale_py")
-    count = 25 if backend == "ale" else 60
+    count = 12 if backend == "ale" else 60
     streams = []
     for seed in (1, 1, 2):
         env = build(name, backend=backend, seed=seed)

@@ -33,13 +33,13 @@ class Toy(gym.Env[np.ndarray, int]):
         super().reset(seed=seed)
         self._t = 0
         self._obs[:] = 0, self.np_random.normal(), 100
-        return self._observation(), {"lives": None, "final_obs": 1}
+        return self._observation(), {"lives": None}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(int(action)), action
         self._t += 1
         self._obs[:] = self._t, self.np_random.normal(), action
-        return self._observation(), float(self._obs.sum()), bool(self.np_random.random() < self._stop), False, {"noise": self._t}
+        return self._observation(), float(self._obs.sum()), bool(self.np_random.random() < self._stop), False, {"final_obs": self._t}
 
     def _observation(self) -> np.ndarray:
         return self._obs if self._reuse else self._obs.copy()

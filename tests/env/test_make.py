@@ -1,0 +1,190 @@
+"""Which backend, which arguments, and what a user is told; processes that fail, die and hang."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from slm_lab.env import BACKENDS
+from slm_lab.env.make import choose_backend, find_target
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.env import EnvSpec
+from tests.env.test_step import build
+from tests.env.toys import PREFIX
+
+
+def chosen(name: str, num_envs: int = 4, **keys: Any) -> str:
+    spec = EnvSpec(name=name, max_frame=1, num_envs=num_envs, **keys)
+    return choose_backend(spec, find_target(spec, num_envs))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "backend", "needs"),
+    [
+        ("CartPole-v1", {}, "native", ""),
+        ("CartPole-v1", {"max_t": 50}, "native", ""),
+        ("CartPole-v1", {"sutton_barto_reward": True}, "native", ""),
+        ("CartPole-v1", {"render_mode": "rgb_array"}, "native", ""),
+        ("Pendulum-v1", {}, "sync", ""),
+        ("Pendulum-v1", {"g": 9.0}, "sync", ""),
+        ("ALE/Pong-v5", {}, "ale", "ale_py"),
+        ("ALE/Pong-v5", {"difficulty": 1}, "sync", "ale_py"),
+        ("HalfCheetah-v5", {}, "envpool", "envpool"),
+        ("HalfCheetah-v5", {"ctrl_cost_weight": 0.2}, "envpool", "envpool"),
+        ("HalfCheetah-v5", {"num_envs": 1}, "sync", ""),
+        ("HalfCheetah-v5", {"render_mode": "rgb_array"}, "sync", "mujoco"),
+        ("LunarLander-v3", {"continuous": True}, "envpool", "envpool"),
+        ("LunarLander-v3", {"gravity": -5.0}, "sync", "Box2D"),
+        (PREFIX + "Toy-v0", {}, "sync", ""),
+        (PREFIX + "Toy-v0", {"mean_length": 3.0}, "sync", ""),
+        (PREFIX + "Anything-v0", {"colour": "red"}, "sync", ""),
+        (PREFIX + "ToyNextStep-v0", {}, "native", ""),
+    ],
+)
+def test_auto(name: str, keys: dict[str, Any], backend: str, needs: str) -> None:
+    if needs:
+        pytest.importorskip(needs)
+    assert chosen(name, **keys) == backend
+
+
+def test_lunar_lander_continuous_in_envpool() -> None:
+    pytest.importorskip("envpool")
+    env = build("LunarLander-v3", continuous=True, backend="envpool")
+    assert (env.info.action.kind, env.info.action.dim, env.info.action.bounded) == ("continuous", 2, True)
+    env.close()
+
+
+def problem(**keys: Any) -> str:
+    with pytest.raises(SpecError) as error:
+        build(**keys)
+    return "\n".join(map(str, error.value.problems))
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "words"),
+    [
+        ({"name": "CartPole-v1", "gravty": 1}, "env.gravty", ["sutton_barto_reward", "render_mode"]),
+        ({"name": PREFIX + "Toy-v0", "mean_lenght": 2}, "env.mean_lenght", ["did you mean 'mean_length'"]),
+        ({"name": "HalfCheetah-v5", "ctrl_cost": 1}, "env.ctrl_cost", ["ctrl_cost_weight", "width"]),
+        ({"name": "ALE/Pong-v5", "sticky": 0.1}, "env.sticky", ["repeat_action_probability"]),
+        ({"name": "ALE/Pong-v5", "reward_clipping": True}, "env.reward_clipping", ["clip_reward"]),
+        ({"name": "CartPol-v1"}, "env.name", ["Did you mean: `CartPole`"]),
+        ({"name": "CartPole-v9"}, "env.name", ["v1"]),
+        ({"name": "no_such_module:Env-v0"}, "env.name", ["no_such_module"]),
+        ({"name": PREFIX + "Spaced-v0"}, "env.name", ["Tuple", "allowed: Box, Discrete"]),
+        ({"name": PREFIX + "Faulty-v0"}, "env.name", ["fault"]),
+        ({"name": "Pendulum-v1", "backend": "ale"}, "env.backend", ["ALE/"]),
+        ({"name": "Pendulum-v1", "backend": "native"}, "env.backend", ["no vector env of its own"]),
+        ({"name": "CartPole-v1", "backend": "native", "gravty": 1}, "env.gravty", []),
+        ({"name": PREFIX + "Toy-v0", "backend": "envpool"}, "env.backend", ["envpool"]),
+        ({"name": PREFIX + "ToyDisabled-v0"}, "env.name", ['"backend": "sync"']),
+    ],
+)
+def test_user_errors(keys: dict[str, Any], path: str, words: list[str]) -> None:
+    if "ALE" in keys["name"]:
+        pytest.importorskip("ale_py")
+    if "Cheetah" in keys["name"]:
+        pytest.importorskip("mujoco")
+    text = problem(**keys)
+    assert text.startswith(path + ":"), text
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize(
+    ("package", "keys", "extra"),
+    [
+        ("ale_py", {"name": "ALE/Pong-v5"}, "slm-lab[atari]"),
+        ("mujoco", {"name": "HalfCheetah-v5", "num_envs": 1}, "slm-lab[mujoco]"),
+        ("Box2D", {"name": "LunarLander-v3", "num_envs": 1}, "slm-lab[box2d]"),
+        ("cv2", {"name": "ALE/Pong-v5", "num_envs": 1, "backend": "sync"}, "slm-lab[atari]"),
+    ],
+)
+def test_missing_packages(package: str, keys: dict[str, Any], extra: str) -> None:
+    """In a process of its own, where the package cannot be found."""
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from slm_lab.env import make_env
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.env import EnvSpec
+try:
+    make_env(EnvSpec(max_frame=1, **{keys!r}), 0).reset()
+except SpecError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert f"pip install '{extra}'" in done.stdout, done.stdout + done.stderr
+    assert "env.name" in done.stdout
+
+
+def test_missing_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'slm-lab[envpool]'" in problem(name="CartPole-v1", backend="envpool")
+
+
+def test_every_backend_is_in_the_spec() -> None:
+    named = EnvSpec.model_fields["backend"].annotation
+    assert set(named.__args__) == {"auto", *BACKENDS}  # type: ignore[union-attr]
+    assert all(name == backend.name for name, backend in BACKENDS.items())
+
+
+def test_mujoco_stays_quiet(tmp_path: Path) -> None:
+    """Neither the screen nor MUJOCO_LOG.TXT shows remarks about Gymnasium's own models."""
+    pytest.importorskip("mujoco")
+    made = "make_env(EnvSpec(name='HalfCheetah-v5', max_frame=1), 0).reset()"
+    code = f"from slm_lab.env import make_env; from slm_lab.spec.env import EnvSpec; {made}"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path, env={"PYTHONPATH": str(root)}
+    )
+    assert done.stdout + done.stderr == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_constructor_that_fails_in_a_worker() -> None:
+    text = problem(name=PREFIX + "Faulty-v0", fault="make", backend="async", num_envs=2)
+    assert "no licence in this process" in text
+    assert "toys.py" in text  # the worker's own traceback
+
+
+@pytest.mark.parametrize(("fault", "words"), [("step", "the robot fell over"), ("die", "a worker process of the env died")])
+def test_step_that_fails_in_a_worker(fault: str, words: str) -> None:
+    env = build(PREFIX + "Faulty-v0", 2, fault=fault, backend="async")
+    env.reset()
+    with pytest.raises(RuntimeError, match=words):
+        env.step(np.zeros(2, np.int64))
+    processes = env._backend._vec.processes  # type: ignore[attr-defined]
+    env.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_close_does_not_wait_for_an_env_that_hangs() -> None:
+    env = build(PREFIX + "Faulty-v0", 2, fault="close", backend="async")
+    env.reset()
+    start = time.monotonic()
+    env.close()
+    assert time.monotonic() - start < 10
+
+
+def test_error_of_an_env_in_process_is_its_own() -> None:
+    env = build(PREFIX + "Faulty-v0", 2, fault="step")
+    env.reset()
+    with pytest.raises(ValueError, match="the robot fell over"):
+        env.step(np.zeros(2, np.int64))
+
+
+def test_envpool_id_that_gymnasium_does_not_know() -> None:
+    pytest.importorskip("envpool")
+    with pytest.raises(gym.error.Error):
+        gym.spec("Catch-v0")
+    env = build("Catch-v0", 2, backend="envpool")
+    assert env.reset().shape[0] == 2
+    env.close()

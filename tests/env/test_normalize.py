@@ -1,0 +1,160 @@
+"""Running statistics against brute force, on both kinds of autoreset; what rewards become; saving and evaluation."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slm_lab.env.normalize import RewardTreatment, RunningStats
+from slm_lab.spec.env import EnvSpec
+from tests.env.by_hand import play
+from tests.env.test_step import build, random_actions
+from tests.env.toys import PREFIX
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.floats(-1e6, 1e6), st.integers(0, 2**31))
+def test_running_stats_equal_numpy(sizes: list[int], offset: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batches = [rng.normal(offset, 3.0, (size, 2)).astype(np.float32) for size in sizes]
+    stats = RunningStats((2,))
+    for batch in batches:
+        stats.update(batch)
+    everything = np.concatenate(batches).astype(np.float64)
+    assert stats.count == len(everything)
+    np.testing.assert_allclose(stats.mean, everything.mean(0), rtol=1e-12, atol=1e-9)
+    if len(everything) > 1:
+        np.testing.assert_allclose(stats.inv_std, 1 / np.sqrt(everything.var(0) + 1e-8), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
+def test_observations_against_brute_force(name: str, backend: str) -> None:
+    """Every observation counts once, the last of an episode and the first of the next included."""
+    actions = random_actions(60, 3, 3)
+    raw_env, env = build(PREFIX + name, backend=backend), build(PREFIX + name, backend=backend, normalize_obs=True, clip_obs=1.5)
+    raw_obs, obs = raw_env.reset(), env.reset()
+    seen = [raw_obs]
+    for action in actions:
+        raw, ours = raw_env.step(action), env.step(action)
+        seen.append(raw.obs_N)
+        if backend == "sync":
+            seen.append(raw.last_obs_N[raw.first_N])
+        everything = np.concatenate(seen).astype(np.float64)
+        mean, std = everything.mean(0), np.sqrt(everything.var(0) + 1e-8)
+        np.testing.assert_allclose(ours.obs_N, np.clip((raw.obs_N - mean) / std, -1.5, 1.5), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(ours.last_obs_N, np.clip((raw.last_obs_N - mean) / std, -1.5, 1.5), rtol=1e-4, atol=1e-5)
+    assert obs.dtype == ours.obs_N.dtype == ours.last_obs_N.dtype == np.float32
+    assert np.abs(ours.obs_N).max() <= 1.5
+
+
+@pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
+def test_rewards_against_brute_force(name: str, backend: str) -> None:
+    """Discounted returns start anew with each episode, and dummy rows are not seen."""
+    gamma, actions = 0.99, random_actions(60, 3, 3)
+    raw_env, env = build(PREFIX + name, backend=backend), build(PREFIX + name, backend=backend, normalize_reward=True)
+    raw, ours = play(raw_env, actions), play(env, actions)
+    returns, seen = np.zeros(3), []
+    for before, after in zip(raw.steps, ours.steps, strict=True):
+        for i in np.flatnonzero(before.valid_N):
+            returns[i] = returns[i] * gamma + before.reward_N[i]
+            seen.append(returns[i])
+        expected = np.clip(before.reward_N / np.sqrt(np.var(seen) + 1e-8), -10, 10)
+        np.testing.assert_allclose(after.reward_N[before.valid_N], expected[before.valid_N], rtol=1e-4)
+        returns[before.terminated_N | before.truncated_N] = 0
+    assert raw.episodes == ours.episodes  # returns stay raw
+    assert ours.steps[0].reward_N.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, [-3.0, 0.5, 20.0]),
+        ({"clip_reward": True}, [-1.0, 1.0, 1.0]),
+        ({"clip_reward": 2.0}, [-2.0, 0.5, 2.0]),
+        ({"clip_reward": False}, [-3.0, 0.5, 20.0]),
+        ({"reward_scale": 0.5}, [-1.5, 0.25, 10.0]),
+        ({"reward_scale": "sign"}, [-1.0, 1.0, 1.0]),
+        ({"reward_scale": 0.5, "clip_reward": 1.0}, [-1.0, 0.25, 1.0]),
+    ],
+)
+def test_what_rewards_become(keys: dict[str, Any], expected: list[float]) -> None:
+    treat = RewardTreatment(EnvSpec(name="X", max_frame=1, **keys), 3, 0.99, atari=False)
+    np.testing.assert_allclose(treat(np.array([-3.0, 0.5, 20.0])), expected)
+
+
+def test_clip_obs_alone() -> None:
+    env = build(PREFIX + "Toy-v0", clip_obs=2.0)
+    assert env.reset()[0, 2] == 2.0
+    assert env.state_dict()["obs_stats"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("Toy-v0", {}), ("ToyNextStep-v0", {}), ("Toy-v0", {"backend": "async"})],
+)
+def test_state_round_trip(name: str, keys: dict[str, Any]) -> None:
+    """Defect 8: statistics and random streams are saved, as JSON and as torch's weights-only files; the stream goes on as it would have."""
+    keys = {"normalize_obs": True, "normalize_reward": True, **keys}
+    env, actions = build(PREFIX + name, **keys), random_actions(40, 3, 3)
+    play(env, actions)
+    buffer = io.BytesIO()
+    torch.save(env.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    assert json.loads(json.dumps(state)) == env.state_dict()
+    other = build(PREFIX + name, seed=99, **keys)
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(env.sample(), other.sample())
+    ours, theirs = play(env, actions), play(other, actions)
+    for a, b in zip(ours.steps, theirs.steps, strict=True):
+        for left, right in zip(a[:7], b[:7], strict=True):
+            np.testing.assert_array_equal(left, right)
+    env.close()
+    other.close()
+
+
+def test_resume_without_visible_streams_goes_on_with_new_ones() -> None:
+    pytest.importorskip("envpool")
+    first = build("CartPole-v1", backend="envpool")
+    start = first.reset()
+    state = first.state_dict()
+    resumed = [build("CartPole-v1", backend="envpool") for _ in range(2)]
+    for env in resumed:
+        env.load_state_dict(state)
+    one, two = (env.reset() for env in resumed)
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, start)
+
+
+def test_evaluation_is_frozen_and_raw() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True, "clip_reward": 1.0}
+    train, evaluation, raw_env = (
+        build(PREFIX + "Toy-v0", **keys),
+        build(PREFIX + "Toy-v0", training=False, **keys),
+        build(PREFIX + "Toy-v0"),
+    )
+    actions = random_actions(40, 3, 3)
+    play(train, actions)
+    evaluation.copy_statistics(train.state_dict())
+    before = evaluation.state_dict()["obs_stats"]
+    ours, raw = play(evaluation, actions), play(raw_env, actions)
+    assert evaluation.state_dict()["obs_stats"] == before == train.state_dict()["obs_stats"]
+    mean, std = np.array(before["mean"]), np.sqrt(np.array(before["m2"]) / before["count"] + 1e-8)
+    for a, b in zip(ours.steps, raw.steps, strict=True):
+        np.testing.assert_array_equal(a.reward_N, b.reward_N)
+        np.testing.assert_allclose(a.obs_N, np.clip((b.obs_N - mean) / std, -10, 10), rtol=1e-4, atol=1e-5)
+
+
+def test_images_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("Box2D")
+    env = build("CarRacing-v3", 1, normalize_obs=True)
+    assert env.reset().dtype == np.uint8
+    assert env.info.observation.shape == (3, 96, 96)
+    assert "no effect" in caplog.text
+    env.close()

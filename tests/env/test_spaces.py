@@ -1,0 +1,169 @@
+"""Every space, against Gymnasium's own flattening and membership."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slm_lab.env.spaces import UnsupportedSpace, action_codec, batch_of_one, observation_codec
+from tests.env.test_step import build
+from tests.env.toys import PREFIX
+
+shapes = st.lists(st.integers(1, 3), min_size=0, max_size=3).map(tuple)
+nvecs = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> spaces.Box:
+    shape = draw(shapes)
+    dtype = draw(st.sampled_from([np.float32, np.float64, np.int32, np.uint8]))
+    if dtype == np.uint8:
+        return spaces.Box(0, 255, shape[:1], np.uint8)
+    kinds = st.sampled_from([(-1, 1), (-2, 6), (0, 0.5), (-np.inf, np.inf), (0, np.inf), (-np.inf, 3)])
+    finite = st.sampled_from([(-1, 1), (-2, 6), (0, 10)])
+    bounds = [draw(finite if dtype == np.int32 else kinds) for _ in range(int(np.prod(shape)))]
+    low, high = (np.array([b[side] for b in bounds], dtype).reshape(shape) for side in (0, 1))
+    return spaces.Box(low, high, shape, dtype)
+
+
+@st.composite
+def multi_discretes(draw: st.DrawFn) -> spaces.MultiDiscrete:
+    nvec = np.array(draw(nvecs))
+    start = np.array([draw(st.integers(-3, 3)) for _ in nvec])
+    if len(nvec) % 2 == 0 and draw(st.booleans()):
+        nvec, start = nvec.reshape(2, -1), start.reshape(2, -1)
+    return spaces.MultiDiscrete(nvec, start=start)
+
+
+discretes = st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 6), st.integers(-3, 3))
+multi_binaries = st.one_of(st.integers(1, 4), st.tuples(st.integers(1, 2), st.integers(1, 3))).map(spaces.MultiBinary)
+leaves: st.SearchStrategy[spaces.Space[Any]] = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
+names = st.sampled_from(["b", "a", "c/d", "position"])
+observations = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3).map(spaces.Dict), max_leaves=4)
+actions = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
+
+
+@given(observations, st.integers(1, 3), st.integers(0, 1000))
+@settings(max_examples=80, deadline=None)
+def test_observations_equal_gymnasiums_flattening(space: spaces.Space[Any], count: int, seed: int) -> None:
+    space.seed(seed)
+    samples = [space.sample() for _ in range(count)]
+    batch = concatenate(space, samples, create_empty_array(space, count))
+    known, encode = observation_codec(space)
+    encoded = encode(batch)
+    expected = np.stack([spaces.flatten(space, sample) for sample in samples]).astype(np.float32)
+    assert encoded.dtype == np.float32
+    assert encoded.shape == (count, *known.shape)
+    np.testing.assert_array_equal(encoded, expected)
+    np.testing.assert_array_equal(encode(batch_of_one(samples[0]))[0], expected[0])
+
+
+@given(actions, st.integers(1, 3), st.integers(0, 1000))
+@settings(max_examples=120, deadline=None)
+def test_any_action_of_the_agent_is_one_of_the_env(space: spaces.Space[Any], count: int, seed: int) -> None:
+    known, decode = action_codec(space)
+    rng = np.random.default_rng(seed)
+    match known.kind:
+        case "discrete":
+            action = rng.integers(known.nvec[0], size=count)
+        case "multi_discrete":
+            action = rng.integers(known.nvec, size=(count, known.dim))
+        case "multi_binary":
+            action = rng.integers(2, size=(count, known.dim))
+        case "continuous":
+            action = (3 * rng.standard_normal((count, known.dim))).astype(np.float32)
+    decoded = decode(action)
+    assert batch_space(space, count).contains(decoded), (space, decoded)
+    if isinstance(space, spaces.Discrete):
+        np.testing.assert_array_equal(decoded - space.start, action)
+
+
+@given(boxes())
+@settings(max_examples=60, deadline=None)
+def test_the_unit_interval_spans_finite_bounds(space: spaces.Box) -> None:
+    known, decode = action_codec(space)
+    low, high = space.low.ravel(), space.high.ravel()
+    finite = np.isfinite(low.astype(float)) & np.isfinite(high.astype(float))
+    assert known.bounded == finite.all()
+    assert known.dim == len(low)
+    for value, bound in ((-1.0, low), (1.0, high)):
+        decoded = decode(np.full((1, known.dim), value, np.float32)).ravel()
+        np.testing.assert_allclose(decoded[finite], bound[finite], rtol=1e-6)
+
+
+def test_unbounded_components_pass_through() -> None:
+    _, decode = action_codec(spaces.Box(np.array([-np.inf, 0, -2], np.float32), np.array([np.inf, np.inf, 2], np.float32)))
+    np.testing.assert_allclose(decode(np.array([[7.0, -3.0, 0.5]])), [[7.0, 0.0, 1.0]])
+
+
+def test_the_largest_float_is_no_bound() -> None:
+    largest = float(np.finfo(np.float32).max)
+    assert not action_codec(spaces.Box(-largest, largest, (1,)))[0].bounded
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((8, 6, 3), (3, 8, 6)), ((8, 6, 1), (1, 8, 6)), ((4, 84, 84), (4, 84, 84)), ((8, 6), (1, 8, 6)), ((4, 8, 6, 3), (12, 8, 6))],
+)
+def test_images_stay_uint8_with_channels_first(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    known, encode = observation_codec(space)
+    batch = np.random.default_rng(0).integers(256, size=(2, *shape), dtype=np.uint8)
+    encoded = encode(batch)
+    assert (known.dtype, known.shape) == ("uint8", expected)
+    assert encoded.dtype == np.uint8
+    assert encoded.shape == (2, *expected)
+    assert encoded.flags.c_contiguous
+    assert not np.shares_memory(encoded, batch)
+    if shape == (8, 6, 3):
+        np.testing.assert_array_equal(encoded[1, 2], batch[1, :, :, 2])
+    if shape == (4, 8, 6, 3):
+        np.testing.assert_array_equal(encoded[1, 3 * 3 + 2], batch[1, 3, :, :, 2])
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Tuple((spaces.Discrete(2),)), spaces.Text(3), spaces.Dict({"a": spaces.Tuple((spaces.Discrete(2),))})]
+)
+def test_other_observations_are_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(UnsupportedSpace, match="is not supported; allowed"):
+        observation_codec(space)
+
+
+def test_nested_action_spaces_are_refused() -> None:
+    with pytest.raises(UnsupportedSpace, match="action space Dict"):
+        action_codec(spaces.Dict({"a": spaces.Discrete(2)}))
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("observation", "action", "size"),
+    [
+        (
+            spaces.Dict({"camera": spaces.Box(0, 1, (2, 2)), "door": spaces.Discrete(3, start=1), "keys": spaces.MultiBinary(2)}),
+            spaces.Box(-2, 5, (2, 2)),
+            9,
+        ),
+        (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([[2, 3], [4, 5]]), 5),
+        (spaces.Discrete(4, start=-1), spaces.MultiBinary((2, 2)), 4),
+    ],
+)
+def test_whole_envs_with_such_spaces(backend: str, observation: gym.Space[Any], action: gym.Space[Any], size: int) -> None:
+    if backend == "async" and size != 9:
+        pytest.skip("one is enough: processes are slow to start")
+    env = build(PREFIX + "Spaced-v0", 2, backend=backend, observation=observation, action=action)
+    assert env.reset().shape == (2, size)
+    ended = 0
+    for _ in range(30):
+        step = env.step(env.sample())
+        ended += len(step.episodes)
+        assert step.obs_N.shape == step.last_obs_N.shape == (2, size)
+        assert step.obs_N.dtype == np.float32
+    assert ended > 3
+    env.close()

@@ -1,0 +1,132 @@
+"""Files of older versions."""
+
+from __future__ import annotations
+
+import pytest
+
+from slm_lab.spec import env_ids
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.migrate import migrate
+from slm_lab.spec.report import Report
+from tests.spec.conftest import PPO, Specs, changed
+
+V4 = """{
+  "ppo_pong": {
+    "agent": [{
+      "name": "PPO",
+      "algorithm": {
+        "name": "PPO", "action_pdtype": "default", "action_policy": "multi_default", "explore_var_spec": null, "lam": 0.95, "clip_val_loss": true,
+        "clip_eps_spec": {"name": "no_decay", "start_val": 0.10, "end_val": 0.10, "start_step": 0, "end_step": 0},
+        "time_horizon": 128, "minibatch_size": 4096, "training_epoch": 4, "training_frequency": 1,
+      },
+      "memory": {"name": "OnPolicyBatchReplay",},
+      "net": {
+        "type": "ConvNet", "shared": true, "conv_hid_layers": [[32, 8, 4, 0, 1], [64, 4, 2, 0, 1]], "fc_hid_layers": [512],
+        "update_type": "polyak", "loss_spec": {"name": "MSELoss"}, "use_same_optim": false,
+        "actor_optim_spec": {"name": "Adam", "lr": 2.5e-4,}, "critic_optim_spec": {"name": "Adam", "lr": 2.5e-4,},
+      }
+    }],
+    "env": [{"name": "PongNoFrameskip-v4", "frame_op": "concat", "frame_op_len": 4, "image_downsize": [84, 84], "normalize_state": false,
+      "reward_scale": "sign", "num_envs": 8, "max_t": null, "max_frame": 1e7}],
+    "body": {"product": "outer", "num": 1},
+    "meta": {"distributed": false, "num_cpus": 4, "num_gpus": 1, "train_mode": true, "max_session": 4},
+    "search": {"agent": [{"algorithm": {"lam__grid_search": [0.7, 0.9], "clip_eps__uniform": [0.1, 0.3]}}]}
+  }
+}"""
+
+
+def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
+    spec = load_spec(specs.file(V4), "ppo_pong")
+    assert spec.agent.algorithm.model_dump(include={"action_policy", "clip_vloss", "minibatch_size", "training_frequency"}) == {
+        "action_policy": "default",
+        "clip_vloss": True,
+        "minibatch_size": 1024,
+        "training_frequency": None,
+    }
+    assert (spec.env.name, spec.env.max_frame, spec.env.normalize_obs, spec.env.kwargs) == ("ALE/Pong-v5", 10_000_000, False, {})
+    assert (spec.meta.search_resources.cpu, spec.meta.search_resources.gpu) == (4, 1)
+    assert spec.search == {"agent": {"algorithm": {"lam__grid_search": [0.7, 0.9]}}}
+    places = [notice.split(": ")[1] for notice in specs.notices()]
+    assert places == [
+        "agent",
+        "env",
+        "search.agent",
+        "body",
+        "agent[0].algorithm.clip_val_loss",
+        "agent[0].algorithm.action_policy",
+        "env[0].frame_op",
+        "env[0].frame_op_len",
+        "env[0].image_downsize",
+        "env[0].normalize_state",
+        "env[0].name",
+        "meta.num_cpus",
+        "meta.num_gpus",
+        "meta.train_mode",
+        "agent[0].net.update_type",
+        "search.agent[0].algorithm.clip_eps__uniform",
+        "agent[0].algorithm.minibatch_size",
+        "agent[0].algorithm.training_frequency",
+    ]
+    assert all(notice.startswith("ppo_pong: ") for notice in specs.notices())
+
+
+def test_problems_stand_at_the_path_in_the_old_file(specs: Specs) -> None:
+    bad = V4.replace('"lam": 0.95', '"lam": 2').replace('"normalize_state": false', '"normalize_state": 3').replace('"MSELoss"', '"MSE"')
+    with pytest.raises(ValueError, match="3 problems") as caught:
+        load_spec(specs.file(bad.replace('"num_cpus": 4', '"num_cpus": 4')), "ppo_pong")
+    assert [line.strip().split(": ")[0] for line in str(caught.value).splitlines()[1:]] == [
+        "agent[0].algorithm.lam",
+        "env[0].normalize_state",
+        "agent[0].net.loss_spec.name",
+    ]
+
+
+def test_several_agents_are_refused(specs: Specs) -> None:
+    assert "2 are given" in specs.problems({"agent": [PPO["agent"], PPO["agent"]]})[0]
+
+
+def test_migrating_twice_changes_nothing_more() -> None:
+    raw = changed(PPO, {"env.name": "CartPole-v0", "agent.algorithm.clip_val_loss": True, "meta.num_cpus": 2})
+    first, second = Report(), Report()
+    migrate(raw, first)
+    once = changed(raw, {})
+    migrate(raw, second)
+    assert raw == once
+    assert first.notes
+    assert not second.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("CartPole-v0", "CartPole-v1"),
+        ("LunarLander-v2", "LunarLander-v3"),
+        ("BipedalWalker-v2", "BipedalWalker-v3"),
+        ("Pendulum-v0", "Pendulum-v1"),
+        ("HalfCheetah-v2", "HalfCheetah-v5"),
+        ("PongNoFrameskip-v4", "ALE/Pong-v5"),
+        ("BreakoutDeterministic-v0", "ALE/Breakout-v5"),
+        ("VideoPinball-v0", "ALE/VideoPinball-v5"),
+        ("RoboschoolAnt-v1", "Ant-v5"),
+        ("RoboschoolWalker2d-v1", "Walker2d-v5"),
+        ("Walker2DBulletEnv-v0", "Walker2d-v5"),
+        ("InvertedPendulumBulletEnv-v0", "InvertedPendulum-v5"),
+        ("CartPole-v1", "CartPole-v1"),
+        ("ALE/Pong-v5", "ALE/Pong-v5"),
+        ("my.envs:CartPole-v0", "my.envs:CartPole-v0"),
+        ("CartPole-v9", "CartPole-v9"),
+        ("RoboschoolHumanoidFlagrun-v1", "RoboschoolHumanoidFlagrun-v1"),
+        ("cartpole-v0", "cartpole-v0"),
+        ("Nothing", "Nothing"),
+    ],
+)
+def test_old_env_ids(old: str, new: str) -> None:
+    assert env_ids.today(old) == new
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("ALE/Pong-v5", "pong"), ("PongNoFrameskip-v4", "pong"), ("HalfCheetah-v5", "halfcheetah"), ("my.envs:My-Env-v0", "my_env"), ("phys2d/CartPole-v1", "cartpole")],
+)
+def test_short_names(name: str, short: str) -> None:
+    assert env_ids.short(name) == short

@@ -1,0 +1,103 @@
+"""${var}, --set and spec_params."""
+
+from __future__ import annotations
+
+import pydash
+import pytest
+
+from slm_lab.spec.loader import load_spec, load_specs, spec_names
+from slm_lab.spec.report import to_path
+from slm_lab.spec.variables import read_value
+from tests.spec.conftest import PPO, Specs, changed
+
+VARS = {"env.name": "${env}", "env.max_frame": "${max_frame}", "agent.name": "PPO on ${env} for ${max_frame}"}
+
+
+@pytest.mark.parametrize("text", ["a.b", "a.b[0].c", "a[0][1]", "agent.net.hid_layers.0", r"a\.b.c", "a"])
+def test_dotted_paths_are_those_of_pydash(text: str) -> None:
+    assert list(to_path(text)) == pydash.to_path(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e6", 1e6), ("True", True), ("false", False), ("None", None), ("[1, 2]", [1, 2]), ('"a"', "a"), ("ALE/Pong-v5", "ALE/Pong-v5"), ("", ""), ("NaN", "NaN")],
+)
+def test_values_of_the_command_line(text: str, value: object) -> None:
+    if text == "NaN":
+        with pytest.raises(ValueError, match="finite"):
+            read_value(text)
+    else:
+        assert read_value(text) == value
+
+
+def test_variables_fill_values_and_text_and_name_the_spec(specs: Specs) -> None:
+    spec = specs.load(VARS, ["env=ALE/Pong-v5", "max_frame=1e6"])
+    assert (spec.env.name, spec.env.max_frame, spec.name) == ("ALE/Pong-v5", 1_000_000, "ppo_pong")
+    assert spec.agent.name == "PPO on ALE/Pong-v5 for 1000000.0"
+    assert specs.notices() == []
+
+
+def test_env_names_the_spec_only_where_it_is_used(specs: Specs) -> None:
+    assert specs.load({}, ["env=ALE/Pong-v5"]).name == "ppo"
+    assert specs.notices() == ["--set env: no ${env} in the spec; not used"]
+
+
+def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(specs: Specs) -> None:
+    problems = specs.problems(VARS | {"agent.algorithm.gama": 1}, ["max_frame=10"])
+    assert problems == [
+        "agent.name: ${env} has no value; give one with --set env=…",
+        "env.name: ${env} has no value; give one with --set env=…",
+        "agent.algorithm.gama: unknown key; did you mean 'gamma'?",
+    ]
+
+
+def test_overrides_by_path(specs: Specs) -> None:
+    sets = ["agent.algorithm.gamma=0.5", "agent.net.hid_layers[1]=32", "agent.net.hid_layers.0=16", "meta.search_resources.cpu=2", "agent.net.type=MLPNet"]
+    spec = specs.load({"agent.net.hid_layers": [8, 8]}, [*sets, "env.name=CartPole-v0"])
+    assert spec.agent.algorithm.gamma == 0.5
+    assert spec.agent.net is not None
+    assert spec.agent.net.name == "MLPNet"
+    assert spec.agent.net.hid_layers == [16, 32]
+    assert spec.meta.search_resources.cpu == 2
+    assert spec.env.name == "CartPole-v1"  # an old id is mapped here too
+
+
+def test_overrides_go_into_the_v4_form(specs: Specs) -> None:
+    body = changed(PPO, {}) | {"agent": [PPO["agent"]], "env": [PPO["env"]]}
+    file = specs.file({"ppo": body})
+    assert load_spec(file, "ppo", ["agent.algorithm.gamma=0.5"]).agent.algorithm.gamma == 0.5
+    assert load_spec(file, "ppo", ["agent[0].algorithm.gamma=0.5"]).agent.algorithm.gamma == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("agent.algorithm.gama=0.5", "agent.algorithm.gama: unknown key; did you mean 'gamma'?"),
+        ("agnt.algorithm.gamma=0.5", "agnt: unknown key; did you mean 'agent'?"),
+        ("agent.net.hid_layers[5]=1", "agent.net.hid_layers[5]: the list has 2 items; --set agent.net.hid_layers[5] finds none there"),
+        ("env.name.x=1", 'env.name: is "CartPole-v1", which has no keys; --set env.name.x cannot go below it'),
+        ("gamma", 'must be name=value or path.to.key=value, not "gamma"'),
+        ("env.max_frame=abc", 'env.max_frame: must be a whole number > 0, not "abc"'),
+    ],
+)
+def test_overrides_that_do_not_fit(specs: Specs, text: str, problem: str) -> None:
+    assert specs.problems({"agent.net.hid_layers": [8, 8]}, [text]) == [problem]
+
+
+def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:
+    params = {"env": ["PongNoFrameskip-v4", "ALE/Qbert-v5"], "lam": [0.9, 0.95]}
+    body = changed(PPO, {"env.name": "${env}", "agent.algorithm.lam": "${lam}", "spec_params": params})
+    file = specs.file({"ppo": body, "other": PPO})
+    made = load_specs(file, "ppo")
+    assert [spec.name for spec in made] == ["ppo_pong_0_9", "ppo_pong_0_95", "ppo_qbert_0_9", "ppo_qbert_0_95"]
+    assert [spec.env.name for spec in made] == ["ALE/Pong-v5", "ALE/Pong-v5", "ALE/Qbert-v5", "ALE/Qbert-v5"]
+    assert load_spec(file, "ppo_qbert_0_9").agent.algorithm.lam == 0.9
+    assert load_spec(file, "ppo", ["env=ALE/Pong-v5", "lam=0.5"]).name == "ppo_pong"
+    assert spec_names(file) == ["ppo", "other"]
+    with pytest.raises(ValueError, match="makes 4 specs; name one of them: ppo_pong_0_9"):
+        load_spec(file, "ppo")
+
+
+@pytest.mark.parametrize("params", [[], {"env": "CartPole-v1"}, {"env": []}, {f"v{n}": [1, 2, 3] for n in range(20)}])
+def test_spec_params_that_are_none(specs: Specs, params: object) -> None:
+    assert specs.problems({"spec_params": params})[0].startswith("spec_params:")

@@ -17,7 +17,11 @@ from slm_lab.spec.text import parse_json, parse_yaml
 FULL: dict[str, Any] = {
     "agent": {
         "name": "A",
-        "algorithm": {"name": "PPO", "lam": 0.9, "clip_eps_spec": {"name": "linear_decay", "start_val": 0.2, "end_val": 0.1, "end_step": 10}},
+        "algorithm": {
+            "name": "PPO",
+            "lam": 0.9,
+            "clip_eps_spec": {"name": "linear_decay", "start_val": 0.2, "end_val": 0.1, "end_step": 10},
+        },
         "memory": {"name": "OnPolicyBatchReplay"},
         "net": {
             "type": "ConvNet",
@@ -34,13 +38,28 @@ FULL: dict[str, Any] = {
 ARC: dict[str, Any] = {
     "agent": {
         "algorithm": {"name": "ActorCritic"},
-        "net": {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": [{"Tanh": None}]}}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}},
+        "net": {
+            "type": "TorchArcNet",
+            "arc": {
+                "modules": {"body": {"Sequential": [{"Tanh": None}]}},
+                "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"},
+            },
+        },
     },
     "env": {"name": "CartPole-v1", "max_frame": 100},
 }
 
-keys = st.sampled_from(["name", "type", "agent", "algorithm", "net", "PPO", "_x", "$y", "a.b", "a[0]", "lam__uniform", "spec_params", "${x}", ""]) | st.text(max_size=4)
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(["PPO", "MLPNet", "${x}", "${", "x:y", "a.b:c"]) | st.text(max_size=6)
+keys = st.sampled_from(
+    ["name", "type", "agent", "algorithm", "net", "PPO", "_x", "$y", "a.b", "a[0]", "lam__uniform", "spec_params", "${x}", ""]
+) | st.text(max_size=4)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["PPO", "MLPNet", "${x}", "${", "x:y", "a.b:c"])
+    | st.text(max_size=6)
+)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8)
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -112,10 +131,28 @@ def test_a_good_spec_with_any_part_replaced(tmp_path: Path, data: st.DataObject,
     load_text(tmp_path, json.dumps({"s": spec}))
 
 
-path_texts = st.sampled_from(["agent.algorithm.gamma", "agent.net.type", "agent[0].net.hid_layers[0]", "env.name", "x", "env", "meta", "agent.net.conv_hid_layers[0][1]", "a.b.c", "."])
+path_texts = st.sampled_from(
+    [
+        "agent.algorithm.gamma",
+        "agent.net.type",
+        "agent[0].net.hid_layers[0]",
+        "env.name",
+        "x",
+        "env",
+        "meta",
+        "agent.net.conv_hid_layers[0][1]",
+        "a.b.c",
+        ".",
+    ]
+)
 
 
 @quick
-@given(st.lists(st.tuples(path_texts | st.text(max_size=5), st.sampled_from(["1e6", "True", "null", "{}", "[1", "${x}", ""]) | st.text(max_size=4)), max_size=3))
+@given(
+    st.lists(
+        st.tuples(path_texts | st.text(max_size=5), st.sampled_from(["1e6", "True", "null", "{}", "[1", "${x}", ""]) | st.text(max_size=4)),
+        max_size=3,
+    )
+)
 def test_any_set(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     load_text(tmp_path, json.dumps({"s": FULL}), [f"{name}={value}" for name, value in pairs])

@@ -126,7 +126,13 @@ def test_old_env_ids(old: str, new: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "short"),
-    [("ALE/Pong-v5", "pong"), ("PongNoFrameskip-v4", "pong"), ("HalfCheetah-v5", "halfcheetah"), ("my.envs:My-Env-v0", "my_env"), ("phys2d/CartPole-v1", "cartpole")],
+    [
+        ("ALE/Pong-v5", "pong"),
+        ("PongNoFrameskip-v4", "pong"),
+        ("HalfCheetah-v5", "halfcheetah"),
+        ("my.envs:My-Env-v0", "my_env"),
+        ("phys2d/CartPole-v1", "cartpole"),
+    ],
 )
 def test_short_names(name: str, short: str) -> None:
     assert env_ids.short(name) == short

@@ -25,15 +25,33 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
         ({"agent.algorithm": {"name": "ActorCritic", "lam": 0.9, "num_step_returns": 5}}, "agent.algorithm.num_step_returns: excludes lam"),
         ({"agent.net": ...}, "agent.net: missing; PPO needs a net"),
         ({"agent.memory.name": "OnPolicyReplay"}, "agent.memory.name: must be 'OnPolicyBatchReplay'"),
-        ({"agent.algorithm.entropy_coef_spec": DECAY | {"start_step": 11}}, "agent.algorithm.entropy_coef_spec.end_step: must be at least start_step (11), not 10"),
-        ({"agent.algorithm.clip_eps_spec": DECAY | {"start_val": -1}}, "agent.algorithm.clip_eps_spec.start_val: must be a number ≥ 0, not -1"),
-        ({"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.explore_var_spec: missing; the action_policy 'boltzmann' needs it"),
-        ({"agent.net.optim_spec": {"name": "LBFGS"}}, "agent.net.optim_spec.name: 'LBFGS' is no optimizer of torch.optim to use here; LBFGS calls the loss again"),
+        (
+            {"agent.algorithm.entropy_coef_spec": DECAY | {"start_step": 11}},
+            "agent.algorithm.entropy_coef_spec.end_step: must be at least start_step (11), not 10",
+        ),
+        (
+            {"agent.algorithm.clip_eps_spec": DECAY | {"start_val": -1}},
+            "agent.algorithm.clip_eps_spec.start_val: must be a number ≥ 0, not -1",
+        ),
+        (
+            {"agent.algorithm.action_policy": "boltzmann"},
+            "agent.algorithm.explore_var_spec: missing; the action_policy 'boltzmann' needs it",
+        ),
+        (
+            {"agent.net.optim_spec": {"name": "LBFGS"}},
+            "agent.net.optim_spec.name: 'LBFGS' is no optimizer of torch.optim to use here; LBFGS calls the loss again",
+        ),
         ({"agent.net.optim_spec": {"name": "SparseAdam"}}, "takes sparse gradients only"),
         ({"agent.net.optim_spec": {"name": "adamw"}}, "did you mean 'AdamW'?"),
-        ({"agent.net.optim_spec": {"name": "Adam", "bets": [0.9, 0.9]}}, "agent.net.optim_spec.bets: Adam takes no such argument; did you mean 'betas'?"),
+        (
+            {"agent.net.optim_spec": {"name": "Adam", "bets": [0.9, 0.9]}},
+            "agent.net.optim_spec.bets: Adam takes no such argument; did you mean 'betas'?",
+        ),
         ({"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdm"}}, "agent.net.optim_spec.optimizer: 'RAdm' is no optimizer"),
-        ({"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdam", "moment": 1}}, "agent.net.optim_spec.moment: Lookahead around RAdam takes no such"),
+        (
+            {"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdam", "moment": 1}},
+            "agent.net.optim_spec.moment: Lookahead around RAdam takes no such",
+        ),
         ({"agent.net.lr_scheduler_spec": {"name": "ReduceLROnPlateau"}}, "needs a metric at each step"),
         ({"agent.net.lr_scheduler_spec": {"name": "SequentialLR"}}, "made of other schedulers"),
         ({"agent.net.lr_scheduler_spec": {"name": "ChainedScheduler"}}, "made of other schedulers"),
@@ -41,15 +59,36 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
         ({"agent.net.lr_scheduler_spec": {"name": "MultiplicativeLR"}}, "needs a function"),
         ({"agent.net.lr_scheduler_spec": {"name": "StepLR"}}, "agent.net.lr_scheduler_spec.step_size: missing; StepLR needs it"),
         ({"agent.net.lr_scheduler_spec": {"name": "LinearToZero"}}, "agent.net.lr_scheduler_spec.frame: missing; LinearToZero needs it"),
-        ({"agent.net.loss_spec": {"name": "MSE"}}, "agent.net.loss_spec.name: 'MSE' is no regression loss of torch.nn to use here; did you mean 'MSELoss'?"),
-        ({"agent.net.hid_layers_activation": "reluu"}, "agent.net.hid_layers_activation: 'reluu' is no activation of torch.nn; did you mean 'ReLU'?"),
-        ({"agent.net.init_fn": "orthogonal"}, "agent.net.init_fn: 'orthogonal' is no function of torch.nn.init to use here; did you mean 'orthogonal_'?"),
+        (
+            {"agent.net.loss_spec": {"name": "MSE"}},
+            "agent.net.loss_spec.name: 'MSE' is no regression loss of torch.nn to use here; did you mean 'MSELoss'?",
+        ),
+        (
+            {"agent.net.hid_layers_activation": "reluu"},
+            "agent.net.hid_layers_activation: 'reluu' is no activation of torch.nn; did you mean 'ReLU'?",
+        ),
+        (
+            {"agent.net.init_fn": "orthogonal"},
+            "agent.net.init_fn: 'orthogonal' is no function of torch.nn.init to use here; did you mean 'orthogonal_'?",
+        ),
         ({"agent.net": {"type": "TorchArcNet"}}, "agent.net.arc: missing"),
         ({"agent.net": {"type": "TorchArcNet", "actor_arc": arc({"Tanh": None})["agent.net"]["arc"]}}, "agent.net.critic_arc: missing"),
-        (arc({"LazyLiner": {"out_features": 1}}), "agent.net.arc.modules.body.Sequential[0].LazyLiner: no layer of torch.nn; did you mean 'LazyLinear'?"),
-        (arc({"LazyLinear": {"features": 1}}), "agent.net.arc.modules.body.Sequential[0].LazyLinear.features: LazyLinear takes no such argument"),
-        (arc({"Tanh": None}, graph=GRAPH | {"modules": {"bdy": ["x"]}}), "agent.net.arc.graph.modules.bdy: no such name among the modules; did you mean 'body'?"),
-        ({"agent.net": {"type": "ConvNet", "conv_hid_layers": [[32, 0]]}}, "agent.net.conv_hid_layers[0][1]: must be a kernel above 0, not 0"),
+        (
+            arc({"LazyLiner": {"out_features": 1}}),
+            "agent.net.arc.modules.body.Sequential[0].LazyLiner: no layer of torch.nn; did you mean 'LazyLinear'?",
+        ),
+        (
+            arc({"LazyLinear": {"features": 1}}),
+            "agent.net.arc.modules.body.Sequential[0].LazyLinear.features: LazyLinear takes no such argument",
+        ),
+        (
+            arc({"Tanh": None}, graph=GRAPH | {"modules": {"bdy": ["x"]}}),
+            "agent.net.arc.graph.modules.bdy: no such name among the modules; did you mean 'body'?",
+        ),
+        (
+            {"agent.net": {"type": "ConvNet", "conv_hid_layers": [[32, 0]]}},
+            "agent.net.conv_hid_layers[0][1]: must be a kernel above 0, not 0",
+        ),
         ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional: must be false, not true"),
         ({"env.backend": "ale"}, "env.backend: 'ale' steps the envs ALE/… only"),
         ({"env.name": "CartPol-v1"}, "env.name: no env of the name 'CartPol-v1' is registered with Gymnasium; did you mean 'CartPole-v1'?"),
@@ -79,7 +118,9 @@ def test_what_contradicts(specs: Specs, changes: dict[str, Any], problem: str | 
         {"agent.net.lr_scheduler_spec": {"name": "LinearToMin", "frame": 1e6, "min_factor": 0.1}},
         {"agent.net.loss_spec": {"name": "SmoothL1Loss", "beta": 2.0}},
         {"agent.net.hid_layers_activation": "SiLU"},
-        arc("Tanh", {"LazyLinear": {"out_features": 4}}, {"NormalTanh": None}, {"LazyBatchRenorm1d": {"momentum": 0.01}}, {"Linear": [4, 4]}),
+        arc(
+            "Tanh", {"LazyLinear": {"out_features": 4}}, {"NormalTanh": None}, {"LazyBatchRenorm1d": {"momentum": 0.01}}, {"Linear": [4, 4]}
+        ),
         {"agent.net": {"type": "RecurrentNet", "cell_type": "LSTM"}},
         {"agent.algorithm": {"name": "Reinforce"}, "agent.memory.name": "OnPolicyReplay"},
         {"agent.algorithm": {"name": "Random"}, "agent.net": ...},
@@ -139,7 +180,11 @@ def test_env_key_near_a_known_one(specs: Specs) -> None:
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
-    [("ALE/Pong-v5", "ale_py", "slm-lab[atari]"), ("HalfCheetah-v5", "mujoco", "slm-lab[mujoco]"), ("LunarLander-v3", "Box2D", "slm-lab[box2d]")],
+    [
+        ("ALE/Pong-v5", "ale_py", "slm-lab[atari]"),
+        ("HalfCheetah-v5", "mujoco", "slm-lab[mujoco]"),
+        ("LunarLander-v3", "Box2D", "slm-lab[box2d]"),
+    ],
 )
 def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str) -> None:
     find = importlib.util.find_spec

@@ -125,7 +125,9 @@ def test_parsing_is_fast() -> None:
     assert time.process_time() - start < 1.0  # 170 KB
 
 
-@pytest.mark.parametrize("text", ['"' * 20_000, "/*" * 20_000, ", " * 20_000, "[" + ", " * 20_000 + "]", "${" * 20_000, " " * 50_000 + ",]"])
+@pytest.mark.parametrize(
+    "text", ['"' * 20_000, "/*" * 20_000, ", " * 20_000, "[" + ", " * 20_000 + "]", "${" * 20_000, " " * 50_000 + ",]"]
+)
 def test_no_text_is_slow(text: str) -> None:
     start = time.process_time()
     with pytest.raises(SpecError):

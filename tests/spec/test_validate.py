@@ -25,7 +25,7 @@ ALGORITHM = "agent.algorithm"
         (f"{ALGORITHM}.normalize_advantages", "percentle", "did you mean 'percentile'?"),
         (f"{ALGORITHM}.action_policy", "epsilon_gredy", "did you mean 'epsilon_greedy'?"),
         (f"{ALGORITHM}.name", "POP", "must be one of 'Random', 'Reinforce', 'ActorCritic', 'PPO', not \"POP\"; did you mean 'PPO'?"),
-        (f"{ALGORITHM}.name", "SoftActorCritic", "not \"SoftActorCritic\", which this version does not have yet"),
+        (f"{ALGORITHM}.name", "SoftActorCritic", 'not "SoftActorCritic", which this version does not have yet'),
         (f"{ALGORITHM}.name", None, "missing; must be one of 'Random'"),
         (f"{ALGORITHM}.name", ["PPO"], 'not ["PPO"]'),
         (ALGORITHM, "PPO", 'must be an object, not "PPO"'),
@@ -41,7 +41,7 @@ ALGORITHM = "agent.algorithm"
         ("env.max_frame", None, "missing; must be a whole number > 0"),
         ("env.reward_scale", "sgn", "must be a number > 0 or 'sign', not \"sgn\"; did you mean 'sign'?"),
         ("env.backend", "envpol", "did you mean 'envpool'?"),
-        ("meta.distributed", "shared", "must be false, not \"shared\", which this version does not have yet"),
+        ("meta.distributed", "shared", 'must be false, not "shared", which this version does not have yet'),
         ("meta.rigorous_eval", -1, "must be a whole number ≥ 0, not -1"),
         ("meta.random_seed", 2**32, "must be a whole number ≥ 0 and < 4294967296, not 4294967296"),
         ("meta", [], "must be an object, not []"),
@@ -93,7 +93,11 @@ def test_problems_of_every_stage_come_together(specs: Specs) -> None:
 
 def test_null_equals_absent(specs: Specs) -> None:
     nulls = {"explore_var_spec": None, "clip_eps_spec": None, "lam": None}
-    changes = {f"{ALGORITHM}.{key}": value for key, value in nulls.items()} | {"meta.random_seed": None, "env.max_t": None, "env.render_mode": None}
+    changes = {f"{ALGORITHM}.{key}": value for key, value in nulls.items()} | {
+        "meta.random_seed": None,
+        "env.max_t": None,
+        "env.render_mode": None,
+    }
     spec = specs.load(changes | {"agent.memory": None, "search": None, "agent.net.lr_scheduler_spec": None, "agent.net.gpu": None})
     assert spec == specs.load({})
     assert specs.notices() == []
@@ -101,7 +105,13 @@ def test_null_equals_absent(specs: Specs) -> None:
 
 def test_null_is_a_value_where_form_is_free(specs: Specs) -> None:
     arc = {"modules": {"body": {"Sequential": [{"Tanh": None}]}}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
-    spec = specs.load({"agent.net": {"type": "TorchArcNet", "arc": arc}, "env.options": {"a": None}, "search": {"agent.net.clip_grad_val__choice": [None, 1]}})
+    spec = specs.load(
+        {
+            "agent.net": {"type": "TorchArcNet", "arc": arc},
+            "env.options": {"a": None},
+            "search": {"agent.net.clip_grad_val__choice": [None, 1]},
+        }
+    )
     assert spec.agent.net is not None
     assert spec.agent.net.arc == arc
     assert spec.env.kwargs == {"options": {"a": None}}
@@ -148,4 +158,6 @@ def test_clip_val_loss_is_not_lost(specs: Specs) -> None:
 def test_name_and_type_of_a_net_are_one(specs: Specs) -> None:
     net = {"name": "MLPNet", "hid_layers": [8]}
     assert specs.load({"agent.net": net}) == specs.load({"agent.net": {"type": "MLPNet", "hid_layers": [8]}})
-    assert specs.problems({"agent.net": {"name": "MLPNet", "type": "ConvNet", "conv_hid_layers": [[1, 1]]}})[0].startswith("agent.net.type: ")
+    assert specs.problems({"agent.net": {"name": "MLPNet", "type": "ConvNet", "conv_hid_layers": [[1, 1]]}})[0].startswith(
+        "agent.net.type: "
+    )

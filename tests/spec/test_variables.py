@@ -20,7 +20,17 @@ def test_dotted_paths_are_those_of_pydash(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e6", 1e6), ("True", True), ("false", False), ("None", None), ("[1, 2]", [1, 2]), ('"a"', "a"), ("ALE/Pong-v5", "ALE/Pong-v5"), ("", ""), ("NaN", "NaN")],
+    [
+        ("1e6", 1e6),
+        ("True", True),
+        ("false", False),
+        ("None", None),
+        ("[1, 2]", [1, 2]),
+        ('"a"', "a"),
+        ("ALE/Pong-v5", "ALE/Pong-v5"),
+        ("", ""),
+        ("NaN", "NaN"),
+    ],
 )
 def test_values_of_the_command_line(text: str, value: object) -> None:
     if text == "NaN":
@@ -52,7 +62,13 @@ def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(spec
 
 
 def test_overrides_by_path(specs: Specs) -> None:
-    sets = ["agent.algorithm.gamma=0.5", "agent.net.hid_layers[1]=32", "agent.net.hid_layers.0=16", "meta.search_resources.cpu=2", "agent.net.type=MLPNet"]
+    sets = [
+        "agent.algorithm.gamma=0.5",
+        "agent.net.hid_layers[1]=32",
+        "agent.net.hid_layers.0=16",
+        "meta.search_resources.cpu=2",
+        "agent.net.type=MLPNet",
+    ]
     spec = specs.load({"agent.net.hid_layers": [8, 8]}, [*sets, "env.name=CartPole-v0"])
     assert spec.agent.algorithm.gamma == 0.5
     assert spec.agent.net is not None

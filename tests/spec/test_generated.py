@@ -1,0 +1,87 @@
+"""Generated lists and the shipped schema against what they were made from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slm_lab.spec import schema, torch_check, torch_names
+from slm_lab.spec.loader import SPEC_FOLDER
+from slm_lab.spec.validate import SECTION_KEYS
+
+
+def test_torch_names_are_those_of_torch() -> None:
+    from tools import torch_names as generator
+
+    assert (SPEC_FOLDER / "torch_names.py").read_text(encoding="utf-8") == generator.text()
+
+
+def test_optimizers_are_all_of_torch_but_those_refused() -> None:
+    import torch
+
+    everything = {name for name, item in vars(torch.optim).items() if isinstance(item, type) and issubclass(item, torch.optim.Optimizer)}
+    assert everything - set(torch_names.OPTIMIZERS) == {"Optimizer", "LBFGS", "SparseAdam"}
+    everything = set(torch.optim.lr_scheduler.__all__)
+    refused = {"LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR"}
+    assert everything - set(torch_names.SCHEDULERS) == refused
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension")
+def test_activations_and_losses_can_be_made() -> None:
+    import torch
+    from torch import nn
+
+    for name in torch_names.ACTIVATIONS:
+        assert getattr(nn, name)()(torch.zeros(2, 3)).shape == (2, 3), name
+    for name in torch_names.LOSSES:
+        assert getattr(nn, name)()(torch.zeros(2), torch.ones(2)).shape == (), name
+    assert [torch_check.activation(word) for word in ("relu", "leaky_relu", "SiLU", "selu", "nope")] == [
+        "ReLU",
+        "LeakyReLU",
+        "SiLU",
+        "SELU",
+        None,
+    ]
+
+
+def test_known_envs_are_those_of_gymnasium() -> None:
+    pytest.importorskip("ale_py")
+    from tools import known_envs as generator
+
+    assert (SPEC_FOLDER / "known_envs.py").read_text(encoding="utf-8") == generator.text()
+
+
+def test_shipped_schema_is_today_s() -> None:
+    assert json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8")) == schema.json_schema(), (
+        "run: python tools/generate.py"
+    )
+
+
+def test_schema_describes_every_key() -> None:
+    definitions: dict[str, Any] = schema.json_schema()["$defs"]
+    bare = [
+        (name, key)
+        for name, part in definitions.items()
+        for key, inner in part.get("properties", {}).items()
+        if not inner.get("description")
+    ]
+    assert [place for place in bare if place[1] != "name"] == []
+    assert definitions["PPOSpec"]["properties"]["lam"]["description"].startswith("λ")
+    for keys in SECTION_KEYS.values():
+        assert all(any(key in part.get("properties", {}) for part in definitions.values()) for key in keys)
+
+
+def test_schema_is_what_the_loader_takes() -> None:
+    """By hand, for want of a validator: nulls, ${var}, `type` and `name`, names of torch, numbers above 0."""
+    definitions = schema.json_schema()["$defs"]
+    mlp = definitions["MLPNetSpec"]
+    assert mlp["properties"]["type"]["const"] == mlp["properties"]["name"]["const"] == "MLPNet"
+    assert mlp["anyOf"] == [{"required": ["type"]}, {"required": ["name"]}]
+    assert definitions["EnvSpec"]["properties"]["max_frame"]["anyOf"][0]["exclusiveMinimum"] == 0
+    assert {"$ref": "#/$defs/Absent"} in definitions["EnvSpec"]["properties"]["max_frame"]["anyOf"]
+    assert "Lookahead" in definitions["OptimSpec"]["properties"]["name"]["anyOf"][0]["enum"]
+    assert definitions["Spec"]["required"] == ["agent", "env"]
+    assert definitions["Spec"]["additionalProperties"] is False
+    assert definitions["EnvSpec"]["additionalProperties"] is True

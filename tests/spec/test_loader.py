@@ -1,0 +1,187 @@
+"""Files, names, dumps, and how fast all that answers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_lab.spec import loader
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.checks import check
+from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
+from tests.spec.conftest import PPO, Specs, changed
+
+YAML = """
+$schema: spec.schema.json
+_net: &net
+  type: TorchArcNet
+  shared: false
+  arc: &arc
+    modules:
+      body:
+        Sequential:
+        - LazyLinear: {out_features: 64}
+        - Tanh:
+    graph:
+      input: x
+      modules: {body: [x]}
+      output: body
+  hid_layers_activation: tanh
+  init_fn: orthogonal_
+  use_same_optim: true
+  loss_spec: {name: MSELoss}
+  optim_spec: &optim {name: AdamW, lr: 3e-4}
+_env: &env {name: "${env}", num_envs: 16, max_t: null, max_frame: "${max_frame}", normalize_obs: true}
+ppo_arc:
+  agent:
+    name: PPO
+    algorithm: {name: PPO, explore_var_spec: null, gamma: 0.99, time_horizon: 32, minibatch_size: 64}
+    memory: {name: OnPolicyBatchReplay}
+    net:
+      <<: *net
+      optim_spec: {<<: *optim, lr: 1e-4}
+      lr_scheduler_spec: {name: LinearToZero, frame: "${max_frame}"}
+  env: *env
+  meta:
+    search_resources: {cpu: 1, gpu: 0.125}
+    search_scheduler: {grace_period: 1.0e+5, reduction_factor: 3}
+  search:
+    agent.algorithm.gamma__uniform: [0.98, 0.999]
+    agent.net.optim_spec.lr__loguniform: [1.0e-4, 1.0e-3]
+"""
+
+
+def problems(call: Any, *args: Any) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        call(*args)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_yaml_file_as_published(specs: Specs) -> None:
+    spec = load_spec(specs.file(YAML, "a.yaml"), "ppo_arc", ["env=HalfCheetah-v5", "max_frame=1e6"])
+    assert (spec.name, spec.env.name, spec.env.max_frame) == ("ppo_arc_halfcheetah", "HalfCheetah-v5", 1_000_000)
+    assert spec.agent.net is not None
+    assert spec.agent.net.optim_spec.model_dump() == {"name": "AdamW", "lr": 1e-4}
+    assert spec.agent.net.lr_scheduler_spec is not None
+    assert spec.agent.net.lr_scheduler_spec.kwargs == {"frame": 1e6}
+    assert specs.notices() == ["ppo_arc_halfcheetah: agent.net.hid_layers_activation: has no effect in TorchArcNet; dropped"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"agent.algorithm": {"name": "Random"}, "agent.net": ..., "agent.memory": ...}, {"agent.algorithm.minibatch_size": 10_000}],
+)
+def test_dump_and_load_are_identity(specs: Specs, changes: dict[str, Any]) -> None:
+    free = {"env.options": {"a": None}, "search": {"agent.algorithm.gamma__choice": [0.9]}, "meta.random_seed": 3}
+    spec = specs.load(changes | free)
+    specs.log.clear()
+    dumped = dump_spec(spec)
+    assert load_spec(specs.file(dumped), "ppo") == spec
+    assert specs.notices() == []
+    assert json.loads(json.dumps(dumped)) == dumped
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_dump_of_a_yaml_spec_is_identity(specs: Specs) -> None:
+    spec = load_spec(specs.file(YAML, "a.yml"), "ppo_arc", ["env=HalfCheetah-v5", "max_frame=1e6"])
+    assert load_spec(specs.file(dump_spec(spec)), spec.name) == spec
+
+
+def test_meta_run_is_ignored(specs: Specs) -> None:
+    spec = specs.load({"meta.run": {"git_sha": "abc", "versions": {"torch": None}}})
+    assert load_spec(specs.file(dump_spec(spec)), "ppo") == spec
+
+
+def test_names_that_are_no_specs(specs: Specs) -> None:
+    file = specs.file(
+        {"$schema": "x", "_base": {"broken": 1}, "ppo": PPO, "a2c": changed(PPO, {"agent.algorithm": {"name": "ActorCritic"}})}
+    )
+    assert spec_names(file) == ["ppo", "a2c"]
+    assert [spec.name for spec in load_specs(file)] == ["ppo", "a2c"]
+    assert problems(load_spec, file, "pop") == ["no spec 'pop'; did you mean 'ppo'?"]
+    assert problems(load_spec, file, "zzzz") == ["no spec 'zzzz'; it has ppo, a2c"]
+    assert problems(load_spec, file, "_base") != []
+
+
+def test_all_specs_of_a_file_are_told_together(specs: Specs) -> None:
+    file = specs.file(
+        {"one": changed(PPO, {"agent.algorithm.gama": 1}), "two": PPO, "three": 3, "four": changed(PPO, {"env.max_frame": -1})}
+    )
+    assert problems(check, file) == [
+        "one.agent.algorithm.gama: unknown key; did you mean 'gamma'?",
+        "three: a spec must be an object with agent and env, not 3",
+        "four.env.max_frame: must be a whole number > 0, not -1",
+    ]
+
+
+def test_check_gives_notes_and_a_line_for_each_spec(specs: Specs) -> None:
+    file = specs.file(
+        {"ppo": changed(PPO, {"agent.net.normalize": True, "search": {"agent.algorithm.lam__uniform": [0.1, 0.9]}}), "two": PPO}
+    )
+    assert check(file, None, ["x=1"]) == [
+        "ppo: agent.net.normalize: has no effect in MLPNet; dropped",
+        "--set x: no ${x} in the spec; not used",
+        "ppo: ok (PPO MLPNet, CartPole-v1 × 4, 1,000 frames, 2 sessions, searches 1 keys)",
+        "two: ok (PPO MLPNet, CartPole-v1 × 4, 1,000 frames, 2 sessions)",
+    ]
+    assert specs.notices() == []
+
+
+@pytest.mark.parametrize("content", [[], 3, {}, {"_a": {}}, {"a/b": PPO}, {"..": PPO}, {"": PPO}, {"a" * 200: PPO}])
+def test_files_that_hold_no_specs(specs: Specs, content: Any) -> None:
+    assert problems(load_specs, specs.file(content))
+
+
+def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = specs.folder / "package"
+    (package / "benchmark" / "ppo").mkdir(parents=True)
+    for path in ("demo.json", "benchmark/ppo/ppo_x.json", "both.json"):
+        (package / path).write_text(json.dumps({"ppo": PPO}))
+    monkeypatch.setattr(loader, "SPEC_FOLDER", package)
+    monkeypatch.chdir(specs.folder)
+    specs.file({"here": PPO}, "both.json")
+    assert find_spec_file("demo.json") == package / "demo.json"
+    assert find_spec_file("slm_lab/spec/demo.json") == package / "demo.json"
+    assert find_spec_file("ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
+    assert find_spec_file("benchmark/ppo/ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
+    assert find_spec_file("slm_lab/spec/benchmark/ppo/ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
+    assert find_spec_file("both.json") == Path("both.json")
+    assert problems(find_spec_file, "dmo.json") == ["no such file, here or under slm_lab/spec/; did you mean 'demo.json'?"]
+    assert problems(find_spec_file, "package") == ["is a folder, not a spec file"]
+    assert problems(find_spec_file, str(specs.folder / "no.json"))[0].startswith("no such file")
+    assert problems(find_spec_file, "a\0b")
+    assert problems(find_spec_file, "a" * 10_000)
+
+
+def test_an_error_crosses_process_borders() -> None:
+    error = SpecError("file", [loader.Problem("a.b", "wrong"), loader.Problem("", "\ud800")])
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.problems) == (str(error), error.problems)
+    assert str(error) == "file: 2 problems\n  a.b: wrong\n  \\ud800"
+
+
+@pytest.mark.parametrize("name", ["bad", "good"])
+def test_a_spec_answers_fast_and_without_heavy_imports(specs: Specs, name: str) -> None:
+    file = specs.file({"good": PPO, "bad": changed(PPO, {"agent.algorithm.gama": 1, "env.name": "CartPol-v1"})})
+    code = f"""
+import sys
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import load_spec
+try:
+    load_spec({str(file)!r}, {name!r})
+except SpecError as error:
+    assert len(error.problems) == 2, error
+heavy = {{"torch", "pandas", "plotly", "ray", "gymnasium", "yaml", "pydash"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # CPU seconds, Python's start and imports included

@@ -1,0 +1,91 @@
+"""The search section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slm_lab.spec.search import DISTRIBUTIONS, SearchKey, parse_search
+from tests.spec.conftest import Specs
+
+GOOD: dict[str, list[Any]] = {
+    "choice": [0.9, 0.95],
+    "grid_search": [0.9, 0.95],
+    "uniform": [0.5, 0.9],
+    "quniform": [0.5, 0.9, 0.1],
+    "loguniform": [0.5, 0.9],
+    "qloguniform": [0.5, 0.9, 0.1],
+    "randn": [0.5, 0.1],
+    "qrandn": [0.5, 0.1, 0.1],
+    "normal": [0.5, 0.1],
+    "randint": [0, 1],
+    "qrandint": [0, 1, 1],
+    "lograndint": [1, 10],
+    "qlograndint": [1, 10, 2],
+}
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_every_distribution(specs: Specs, distribution: str) -> None:
+    key = "agent.algorithm.time_horizon" if "lograndint" in distribution else "agent.algorithm.lam"
+    spec = specs.load({"search": {f"{key}__{distribution}": GOOD[distribution]}})
+    assert parse_search(spec.search) == [SearchKey(tuple(key.split(".")), distribution, tuple(GOOD[distribution]))]
+
+
+def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
+    search = {
+        "agent": {"algorithm": {"lam__uniform": [0.5, 0.9]}, "net.hid_layers[0]__choice": [8, 16]},
+        "agent.net.optim_spec.lr__loguniform": [1e-4, 1e-2],
+    }
+    spec = specs.load({"agent.net.hid_layers": [8], "search": search})
+    assert spec.search == search
+    assert [key.path for key in parse_search(spec.search)] == [
+        ("agent", "algorithm", "lam"),
+        ("agent", "net", "hid_layers", 0),
+        ("agent", "net", "optim_spec", "lr"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("search", "problem"),
+    [
+        (
+            {"agent.algorithm.gama__uniform": [0, 1]},
+            "search.agent.algorithm.gama__uniform: 0 does not fit: agent.algorithm.gama: unknown key; did you mean 'gamma'?",
+        ),
+        (
+            {"agent": {"algorithm": {"lam__unifrm": [0, 1]}}},
+            "search.agent.algorithm.lam__unifrm: 'unifrm' is no distribution; did you mean 'uniform'?",
+        ),
+        ({"agent": {"algorithm": {"lam": 0.9}}}, "search.agent.algorithm.lam: must be key__distribution, or an object of such keys"),
+        ({"agent.algorithm.lam__uniform": [0.5, 2]}, "2 does not fit: agent.algorithm.lam: must be a number from 0 to 1, not 2"),
+        ({"agent.algorithm.lam__uniform": [0.9, 0.5]}, "uniform needs low < high"),
+        ({"agent.algorithm.lam__uniform": 0.9}, "uniform takes numbers [low, high], not 0.9"),
+        ({"agent.algorithm.lam__uniform": [0.5]}, "uniform takes numbers [low, high], not [0.5]"),
+        ({"agent.algorithm.lam__loguniform": [0, 0.5]}, "loguniform needs a low bound above 0, not 0"),
+        ({"agent.algorithm.lam__quniform": [0, 0.5, 0]}, "quniform needs a step above 0"),
+        ({"agent.algorithm.lam__normal": [0.5, -1]}, "normal needs a deviation ≥ 0"),
+        ({"agent.algorithm.time_horizon__randint": [1.5, 3]}, "randint takes whole numbers"),
+        ({"agent.algorithm.lam__choice": []}, "choice takes a list of values (not empty)"),
+        ({"agent.algorithm.lam__choice": [0.9, "x"]}, '"x" does not fit'),
+        ({"agent.net.optim_spec.name__choice": ["Adam", "Adm"]}, "'Adm' is no optimizer of torch.optim to use here; did you mean 'Adam'?"),
+        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "Adam takes no such argument; did you mean 'betas'?"),
+        ([], "search: must be an object, not []"),
+    ],
+)
+def test_search_that_does_not_fit(specs: Specs, search: Any, problem: str) -> None:
+    if search == []:
+        assert specs.load({"search": search}).search is None  # nothing to search
+        return
+    found = specs.problems({"search": search})
+    assert any(problem in line for line in found), found
+
+
+def test_retired_keys_and_keys_without_effect_are_dropped(specs: Specs) -> None:
+    keys = ["clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep", "center_return", "training_iter"]
+    search = {"agent": {"algorithm": {f"{key}__uniform": [0, 1] for key in keys}}, "agent.algorithm.lam__uniform": [0.5, 0.9]}
+    assert specs.load({"search": search}).search == {"agent": {"algorithm": {}}, "agent.algorithm.lam__uniform": [0.5, 0.9]}
+    assert len(specs.notices()) == len(keys)
+    assert specs.notices()[0] == "ppo: search.agent.algorithm.clip_eps__uniform: is no longer searched over; dropped"
+    assert specs.notices()[-1] == "ppo: search.agent.algorithm.training_iter__uniform: has no effect in this spec; dropped"

@@ -1,18 +1,33 @@
-"""What the user sees of a running trial: one live display for all Sessions, or plain lines where there is no terminal."""
+"""What the user sees of a running trial: one live table of all Sessions, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as LiveDisplay
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
+Row = dict[str, float | int | None]
 _LINE_EVERY = 5.0
 """Seconds between two plain lines of a Session, at least."""
-Row = dict[str, float | int | None]
+_WIDE = 16
+"""More Sessions than these are shown by their newest."""
+
+
+@dataclass
+class _State:
+    """What is known of a Session."""
+
+    frame: int = 0
+    fps: float = 0.0
+    row: Row = field(default_factory=dict)
+    status: str = "starts"
+    line_due: float = 0.0
 
 
 class Progress:
@@ -24,44 +39,37 @@ class Progress:
     def __init__(self, sessions: int, max_frame: int, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.max_frame = max_frame
-        self.rows: dict[int, Row] = {}
+        self.states = [_State() for _ in range(sessions)]
         self.said: set[str] = set()
-        self.line_due = [0.0] * sessions
-        self.live = LiveDisplay(
-            TextColumn("session {task.fields[index]}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f} frames"),
-            TextColumn("{task.fields[text]}"),
-            console=self.console,
-            auto_refresh=False,
-        )
-        self.tasks: list[TaskID] = []
-        if self.console.is_terminal:
-            self.tasks = [self.live.add_task("", total=max_frame, index=index, text="starts") for index in range(sessions)]
+        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
-        if self.tasks:
+        if self.live:
             self.live.start()
+            self._refresh()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.tasks:
+        if self.live:
             self.live.stop()
 
     def update(self, index: int, frame: int, fps: float, row: Row | None) -> None:
         """Session `index` is at `frame`; `row` is its newest row, if there is a new one."""
+        state = self.states[index]
+        state.frame, state.fps, state.status = frame, fps, ""
         if row is not None:
-            self.rows[index] = row
-        if self.tasks:
-            self.live.update(self.tasks[index], completed=min(frame, self.max_frame), text=self._text(index, frame, fps), refresh=True)
-        elif row is not None and (perf_counter() >= self.line_due[index] or frame >= self.max_frame):
-            self.line_due[index] = perf_counter() + _LINE_EVERY
-            self.say(f"session {index}  {frame:,}/{self.max_frame:,} frames  {self._text(index, frame, fps)}")
+            state.row = row
+        if self.live:
+            self._refresh()
+        elif row is not None and (perf_counter() >= state.line_due or frame >= self.max_frame):
+            state.line_due = perf_counter() + _LINE_EVERY
+            self.say(f"session {index}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
     def ended(self, index: int, status: str, detail: str) -> None:
         """Session `index` has ended."""
-        if self.tasks and status != "done":
-            self.live.update(self.tasks[index], text=status, refresh=True)
+        self.states[index].status = status
+        if self.live:
+            self._refresh()
         if status == "failed":
             self.say(f"session {index} failed: {detail.rstrip()}")
 
@@ -72,19 +80,38 @@ class Progress:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Print a line, above the live display."""
+        """Print a line, above the live table."""
         self.console.print(text, markup=False)
 
-    def _text(self, index: int, frame: int, fps: float) -> str:
-        row = self.rows.get(index, {})
-        parts = [f"{fps:,.0f} fps"]
-        parts += [f"{name} {value:.4g}" for name in ("total_reward", "total_reward_ma") if (value := row.get(name)) is not None]
-        if fps > 0:
-            parts.append(f"eta {_duration((self.max_frame - frame) / fps)}")
-        return "  ".join(parts)
+    def _refresh(self) -> None:
+        if self.live:
+            self.live.update(self._table(), refresh=True)
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in ("session", "", "frame", "fps", "total_reward", "total_reward_ma", "eta"):
+            table.add_column(name, justify="right", no_wrap=True)
+        begun = [index for index, state in enumerate(self.states) if state.status != "done"]
+        shown = range(len(self.states)) if len(self.states) <= _WIDE else begun[:_WIDE]
+        for index in shown:
+            state = self.states[index]
+            bar = ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8)
+            rewards = (_number(state.row.get(name)) for name in ("total_reward", "total_reward_ma"))
+            table.add_row(str(index), bar, f"{state.frame:,}", f"{state.fps:,.0f}", *rewards, state.status or self._eta(state))
+        return table
+
+    def _line(self, state: _State) -> str:
+        rewards = (f"{name} {_number(state.row.get(name))}" for name in ("total_reward", "total_reward_ma"))
+        return "  ".join((f"fps {state.fps:,.0f}", *rewards, f"eta {self._eta(state)}"))
+
+    def _eta(self, state: _State) -> str:
+        """Hours, minutes and seconds left at the present speed."""
+        if state.fps <= 0:
+            return "-"
+        minutes, seconds = divmod(max(0, round((self.max_frame - state.frame) / state.fps)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

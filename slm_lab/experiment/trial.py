@@ -19,7 +19,7 @@ from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.progress import Progress
 from slm_lab.experiment.provenance import provenance
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import logger, notice
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
@@ -84,7 +84,10 @@ class Trial:
         metrics: dict[str, Any] = {}
         if paths.sessions("train", self.index):
             with _notices_to(progress):
-                metrics = analyze_trial(self.spec, paths)
+                try:
+                    metrics = analyze_trial(self.spec, paths)
+                except OSError as error:  # a full disk: the tables and checkpoints are there
+                    notice(f"the analysis could not be written: {error}")
             scalars = [f"{name} {value:.5g}" for name, value in metrics.items() if isinstance(value, int | float)]
             progress.say("  ".join(scalars))
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]

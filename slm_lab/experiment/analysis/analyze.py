@@ -1,0 +1,130 @@
+"""What is left of a trial when its Sessions are over: metrics and graphs, made from the tables alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.analysis import figures
+from slm_lab.experiment.analysis.baseline import random_baseline
+from slm_lab.experiment.analysis.graph import Graph, Painter, write_html
+from slm_lab.experiment.analysis.metrics import Scalars, Strengths, consistency, final_return_ma, mean_scalars, session_metrics
+from slm_lab.experiment.analysis.table import Table, curve, read_table
+from slm_lab.experiment.paths import DataMode, RunPaths
+from slm_lab.lib.log import notice
+from slm_lab.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class _Data:
+    """All tables of a trial, by index of the Session."""
+
+    train: dict[int, Table]
+    eval: dict[int, Table]
+    mode: DataMode
+    """Which of the two the metrics are made of."""
+
+    @property
+    def judged(self) -> dict[int, Table]:
+        return self.eval if self.mode == "eval" else self.train
+
+
+def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0) -> dict[str, Any]:
+    """Write the metrics and graphs of trial `t` from the tables there are, and return its metrics.
+
+    Works on what an unfinished run has left, too; {} where no Session has a table. With meta.rigorous_eval metrics and the trial's
+    returns are those of evaluation. A table, file or graph that fails is a notice. May measure the env's random baseline, which can take minutes.
+
+    The metrics: total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and
+    stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number); None
+    where a metric is not defined.
+    """
+    data = _read(spec, paths, t)
+    if not data.train:
+        return {}
+    baseline = random_baseline(spec.env)
+    strengths = {index: Strengths.of(table, baseline) for index, table in data.judged.items()}
+    rows = {index: _session_scalars(data, index, strengths[index]) for index in data.train}
+    metrics: dict[str, Any] = {
+        **mean_scalars(list(rows.values())),
+        "consistency": consistency(figures.common_strengths(strengths)),
+        "random_baseline": baseline,
+        "sessions": len(rows),
+    }
+    for index, scalars in rows.items():
+        _write_json(paths.session_metrics(index, t), {**scalars, "random_baseline": baseline})
+    _write_json(paths.trial_metrics(t), metrics)
+    _attempt("graphs", lambda: _draw(spec, paths, t, data, strengths))
+    return metrics
+
+
+def _read(spec: Spec, paths: RunPaths, t: int) -> _Data:
+    mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
+    indices = paths.sessions("train", t)
+    modes: tuple[DataMode, ...] = ("train", "eval")
+    train, evaluation = ({index: _table(paths.session_df(index, of, t)) for index in indices} for of in modes)
+    return _Data(train, evaluation, mode)
+
+
+def _table(path: Path) -> Table:
+    try:
+        return read_table(path)
+    except Exception as error:
+        notice(f"{path.name} cannot be read: {error}")
+        return read_table(Path())
+
+
+def _session_scalars(data: _Data, index: int, strengths: Strengths) -> Scalars:
+    frame = curve(data.train[index], "frame").value
+    return {
+        "total_reward_ma": final_return_ma(data.judged[index]),
+        **session_metrics(strengths),
+        "frame": float(frame[-1]) if len(frame) else None,
+    }
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    _attempt(path.name, lambda: path.write_text(text, encoding="utf-8"))
+
+
+def _attempt(name: str, write: Callable[[], object]) -> None:
+    """A file that cannot be written, or a graph that cannot be drawn, never ends a run."""
+    try:
+        write()
+    except Exception as error:
+        notice(f"{name} failed: {type(error).__name__}: {error}")
+
+
+def _draw(spec: Spec, paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths]) -> None:
+    env = spec.env.name.rpartition(":")[2]
+    episodes: dict[DataMode, str] = {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"}
+    labels = figures.Labels(f"{spec.name} ({env}), trial {t}", episodes)
+    learning = {index: figures.learning_curves(table) for index, table in data.train.items()}
+    judged = {index: figures.judged_curves(table, strengths[index]) for index, table in data.judged.items()}
+    painter = Painter()
+
+    def draw(graphs: Mapping[str, Graph], path: Callable[[str, str], Path]) -> None:
+        for name, graph in graphs.items():
+            html, png = path(name, "html"), path(name, "png")
+            _attempt(html.name, lambda: write_html(graph, html))
+            _attempt(png.name, lambda: painter.write(graph, png))
+
+    of_trial = (
+        *(figures.trial_graphs(judged, labels, data.mode), figures.trial_graphs(learning, labels, "train")),
+        figures.consistency_graphs(figures.common_strengths(strengths), labels, data.mode),
+    )
+    for graphs in of_trial:
+        draw(graphs, lambda name, ext: paths.trial_graph(name, ext, t))
+    for index in data.train:
+        shown: list[tuple[DataMode, figures.Curves]] = [(data.mode, judged[index]), ("train", learning[index])]
+        if data.mode == "eval":
+            shown.append(("train", figures.return_curves(data.train[index])))
+        for mode, curves in shown:
+            draw(
+                figures.session_graphs(index, curves, labels, mode),
+                lambda name, ext, s=index, of=mode: paths.session_graph(s, name, ext, of, t),  # type: ignore[misc]
+            )

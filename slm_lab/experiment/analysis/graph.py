@@ -1,0 +1,215 @@
+"""A graph, and its two forms: HTML by plotly, to look into, and PNG by matplotlib, to pass on. Both draw the same numbers.
+
+Of plotly only the writer is loaded, and of matplotlib only the canvas: the whole of either takes seconds to import. HTML files share
+one plotly.min.js per folder and need no network.
+"""
+
+from __future__ import annotations
+
+import html
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.analysis.table import Curve
+
+MEAN_COLOUR = "#0072B2"
+SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+"""Okabe and Ito's palette: told apart also by the colour-blind."""
+_INK, _GRID, _GREY = "#333333", "#E3E3E3", "#777777"
+_BAND, _FAINT = 0.18, 0.5
+"""Opacity of the band and of the lines behind a mean."""
+_MOST_POINTS = 2000
+"""More than a screen can show: longer curves are thinned evenly."""
+_FEW_POINTS = 25
+"""Up to so many, each point is marked; a single one would not be seen otherwise."""
+_MOST_NAMES = 6
+"""With more lines behind the mean, the legend of the PNG names them together."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a graph."""
+
+    name: str
+    curve: Curve
+    colour: str = MEAN_COLOUR
+    std: np.ndarray | None = None
+    """Half the height of the band around the line, [points]; None: no band."""
+    faint: bool = False
+    """Stands behind the others."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Lines over frames; those drawn later lie above."""
+
+    title: str
+    y_label: str
+    lines: list[Line]
+    core_range: bool = False
+    """Show where most values lie: a few at the start may be of another magnitude (quotients of small numbers)."""
+
+
+def y_range(graph: Graph) -> tuple[float, float]:
+    """The values to show, with a margin; (0, 1) for a graph without points."""
+    parts = [line.curve.value + sign * (0 if line.std is None else line.std) for line in graph.lines for sign in (-1, 1)]
+    values = np.concatenate([np.empty(0), *parts])
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    if graph.core_range:
+        core_low, core_high = np.percentile(values, (3, 97))
+        spread = 0.5 * (core_high - core_low)
+        low, high = max(low, float(core_low - spread)), min(high, float(core_high + spread))
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _thinned(line: Line) -> Line:
+    count = len(line.curve.frame)
+    if count <= _MOST_POINTS:
+        return line
+    kept = np.linspace(0, count - 1, _MOST_POINTS).round().astype(int)
+    std = None if line.std is None else line.std[kept]
+    return Line(line.name, Curve(line.curve.frame[kept], line.curve.value[kept]), line.colour, std, line.faint)
+
+
+def write_html(graph: Graph, path: Path) -> None:
+    """Write the graph as a page. Raises OSError."""
+    from plotly.io import write_html as write
+
+    settings = {"displaylogo": False, "responsive": True}
+    write(figure(graph), path, config=settings, include_plotlyjs="directory", validate=False, auto_open=False)
+
+
+def figure(graph: Graph) -> dict[str, Any]:
+    """The graph as plotly's JSON."""
+    traces = [trace for line in map(_thinned, graph.lines) for trace in (_band_trace(line), _line_trace(line)) if trace]
+    grid = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GREY, "ticks": "outside", "tickcolor": _GREY}
+    layout = {
+        "title": {"text": html.escape(graph.title), "x": 0.01, "xanchor": "left"},
+        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": _INK},
+        "xaxis": {"title": {"text": "frames"}, "tickformat": ",~r", "hoverformat": ",d", "rangemode": "tozero", "showline": True, **grid},
+        "yaxis": {"title": {"text": html.escape(graph.y_label)}, "range": [float(f"{end:.6g}") for end in y_range(graph)], **grid},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "showlegend": True,
+        "hovermode": "x unified",
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "margin": {"l": 80, "r": 30, "t": 100, "b": 60},
+    }
+    if not traces:
+        layout["annotations"] = [{"text": NOTHING, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
+    return {"data": traces, "layout": layout}
+
+
+NOTHING = "no data: no episode has ended"
+
+
+def _line_trace(line: Line) -> dict[str, Any] | None:
+    if not len(line.curve.frame):
+        return None
+    return {
+        "type": "scatter",
+        "name": line.name,
+        "x": line.curve.frame.astype(int).tolist(),
+        "y": _numbers(line.curve.value),
+        "mode": "lines+markers" if len(line.curve.frame) <= _FEW_POINTS else "lines",
+        "marker": {"size": 4 if line.faint else 6},
+        "line": {"color": line.colour, "width": 1 if line.faint else 2.5},
+        "opacity": _FAINT if line.faint else 1.0,
+    }
+
+
+def _band_trace(line: Line) -> dict[str, Any] | None:
+    if line.std is None or not len(line.curve.frame):
+        return None
+    frame, low, high = line.curve.frame.astype(int), line.curve.value - line.std, line.curve.value + line.std
+    red, green, blue = bytes.fromhex(line.colour[1:])
+    return {
+        "type": "scatter",
+        "name": "±1 standard deviation",
+        "x": [*frame.tolist(), *frame[::-1].tolist()],
+        "y": [*_numbers(high), *_numbers(low[::-1])],
+        "mode": "lines",
+        "fill": "toself",
+        "fillcolor": f"rgba({red},{green},{blue},{_BAND})",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+    }
+
+
+def _numbers(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+class Painter:
+    """Draws PNGs, all on one canvas: making a new one takes longer than drawing."""
+
+    def __init__(self) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+        figure = Figure(figsize=(8, 4.5), dpi=110, facecolor="white")
+        self.canvas = FigureCanvasAgg(figure)
+        self.title = figure.text(0.02, 0.95, "", size=12, weight="bold", color=_INK, va="center", parse_math=False)
+        self.axes = axes = figure.add_axes((0.11, 0.125, 0.86, 0.73))
+        axes.grid(color=_GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(_GREY)
+        axes.tick_params(colors=_INK, labelsize=9, color=_GREY)
+        axes.set_xlabel("frames", color=_INK, size=10)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        self.figure = figure
+
+    def write(self, graph: Graph, path: Path) -> None:
+        """Write the graph as a picture of 880 × 495 points. Raises OSError."""
+        axes = self.axes
+        for artist in (*axes.lines, *axes.collections, *axes.texts):
+            artist.remove()
+        self.title.set_text(graph.title if len(graph.title) <= 90 else graph.title[:89] + "…")
+        axes.set_ylabel(graph.y_label, color=_INK, size=10)
+        self._draw(graph)
+        last = max((float(line.curve.frame[-1]) for line in graph.lines if len(line.curve.frame)), default=1.0)
+        axes.set_xlim(0, last * 1.02)
+        axes.set_ylim(*y_range(graph))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a glyph that the font lacks
+            self.figure.savefig(path, format="png", pil_kwargs={"compress_level": 3})
+
+    def _draw(self, graph: Graph) -> None:
+        behind, named = sum(line.faint for line in graph.lines), False
+        for line in map(_thinned, graph.lines):
+            frame, value = line.curve
+            marker = "o" if len(frame) <= _FEW_POINTS else ""
+            name: str | None = line.name
+            if line.faint and behind > _MOST_NAMES:
+                name, named = None if named else f"{behind} sessions", True
+            if line.std is not None and len(frame):
+                self.axes.fill_between(
+                    frame, value - line.std, value + line.std, color=line.colour, alpha=_BAND, linewidth=0, label="±1 standard deviation"
+                )
+            self.axes.plot(
+                frame,
+                value,
+                color=line.colour,
+                alpha=_FAINT if line.faint else 1.0,
+                linewidth=1.0 if line.faint else 2.2,
+                marker=marker,
+                markersize=2.5 if line.faint else 4,
+                label=name or "_",
+            )
+        if any(len(line.curve.frame) for line in graph.lines):
+            style = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "frameon": False, "borderaxespad": 0.2, "columnspacing": 1.4}
+            self.axes.legend(ncols=8, fontsize=9, labelcolor=_INK, handlelength=1.4, **style)
+        else:
+            if legend := self.axes.get_legend():
+                legend.remove()
+            self.axes.text(0.5, 0.5, NOTHING, transform=self.axes.transAxes, ha="center", color=_GREY)

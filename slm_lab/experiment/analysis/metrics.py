@@ -1,0 +1,114 @@
+"""The metrics of docs/equations.md, and how they grow over a Session.
+
+Everywhere s (strength) is total_reward less the random baseline at the rows that have a total_reward. A metric whose denominator is
+zero is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slm_lab.experiment.analysis.table import Aligned, Curve, Table, curve
+
+Scalars = dict[str, float | None]
+SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """s at each row that has one, and where in the training it is. All float64 [rows]."""
+
+    frame: np.ndarray
+    opt_step: np.ndarray
+    value: np.ndarray
+
+    @staticmethod
+    def of(table: Table, baseline: float | None) -> Strengths:
+        """From a table and the env's random baseline; without a baseline there are none."""
+        total_reward = table.get("total_reward", np.empty(0))
+        if baseline is None or not len(total_reward):
+            return Strengths(np.empty(0), np.empty(0), np.empty(0))
+        known = np.isfinite(total_reward)
+        opt_step = np.nan_to_num(table.get("opt_step", np.zeros(len(total_reward))))
+        return Strengths(table["frame"][known], opt_step[known], total_reward[known] - baseline)
+
+
+def session_metrics(strengths: Strengths) -> Scalars:
+    """SESSION_METRICS of one Session."""
+    s = strengths.value
+    if not len(s):
+        return dict.fromkeys(SESSION_METRICS)
+    return {
+        "strength": float(s.mean()),
+        "max_strength": float(s.max()),
+        "final_strength": float(s[-1]),
+        "sample_efficiency": _last(efficiencies(s, strengths.frame)),
+        "training_efficiency": _last(efficiencies(s, strengths.opt_step)),
+        "stability": _last(stabilities(s)),
+    }
+
+
+def metric_curves(strengths: Strengths) -> dict[str, Curve]:
+    """Over frames: the strengths themselves, and the other metrics as they were up to that row, where they are defined."""
+    s = strengths.value
+    over_frames = {
+        "strengths": s,
+        "sample_efficiencies": efficiencies(s, strengths.frame),
+        "training_efficiencies": efficiencies(s, strengths.opt_step),
+        "stabilities": stabilities(s),
+    }
+    return {name: _finite(strengths.frame, value) for name, value in over_frames.items()}
+
+
+def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
+    """Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent` are frames or optimizer steps. NaN where a denominator is zero."""
+    return _ratio(np.cumsum(_ratio(s, spent)), np.cumsum(s))
+
+
+def stabilities(s: np.ndarray) -> np.ndarray:
+    """1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN where a denominator is zero, so for N = 1."""
+    falls = np.cumsum(np.minimum(np.diff(s), 0.0))
+    return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
+
+
+def consistencies(strengths: Aligned) -> np.ndarray:
+    """1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population)."""
+    return 1.0 - 2.0 * _ratio(np.cumsum(strengths.std()), np.cumsum(strengths.mean().value))
+
+
+def consistency_curve(strengths: Aligned) -> Curve:
+    """The same over frames, where it is defined. `strengths` are at the frames that every Session has."""
+    return _finite(strengths.frame, consistencies(strengths))
+
+
+def consistency(strengths: Aligned) -> float | None:
+    """The consistency of a trial."""
+    return _last(consistencies(strengths))
+
+
+def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
+    """Mean of each metric over the Sessions that have it."""
+    names = sessions[0] if sessions else {}
+    known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+
+
+def final_return_ma(table: Table) -> float | None:
+    """The last total_reward_ma there is."""
+    return _last(curve(table, "total_reward_ma").value)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    return np.divide(numerator, denominator, out=np.full(len(numerator), np.nan), where=denominator != 0)
+
+
+def _finite(frame: np.ndarray, value: np.ndarray) -> Curve:
+    known = np.isfinite(value)
+    return Curve(frame[known], value[known])
+
+
+def _last(values: np.ndarray) -> float | None:
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None

@@ -1,0 +1,80 @@
+"""Tables of rows: read from a Session's CSV, and several Sessions' columns brought together by frame."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+Table = dict[str, np.ndarray]
+"""Column → float64 [rows]; NaN where the file has an empty cell, or one that is no number."""
+
+
+def read_table(path: Path) -> Table:
+    """Read a Session's table. No file, an empty one, or a last line that was cut off when its writer died: what there is.
+
+    Raises: OSError where a file that is there cannot be read.
+    """
+    if not path.exists():
+        return {"frame": np.empty(0)}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.reader(line.replace("\0", "") for line in file)
+        names = next(reader, ["frame"])
+        rows = [[_number(cell) for cell in row] for row in reader if len(row) == len(names)]
+    values = np.array(rows, dtype=np.float64).reshape(-1, len(names))
+    known = values[:, names.index("frame")] > 0 if "frame" in names else np.zeros(len(values), bool)
+    return {"frame": np.empty(0)} | {name: values[known, column] for column, name in enumerate(names)}
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+class Curve(NamedTuple):
+    """Numbers over frames, both float64 [points] and finite."""
+
+    frame: np.ndarray
+    value: np.ndarray
+
+
+def curve(table: Table, column: str) -> Curve:
+    """A column's finite values; empty where there is no such column."""
+    frame = table["frame"]
+    value = table.get(column, np.full(len(frame), np.nan))
+    known = np.isfinite(value)
+    return Curve(frame[known], value[known])
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Curves of several Sessions on one axis of frames."""
+
+    frame: np.ndarray
+    """[F], rising."""
+    value_SF: np.ndarray
+    """[sessions, F], NaN where a Session has no value at that frame."""
+
+    def mean(self) -> Curve:
+        """Mean over the Sessions that have the frame."""
+        return Curve(self.frame, np.nanmean(self.value_SF, axis=0) if len(self.frame) else np.empty(0))
+
+    def std(self) -> np.ndarray:
+        """Standard deviation (of the population) over the Sessions that have the frame, [F]."""
+        return np.asarray(np.nanstd(self.value_SF, axis=0)) if len(self.frame) else np.empty(0)
+
+
+def align(curves: Sequence[Curve], least: int = 1) -> Aligned:
+    """Bring curves together at the frames that at least `least` of them have."""
+    frame = np.unique(np.concatenate([np.empty(0), *(one.frame for one in curves)]))
+    value_SF = np.full((len(curves), len(frame)), np.nan)
+    for row, one in zip(value_SF, curves, strict=True):
+        row[np.searchsorted(frame, one.frame)] = one.value
+    kept = np.isfinite(value_SF).sum(axis=0) >= max(least, 1)
+    return Aligned(frame[kept], value_SF[:, kept])

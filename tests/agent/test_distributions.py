@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution
-from slm_lab.lib.records import ActionSpace
 from torch import Tensor
 from torch import distributions as td
+
+from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution
+from slm_lab.lib.records import ActionSpace
 
 SPACES = {
     "discrete": ActionSpace("discrete", (4,), 1),

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symexp, symlog
 from torch import nn
+
+from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symexp, symlog
 
 
 def test_policy_gradient() -> None:

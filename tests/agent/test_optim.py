@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.optimizers import NAMES, SHAPED, FlatAdam, FlatRMSprop, build_optimizer, make_optimizer
 from slm_lab.agent.optim.schedule import SCHEDULERS, build_lr_schedule
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
-from torch import nn
 
 
 def net() -> nn.Sequential:
@@ -86,7 +87,9 @@ def test_optimizers_are_torchs(name: str, kwargs: dict[str, Any]) -> None:
     reference.grad = torch.zeros(50)
     plain = name.removeprefix("Global")
     fused = {"fused": True} if plain in ("Adam", "AdamW", "SGD") else {}
-    theirs = getattr(torch.optim, plain)([reference], lr=0.01, **{k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}, **fused)
+    theirs = getattr(torch.optim, plain)(
+        [reference], lr=0.01, **{k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}, **fused
+    )
     ours = make_optimizer(name, [param], grad, 0.01, kwargs)
     for _ in range(20):
         grad.copy_(torch.randn(50))

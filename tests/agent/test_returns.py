@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize
 
 GAMMA, LAM = 0.9, 0.8

@@ -96,6 +96,12 @@ class ArcGraph(nn.Module):
             raise _error(f"{path}.output", f"{output!r} is none of {', '.join(sorted(known))}")
         return source, output, order
 
+    @property
+    def is_chain(self) -> bool:
+        """Each module takes what the one before it gives, and the last one's is the output."""
+        names = [self.input, *(name for name, _ in self.order)]
+        return names[-1] == self.output and all(inputs == [before] for before, (_, inputs) in zip(names, self.order, strict=False))
+
     def forward(self, x_B: Tensor) -> Tensor:
         values = {self.input: x_B}
         for name, inputs in self.order:

@@ -132,7 +132,8 @@ def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace) -> RecurrentB
 def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
     key = f"{role}_arc" if getattr(spec, f"{role}_arc") is not None else "arc"
     graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
-    layers = nn.Sequential(Pixels(spec.normalize), graph)
+    pixels = [Pixels(spec.normalize)] if obs.dtype == "uint8" else []
+    layers = nn.Sequential(*pixels, graph)
     features = graph.materialise(layers, obs)
     for layer in layers.modules():
         if not list(layer.children()):

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import Body, RecurrentBody
 
 InPlace = Callable[[np.ndarray], object]
@@ -42,6 +43,15 @@ ACTIVATIONS: dict[type[nn.Module], InPlace] = {
 Layer = tuple[np.ndarray, np.ndarray, InPlace | None]
 
 
+def _chain(module: nn.Module) -> list[nn.Module]:
+    """The modules that run one after the other inside `module`, or itself."""
+    if isinstance(module, ArcGraph) and module.is_chain:
+        return [part for name, _ in module.order for part in _chain(module.nodes[name])]
+    if isinstance(module, nn.Sequential):
+        return [part for child in module for part in _chain(child)]
+    return [module]
+
+
 def _layers(modules: list[nn.Module]) -> list[Layer] | None:
     layers: list[Layer] = []
     for module in modules:
@@ -61,7 +71,7 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
     """obs_N float32 [N, D] → distribution parameters float32 [N, P], or None where the net has no numpy twin."""
     if isinstance(body, RecurrentBody) or any(p.is_cuda for p in head.parameters()):
         return None
-    layers = _layers([*body.layers, head.linear, *([head.activation] if head.activation is not None else [])])
+    layers = _layers([*_chain(body.layers), head.linear, *([head.activation] if head.activation is not None else [])])
     if not layers:
         return None
     log_std = None if head.log_std is None else head.log_std.detach().numpy()

@@ -1,0 +1,85 @@
+"""A toy env and small specs for the agent's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.build import build_agent
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace, VecStep
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.spec import Spec
+
+DISCRETE = ActionSpace("discrete", (3,), 1)
+CONTINUOUS = ActionSpace("continuous", (), 2)
+
+
+def info(num_envs: int = 3, action: ActionSpace = DISCRETE, shape: tuple[int, ...] = (4,), dtype: Any = "float32") -> EnvInfo:
+    return EnvInfo(num_envs, ObservationSpace(shape, dtype), action)
+
+
+class ToyEnv:
+    """Random observations and rewards, endings of both kinds, and dummy rows after an end where `next_step`."""
+
+    def __init__(self, env_info: EnvInfo, seed: int = 0, next_step: bool = False) -> None:
+        self.info, self.next_step = env_info, next_step
+        self.rng = np.random.default_rng(seed)
+        self.ended = np.zeros(env_info.num_envs, bool)
+        self.length = np.zeros(env_info.num_envs, int)
+
+    def _obs(self) -> np.ndarray:
+        space = self.info.observation
+        if space.dtype == "uint8":
+            return self.rng.integers(0, 256, (self.info.num_envs, *space.shape)).astype(np.uint8)
+        return self.rng.normal(size=(self.info.num_envs, *space.shape)).astype(np.float32)
+
+    def reset(self) -> np.ndarray:
+        return self._obs()
+
+    def step(self, action_N: np.ndarray) -> VecStep:
+        n = self.info.num_envs
+        valid = ~self.ended if self.next_step else np.ones(n, bool)
+        terminated = (self.rng.random(n) < 0.15) & valid
+        truncated = (self.rng.random(n) < 0.15) & ~terminated & valid
+        done = terminated | truncated
+        reward = np.where(valid, self.rng.normal(size=n), 0.0).astype(np.float32)
+        last_obs = self._obs()
+        if self.next_step:
+            obs, first = last_obs, self.ended
+            self.ended = done
+        else:
+            obs, first = np.where(done.reshape(-1, *[1] * (last_obs.ndim - 1)), self._obs(), last_obs), done
+        self.length += valid
+        episodes = [Episode(int(i), 1.0, int(self.length[i])) for i in np.flatnonzero(done)]
+        self.length[done] = 0
+        return VecStep(reward, terminated, truncated, last_obs, obs, first, valid, episodes)
+
+
+MLP = {"name": "MLPNet", "hid_layers": [8], "hid_layers_activation": "tanh", "optim_spec": {"name": "Adam", "lr": 0.01}}
+RNN = {"name": "RecurrentNet", "rnn_hidden_size": 5, "seq_len": 4, "optim_spec": {"name": "Adam", "lr": 0.01}}
+
+
+def spec(algorithm: dict[str, Any], net: dict[str, Any] | None = None, memory: str = "OnPolicyBatchReplay", num_envs: int = 3) -> Spec:
+    agent = {"algorithm": algorithm, "memory": {"name": memory}, "net": net or MLP}
+    return Spec.model_validate({"name": "toy", "agent": agent, "env": {"name": "Toy-v0", "num_envs": num_envs, "max_frame": 1000}})
+
+
+def agent_of(toy: Spec, env_info: EnvInfo, seed: int = 0) -> Agent:
+    return build_agent(toy, env_info, session_seeds(seed, 0, 0), Clock())
+
+
+def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
+    """Act, step, observe and update for so many vector steps; returns the metrics of the updates."""
+    obs, out = env.reset(), []
+    for _ in range(steps):
+        act = agent.act(obs)
+        step = env.step(act.action_N)
+        agent.clock.tick(env.info.num_envs)
+        agent.observe(obs, act, step)
+        if agent.ready():
+            out.append(agent.update())
+        obs = step.obs_N
+    return out

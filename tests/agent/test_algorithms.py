@@ -1,0 +1,293 @@
+"""One update of each algorithm against the same computed by hand with torch, and what the keys change."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.algorithm.value_scale import PercentileScale, RunningScale, SymlogScale
+from slm_lab.agent.build import build_agent, resolve_device
+from slm_lab.agent.ops.returns import discounted_returns
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActionSpace
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.base import SpecError
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, drive, info, spec
+
+MULTI_DISCRETE, MULTI_BINARY = ActionSpace("multi_discrete", (2, 3), 2), ActionSpace("multi_binary", (), 2)
+ENTROPY = {"name": "no_decay", "start_val": 0.01}
+ACTOR_CRITIC = {"name": "ActorCritic", "lam": 0.9, "training_frequency": 10, "entropy_coef_spec": ENTROPY, "val_loss_coef": 0.5}
+PPO = {"name": "PPO", "time_horizon": 10, "minibatch_size": 15, "training_epoch": 2, "entropy_coef_spec": ENTROPY, "val_loss_coef": 0.5}
+REINFORCE = {"name": "Reinforce", "training_frequency": 4, "entropy_coef_spec": ENTROPY}
+CASES: list[tuple[dict[str, Any], str]] = [
+    (ACTOR_CRITIC, "OnPolicyBatchReplay"),
+    (PPO, "OnPolicyBatchReplay"),
+    (REINFORCE, "OnPolicyReplay"),
+    (ACTOR_CRITIC, "OnPolicyReplay"),
+]
+
+
+def gathered(algorithm: dict[str, Any], memory: str, next_step: bool = False) -> Any:
+    """An agent whose memory is ready, and its plain net."""
+    toy = spec(algorithm, memory=memory)
+    agent = agent_of(toy, info(3))
+    env = ToyEnv(info(3), 4, next_step)
+    obs = env.reset()
+    while not agent.ready():
+        out = agent.act(obs)
+        step = env.step(out.action_N)
+        agent.clock.tick(3)
+        agent.observe(obs, out, step)
+        obs = step.obs_N
+    return agent
+
+
+def log_pi(net: Any, obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    dist = torch.distributions.Categorical(logits=net.actor(obs))
+    return dist.log_prob(action), dist.entropy().mean()
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_actor_critic_update_by_hand(next_step: bool) -> None:
+    agent = gathered(ACTOR_CRITIC, "OnPolicyBatchReplay", next_step)
+    net, rollout = agent.policy.net, agent.algorithm.memory.rollout()
+    valid = rollout.valid_TN
+    with torch.no_grad():
+        value = net.critic(rollout.obs_TN.flatten(0, 1)).view(11, 3)
+        following = value[1:].clone()
+        cut = rollout.truncations
+        following[cut.t_K, cut.n_K] = net.critic(cut.obs_K)
+    advantage, running = torch.zeros(10, 3), torch.zeros(3)
+    for t in reversed(range(10)):
+        delta = rollout.reward_TN[t] + 0.99 * following[t] * ~rollout.terminated_TN[t] - value[t]
+        running = delta + 0.99 * 0.9 * running * ~rollout.done_TN[t]
+        advantage[t] = running
+    target = (advantage + value[:-1])[valid]
+    standard = (advantage[valid] - advantage[valid].mean()) / (advantage[valid].std() + 1e-8)
+    obs = rollout.obs_TN[:-1][valid]
+    logp, entropy = log_pi(net, obs, rollout.action_TN[valid])
+    loss = -(logp * standard).mean() + 0.5 * (net.critic(obs) - target).square().mean() - 0.01 * entropy
+    metrics = agent.update()
+    assert metrics.loss == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics.entropy == pytest.approx(entropy.item(), rel=1e-4)
+    assert agent.clock.opt_step == 1
+
+
+def test_reinforce_update_by_hand() -> None:
+    agent = gathered({**REINFORCE, "center_return": True}, "OnPolicyReplay")
+    net, rollout = agent.policy.net, agent.algorithm.memory.rollout()
+    valid = rollout.valid_TN
+    zero = torch.zeros_like(rollout.reward_TN)
+    ret = discounted_returns(rollout.reward_TN, zero, rollout.terminated_TN, rollout.done_TN, 0.99)[valid]
+    logp, entropy = log_pi(net, rollout.obs_TN[:-1][valid], rollout.action_TN[valid])
+    loss = -(logp * (ret - ret.mean())).mean() - 0.01 * entropy
+    agent.algorithm.memory._taken = False
+    assert agent.update().loss == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_ppo_first_step_has_ratio_one() -> None:
+    """With one epoch of one minibatch old and new policy agree: the surrogate is −mean Â = 0 for standardised Â."""
+    agent = gathered(
+        {
+            **PPO,
+            "training_epoch": 1,
+            "minibatch_size": 1000,
+            "val_loss_coef": 0.0,
+            "entropy_coef_spec": {"name": "no_decay", "start_val": 0.0},
+        },
+        "OnPolicyBatchReplay",
+    )
+    assert agent.update().loss == pytest.approx(0.0, abs=1e-5)
+
+
+def test_ppo_update_by_hand() -> None:
+    """Four gradient steps with the clip active, against a plain implementation on a copy of the net."""
+    algorithm = {**PPO, "training_epoch": 4, "minibatch_size": 1000, "normalize_advantages": False, "lam": 0.9}
+    agent = gathered(algorithm, "OnPolicyBatchReplay")
+    twin = gathered(algorithm, "OnPolicyBatchReplay")
+    net, rollout = twin.policy.net, twin.algorithm.memory.rollout()
+    batch = twin.algorithm._with_advantages(rollout).whole()
+    optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01, fused=True)
+    for _ in range(4):
+        logp, entropy = log_pi(net, batch.inputs, batch.action_B)
+        ratio = (logp - batch.logp_B).exp()
+        surrogate = torch.min(ratio * batch.advantage_B, ratio.clamp(0.8, 1.2) * batch.advantage_B).mean()
+        loss = -surrogate + 0.5 * (net.critic(batch.inputs) - batch.target_B).square().mean() - 0.01 * entropy
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    agent.update()
+    assert agent.clock.opt_step == 4
+    for ours, theirs in zip(agent.policy.net.parameters(), net.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=2e-5)
+
+
+SEPARATE = {**MLP, "use_same_optim": False, "critic_optim_spec": {"name": "RMSprop", "lr": 0.1}}
+NETS, ACTIONS = [MLP, RNN, {**MLP, "shared": True}, SEPARATE], [DISCRETE, CONTINUOUS, MULTI_DISCRETE, MULTI_BINARY]
+TOGETHER = [(net, action, bool(i % 2)) for i, (net, action) in enumerate(product(NETS, ACTIONS))]
+
+
+@pytest.mark.parametrize(("algorithm", "memory"), CASES)
+@pytest.mark.parametrize(("net", "action", "next_step"), TOGETHER)
+def test_everything_trains_together(
+    algorithm: dict[str, Any], memory: str, net: dict[str, Any], action: ActionSpace, next_step: bool
+) -> None:
+    agent = agent_of(spec(algorithm, net, memory), info(3, action))
+    before = agent.weights()
+    metrics = drive(agent, ToyEnv(info(3, action), 2, next_step), 45)
+    assert len(metrics) >= 2
+    assert all(np.isfinite([m.loss, m.grad_norm, m.entropy]).all() for m in metrics)
+    after = agent.weights()
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    still = {name for name in after if name not in moved and "critic" not in name}
+    assert not still, still
+    assert any("critic" in name for name in moved) == (algorithm["name"] != "Reinforce")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"symlog": True},
+        {"normalize_v_targets": True},
+        {"clip_vloss": True},  # the plain agent has the same small ε
+        {"normalize_advantages": "percentile"},
+        {"normalize_advantages": False},
+    ],
+)
+def test_ppo_keys_have_an_effect(keys: dict[str, Any]) -> None:
+    tight = {**PPO, "clip_eps_spec": {"name": "no_decay", "start_val": 0.001}}
+    plain, changed = (gathered({**tight, **k}, "OnPolicyBatchReplay") for k in ({}, keys))
+    plain.update(), changed.update()
+    assert any(not torch.equal(a, b) for a, b in zip(plain.weights().values(), changed.weights().values(), strict=True))
+
+
+def test_value_scales() -> None:
+    scale = RunningScale()
+    x = torch.tensor([10.0, 14.0])
+    assert torch.equal(scale.encode(x), x)
+    scale.update(x)
+    assert (scale.mean, scale.std) == pytest.approx((12.0, 2.0))
+    assert scale.encode(x).tolist() == pytest.approx([-1.0, 1.0])
+    scale.update(torch.tensor([0.0, 0.0]))
+    assert scale.mean == pytest.approx((0.99 * 0.01 * 12.0) / (0.99 * 0.01 + 0.01))
+    for s in (scale, SymlogScale()):
+        assert torch.allclose(s.decode(s.encode(x)), x, rtol=1e-4)
+    percentile = PercentileScale()
+    returns = torch.arange(101.0)
+    assert float(percentile(torch.tensor([9.0]), returns)) == pytest.approx(9.0 / 90.0)
+    assert float(PercentileScale()(torch.tensor([9.0]), returns / 1000.0)) == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize(("algorithm", "memory"), CASES)
+@pytest.mark.parametrize("net", [MLP, RNN])
+def test_resumed_is_straight(algorithm: dict[str, Any], memory: str, net: dict[str, Any]) -> None:
+    """Contract: a state that another agent takes over gives the same weights after the same experience."""
+    toy, env_info = spec(algorithm, net, memory), info(3)
+    straight = agent_of(toy, env_info)
+    drive(straight, ToyEnv(env_info, 1), 10 if memory == "OnPolicyBatchReplay" else 30)
+    fresh_start = agent_of(toy, env_info, seed=9)
+    fresh_start.load_state_dict(straight.state_dict())
+    resumed = agent_of(toy, env_info, seed=5)
+    resumed.load_state_dict(straight.state_dict())
+    for agent in (fresh_start, resumed):
+        agent.clock.load_state_dict(straight.clock.state_dict())
+        drive(agent, ToyEnv(env_info, 2), 40)
+    assert fresh_start.clock.opt_step == resumed.clock.opt_step > straight.clock.opt_step
+    for a, b in zip(fresh_start.weights().values(), resumed.weights().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_same_seed_same_agent() -> None:
+    runs = []
+    for seed in (0, 0, 1):
+        agent = agent_of(spec(PPO), info(3), seed)
+        drive(agent, ToyEnv(info(3), 1), 40)
+        runs.append(torch.cat([w.flatten() for w in agent.weights().values()]))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_explore_policies() -> None:
+    schedule = {"name": "linear_decay", "start_val": 1.0, "end_val": 0.0, "start_step": 0, "end_step": 300}
+    agent = agent_of(spec({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": schedule}), info(3))
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    greedy = agent.policy.net.actor(torch.from_numpy(obs)).argmax(1).numpy()  # type: ignore[union-attr]
+    random_actions = [agent.act(obs) for _ in range(200)]
+    assert not all(np.array_equal(out.action_N, greedy) for out in random_actions)
+    assert all(np.allclose(out.logp_N, np.log(1 / 3)) for out in random_actions)  # ε = 1: uniform
+    agent.clock.tick(150)
+    half = [agent.act(obs) for _ in range(50)]
+    for out in half:
+        assert np.allclose(np.exp(out.logp_N), 0.5 / 3 + 0.5 * (out.action_N == greedy))
+    agent.clock.tick(150)
+    assert agent.explore_var == 0.0
+    assert all(np.array_equal(agent.act(obs).action_N, greedy) for _ in range(20))
+
+
+def test_boltzmann_divides_logits() -> None:
+    hot = {"name": "no_decay", "start_val": 4.0}
+    agent = agent_of(spec({**PPO, "action_policy": "boltzmann", "explore_var_spec": hot}), info(3))
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32) * 5
+    out = agent.act(obs)
+    logits = agent.policy.net.actor(torch.from_numpy(obs)) / 4.0  # type: ignore[union-attr]
+    expected = torch.distributions.Categorical(logits=logits).log_prob(torch.from_numpy(out.action_N))
+    assert np.allclose(out.logp_N, expected.detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        DISCRETE,
+        CONTINUOUS,
+        ActionSpace("continuous", (), 2, bounded=False),
+        MULTI_DISCRETE,
+        MULTI_BINARY,
+    ],
+)
+def test_random_agent(action: ActionSpace) -> None:
+    agent = agent_of(spec({"name": "Random"}), info(3, action))
+    env = ToyEnv(info(3, action))
+    obs = env.reset()
+    out = agent.act(obs)
+    agent.observe(obs, out, env.step(out.action_N))
+    assert not agent.ready()
+    assert agent.lr is None
+    assert agent.weights() == {}
+    assert out.action_N.shape == ((3,) if action.kind == "discrete" else (3, 2))
+
+
+def test_evaluator_carries_its_own_state() -> None:
+    agent = agent_of(spec(PPO, RNN), info(3))
+    act = agent.evaluator()
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    before = agent._state_N.copy()  # type: ignore[union-attr]
+    for _ in range(5):
+        act(obs, np.zeros(3, bool))
+    assert np.array_equal(agent._state_N, before)  # type: ignore[arg-type]
+    first, again = agent.evaluator(), agent.evaluator()
+    assert np.array_equal(first(obs, np.ones(3, bool)), again(obs, np.ones(3, bool)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "action", "part"),
+    [
+        ({**PPO, "action_pdtype": "Normal"}, DISCRETE, "Categorical"),
+        ({**PPO, "action_pdtype": "Categorical"}, CONTINUOUS, "MultivariateNormal"),
+        ({**PPO, "action_pdtype": "Beta"}, ActionSpace("continuous", (), 2, bounded=False), "unbounded"),
+        ({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": ENTROPY}, CONTINUOUS, "countable"),
+        ({**PPO, "symlog": True, "normalize_v_targets": True}, DISCRETE, "exclude"),
+    ],
+)
+def test_misfits_are_spec_errors(algorithm: dict[str, Any], action: ActionSpace, part: str) -> None:
+    with pytest.raises(SpecError, match=part):
+        build_agent(spec(algorithm), info(3, action), session_seeds(0, 0, 0), Clock())
+
+
+def test_device() -> None:
+    assert resolve_device(spec(PPO)) == "cpu"
+    if not torch.cuda.is_available():
+        assert resolve_device(spec(PPO, {**MLP, "gpu": "auto"})) == "cpu"
+        with pytest.raises(SpecError, match="no cuda device"):
+            resolve_device(spec(PPO, {**MLP, "gpu": True}))

@@ -1,0 +1,132 @@
+"""Memories: rollouts hold exactly what happened."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyReplay
+from slm_lab.lib.records import ActOut, VecStep
+from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, info
+
+
+def gather(memory: OnPolicyBatchReplay | OnPolicyReplay, env: ToyEnv, state_size: int = 0) -> list[tuple[np.ndarray, ActOut, VecStep]]:
+    """Step until the memory is ready; returns all that happened."""
+    rng = np.random.default_rng(5)
+    obs, first, happened = env.reset(), np.ones(env.info.num_envs, bool), []
+    state = np.zeros((env.info.num_envs, state_size), np.float32) if state_size else None
+    while not happened or not memory.ready:
+        kind = env.info.action.kind
+        shape = (env.info.num_envs,) if kind == "discrete" else (env.info.num_envs, env.info.action.dim)
+        action = rng.integers(0, 3, shape) if kind == "discrete" else rng.normal(size=shape).astype(np.float32)
+        after = None if state is None else state + 1.0
+        out = ActOut(action, rng.normal(size=env.info.num_envs).astype(np.float32), after)
+        step = env.step(action)
+        memory.add(obs, first, state, out, step)
+        happened.append((obs, out, step))
+        obs, first = step.obs_N, step.first_N
+        state = None if after is None else np.where(step.first_N[:, None], np.float32(0), after)
+    return happened
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS])
+def test_batch_replay(next_step: bool, action: object) -> None:
+    env_info = info(3, action)  # type: ignore[arg-type]
+    memory, env = OnPolicyBatchReplay(env_info, 20, 0), ToyEnv(env_info, 1, next_step)
+    for _ in range(2):  # the second rollout overwrites the first
+        happened = gather(memory, env)
+        rollout = memory.rollout()
+        assert len(happened) == 20
+        cuts = set()
+        for t, (obs, out, step) in enumerate(happened):
+            assert np.array_equal(rollout.obs_TN[t], obs)
+            assert np.array_equal(rollout.obs_TN[t + 1], step.obs_N)
+            assert np.array_equal(rollout.action_TN[t], out.action_N)
+            assert np.array_equal(rollout.logp_TN[t], out.logp_N)
+            assert np.array_equal(rollout.reward_TN[t], step.reward_N)
+            assert np.array_equal(rollout.done_TN[t], step.terminated_N | step.truncated_N)
+            assert np.array_equal(rollout.valid_TN[t], step.valid_N)
+            assert np.array_equal(rollout.first_TN[t + 1], step.first_N)
+            cuts |= {(t, int(n)) for n in np.flatnonzero(step.truncated_N)}
+        cut = rollout.truncations
+        assert {(int(t), int(n)) for t, n in zip(cut.t_K, cut.n_K, strict=True)} == cuts
+        for t, n, obs_K in zip(cut.t_K, cut.n_K, cut.obs_K, strict=True):
+            assert np.array_equal(obs_K, happened[int(t)][2].last_obs_N[int(n)])
+
+
+def test_hidden_state_at_the_start_and_at_truncations() -> None:
+    env_info = info(2)
+    memory, env = OnPolicyBatchReplay(env_info, 30, 4), ToyEnv(env_info, 3)
+    happened = gather(memory, env, state_size=4)
+    rollout = memory.rollout()
+    assert float(rollout.state_NS.abs().max()) == 0.0
+    cut = rollout.truncations
+    assert len(cut.t_K) > 0
+    for t, n, state_S in zip(cut.t_K, cut.n_K, cut.state_KS, strict=True):
+        expected = happened[int(t)][1].state_N
+        assert expected is not None
+        assert np.array_equal(state_S, expected[int(n)])
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_episode_replay_holds_each_episode_once(next_step: bool) -> None:
+    env_info = info(3)
+    memory, env = OnPolicyReplay(env_info, 5, 0), ToyEnv(env_info, 7, next_step)
+    memory.slabs = memory._allocate(4)  # so that it must grow
+    rng = np.random.default_rng(0)
+    streams: list[list[tuple[float, ...]]] = [[] for _ in range(3)]  # the episode under way of each env
+    expected: list[list[tuple[float, ...]]] = []
+    seen: list[list[tuple[float, ...]]] = []
+    obs, first = env.reset(), np.ones(3, bool)
+    for _ in range(300):
+        out = ActOut(rng.integers(0, 3, 3), rng.normal(size=3).astype(np.float32))
+        step = env.step(out.action_N)
+        memory.add(obs, first, None, out, step)
+        for n in np.flatnonzero(step.valid_N):
+            streams[n].append((*map(float, obs[n]), float(out.action_N[n]), float(step.reward_N[n]), float(step.truncated_N[n])))
+            if step.terminated_N[n] or step.truncated_N[n]:
+                expected.append(streams[n])
+                streams[n] = []
+        obs, first = step.obs_N, step.first_N
+        if memory.ready:
+            rollout = memory.rollout()
+            assert rollout.action_TN.shape[1] >= 5
+            ends = dict(
+                zip(
+                    zip(rollout.truncations.t_K.tolist(), rollout.truncations.n_K.tolist(), strict=True),
+                    rollout.truncations.obs_K,
+                    strict=True,
+                )
+            )
+            for e in range(rollout.action_TN.shape[1]):
+                rows = int(rollout.valid_TN[:, e].sum())
+                assert bool(rollout.valid_TN[:rows, e].all())
+                assert bool(rollout.done_TN[rows - 1, e])
+                assert int(rollout.done_TN[:, e].sum()) == 1
+                assert ((rows - 1, e) in ends) == bool(rollout.truncated_TN[rows - 1, e])
+                parts = (rollout.obs_TN, rollout.action_TN, rollout.reward_TN, rollout.truncated_TN)
+                seen.append(
+                    [(*map(float, o), float(a), float(r), float(c)) for o, a, r, c in zip(*(p[:rows, e] for p in parts), strict=True)]
+                )
+    assert sorted(seen) == sorted(expected[: len(seen)])
+    assert len(seen) > 40
+
+
+def test_rollout_moves_to_a_device() -> None:
+    env_info = info(2)
+    memory = OnPolicyBatchReplay(env_info, 8, 0)
+    gather(memory, ToyEnv(env_info, 0))
+    rollout = memory.rollout()
+    assert rollout.to("cpu") is rollout
+    moved = rollout.to("meta")
+    assert {getattr(moved, f.name).device.type for f in fields(moved) if f.name != "truncations"} == {"meta"}
+
+
+def test_dtype_is_kept() -> None:
+    env_info = info(2, shape=(1, 3, 3), dtype="uint8")
+    memory = OnPolicyBatchReplay(env_info, 4, 0)
+    gather(memory, ToyEnv(env_info, 0))
+    assert memory.rollout().obs_TN.dtype == torch.uint8
+    assert memory.rollout().truncations.obs_K.dtype == torch.uint8

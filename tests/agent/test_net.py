@@ -1,0 +1,199 @@
+"""Nets: shapes, initialisation, recurrence, and the numpy twin."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.body import build_body
+from slm_lab.agent.net.fast import ACTIVATIONS, fast_actor
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
+
+VECTOR = ObservationSpace((4,))
+IMAGE = ObservationSpace((3, 20, 20), "uint8")
+
+
+def obs(space: ObservationSpace, *batch: int, seed: int = 0) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    if space.dtype == "uint8":
+        return torch.from_numpy(rng.integers(0, 256, (*batch, *space.shape)).astype(np.uint8))
+    return torch.from_numpy(rng.normal(size=(*batch, *space.shape)).astype(np.float32))
+
+
+@pytest.mark.parametrize("activation", [kind.__name__ for kind in ACTIVATIONS])
+@pytest.mark.parametrize("free_log_std", [0, 2])
+def test_fast_path_is_the_net(activation: str, free_log_std: int) -> None:
+    spec = MLPNetSpec(name="MLPNet", hid_layers=[16, 8], hid_layers_activation=activation.lower(), log_std_init=-0.5)
+    net = ActorCriticNet(spec, VECTOR, 4, free_log_std)
+    flat = FlatParams(net)
+    fast = fast_actor(net.actor_body, net.actor_head)
+    assert fast is not None
+    x = obs(VECTOR, 9)
+    for _ in range(2):
+        assert np.allclose(fast(x.numpy()), net.actor(x).detach().numpy(), atol=1e-6)
+        flat.param.add_(0.3)  # the twin sees the change, being the same memory
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MLPNetSpec(name="MLPNet", layer_norm=True),
+        MLPNetSpec(name="MLPNet", batch_norm=True),
+        MLPNetSpec(name="MLPNet", hid_layers_activation="gelu"),
+        RecurrentNetSpec(name="RecurrentNet"),
+    ],
+)
+def test_what_has_no_twin_acts_through_torch(spec: Any) -> None:
+    net = ActorCriticNet(spec, VECTOR, 2)
+    assert fast_actor(net.actor_body, net.actor_head) is None
+
+
+def test_shared_and_separate_bodies() -> None:
+    x = obs(VECTOR, 5)
+    shared = ActorCriticNet(MLPNetSpec(name="MLPNet", shared=True), VECTOR, 3)
+    separate = ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)
+    for net in (shared, separate):
+        params, value = net(x)
+        assert params.shape == (5, 3)
+        assert value.shape == (5,)
+        assert torch.equal(params, net.actor(x))
+        assert torch.equal(value, net.critic(x))
+    shared.critic(x).sum().backward()
+    assert shared.actor_body.layers[0].weight.grad is not None
+    separate.critic(x).sum().backward()
+    assert separate.actor_body.layers[0].weight.grad is None
+
+
+def test_output_gains() -> None:
+    spec = MLPNetSpec(name="MLPNet", hid_layers=[64], init_fn="orthogonal_", actor_init_std=0.01, critic_init_std=2.0)
+    net = ActorCriticNet(spec, VECTOR, 6)
+    assert net.critic_head is not None
+    rows = net.actor_head.linear.weight
+    assert torch.allclose(rows @ rows.T, 1e-4 * torch.eye(6), atol=1e-8)  # orthogonal rows of length 0.01
+    assert float(net.critic_head.weight.detach().norm()) == pytest.approx(2.0, rel=1e-4)
+    assert float(net.critic_head.bias.detach().abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("cell", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_unroll_is_step_by_step(cell: str, shared: bool) -> None:
+    """A whole sequence with episode starts inside equals acting through it with the state carried and reset by hand."""
+    spec = RecurrentNetSpec(name="RecurrentNet", cell_type=cell, fc_hid_layers=[6], rnn_hidden_size=5, rnn_num_layers=2, shared=shared)
+    net = ActorCriticNet(spec, VECTOR, 3)
+    T, N = 11, 4
+    x, first = obs(VECTOR, T, N), torch.rand(T, N) < 0.3
+    state0 = torch.randn(N, net.state_size)
+    params, value, last = net.unroll(x, first, state0)
+    state, never = state0, torch.zeros(1, N, dtype=torch.bool)
+    for t in range(T):
+        state = torch.where(first[t].unsqueeze(1), 0.0, state)
+        p, v, state = net.unroll(x[t : t + 1], never, state)
+        assert torch.allclose(p[0], params[t], atol=1e-6)
+        assert torch.allclose(v[0], value[t], atol=1e-6)
+    assert torch.allclose(state, last, atol=1e-6)
+
+
+def test_hidden_state_matters_and_resets() -> None:
+    net = ActorCriticNet(RecurrentNetSpec(name="RecurrentNet"), VECTOR, 3)
+    x = obs(VECTOR, 2, 1)
+    no, yes = torch.zeros(2, 1, dtype=torch.bool), torch.tensor([[False], [True]])
+    zero = torch.zeros(1, net.state_size)
+    carried, fresh = net.unroll(x, no, zero)[0][1], net.unroll(x, yes, zero)[0][1]
+    alone = net.unroll(x[1:], no[:1], zero)[0][0]
+    assert not torch.allclose(carried, alone, atol=1e-4)
+    assert torch.allclose(fresh, alone, atol=1e-6)
+
+
+def test_conv() -> None:
+    spec = ConvNetSpec(name="ConvNet", conv_hid_layers=[[8, 4, 2], [8, 3, 1, 1]], fc_hid_layers=[16])
+    net = ActorCriticNet(spec, IMAGE, 4)
+    x = obs(IMAGE, 2)
+    assert net(x)[0].shape == (2, 4)
+    assert torch.allclose(net(x)[0], net(x.float() / 255.0)[0], atol=1e-5)  # uint8 is scaled, floats are taken as they are
+    with pytest.raises(SpecError, match="channels, height, width"):
+        build_body(spec, VECTOR, "actor")
+    too_deep = ConvNetSpec(name="ConvNet", conv_hid_layers=[[8, 15, 1], [8, 9, 1]])
+    with pytest.raises(SpecError, match=r"conv_hid_layers\[1\]"):
+        build_body(too_deep, IMAGE, "actor")
+
+
+ARC = {
+    "modules": {
+        "body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]},
+        "left": {"LazyLinear": {"out_features": 3}},
+        "right": {"Linear": {"in_features": 8, "out_features": 3}},
+        "mix": {"Bilinear": [3, 3, 5]},
+    },
+    "graph": {"input": "x", "modules": {"mix": ["left", "right"], "left": ["body"], "right": ["body"], "body": ["x"]}, "output": "mix"},
+}
+
+
+def test_arc_graph() -> None:
+    spec = TorchArcNetSpec(name="TorchArcNet", arc=ARC)
+    net = ActorCriticNet(spec, VECTOR, 2)
+    assert fast_actor(net.actor_body, net.actor_head) is None  # it branches
+    x = obs(VECTOR, 6)
+    assert net(x)[0].shape == (6, 2)
+    graph = net.actor_body.layers[0]
+    assert isinstance(graph, ArcGraph)
+    hidden = graph.nodes["body"](x)
+    expected = graph.nodes["mix"](graph.nodes["left"](hidden), graph.nodes["right"](hidden))
+    assert torch.equal(graph(x), expected)
+    FlatParams(net)  # lazy layers have their parameters
+
+
+def test_simple_arc_has_a_twin() -> None:
+    body = {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": {}}]}
+    simple = {"modules": {"body": body}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
+    net = ActorCriticNet(TorchArcNetSpec(name="TorchArcNet", arc=simple), VECTOR, 2)
+    fast = fast_actor(net.actor_body, net.actor_head)
+    assert fast is not None
+    x = obs(VECTOR, 6)
+    assert np.allclose(fast(x.numpy()), net.actor(x).detach().numpy(), atol=1e-6)
+
+
+def test_actor_and_critic_arcs_differ() -> None:
+    other = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 5}}, "ReLU"]}}}
+    net = ActorCriticNet(TorchArcNetSpec(name="TorchArcNet", actor_arc=ARC, critic_arc=other), VECTOR, 2)
+    assert net.critic_body is not None
+    assert net.critic_body.features == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"modules": {"body": {"LazyLinaer": {}}}}, "LazyLinaer"),
+        ({"modules": {"body": {"LazyLinear": {"out": 3}}}}, "out"),
+        ({"graph": {"input": "x", "modules": {"body": ["y"]}, "output": "body"}}, "nothing gives y"),
+        ({"graph": {"input": "x", "modules": {"body": ["x"]}, "output": "head"}}, "head"),
+        ({"graph": {"input": "x", "modules": {"head": ["x"]}, "output": "head"}}, "not among the modules"),
+        ({"modules": {"body": {"Conv2d": [3, 8, 3]}}, "graph": None}, "cannot run"),
+        ({"modules": {"body": {"Unflatten": [1, [2, 2]]}}, "graph": None}, "Flatten"),
+    ],
+)
+def test_bad_arcs_are_spec_errors(change: dict[str, Any], part: str) -> None:
+    arc = {
+        "modules": {"body": {"LazyLinear": {"out_features": 3}}},
+        "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"},
+        **change,
+    }
+    with pytest.raises(SpecError, match=part):
+        build_body(TorchArcNetSpec(name="TorchArcNet", arc=arc), VECTOR, "actor")
+
+
+@settings(max_examples=25, deadline=None)
+@given(hidden=st.lists(st.integers(1, 9), max_size=3), shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), rows=st.integers(1, 4))
+def test_mlp_takes_any_shape(hidden: list[int], shape: list[int], rows: int) -> None:
+    space = ObservationSpace(tuple(shape))
+    net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=hidden), space, 3)
+    params, value = net(obs(space, rows))
+    assert params.shape == (rows, 3)
+    assert value.shape == (rows,)

@@ -1,0 +1,25 @@
+"""Seeds and generators."""
+
+import numpy as np
+
+from slm_lab.lib.rng import draw_seed, generator_state, session_seeds, set_generator_state
+
+
+def test_seeds_differ_by_every_part() -> None:
+    """Defect 10: a Session's seeds follow from random_seed, trial and session alone."""
+    assert session_seeds(1, 0, 0) == session_seeds(1, 0, 0)
+    several = [session_seeds(seed, trial, session) for seed in range(3) for trial in range(3) for session in range(3)]
+    flat = [value for seeds in several for value in (seeds.net, seeds.act, seeds.update, seeds.env, seeds.eval_env)]
+    assert len(set(flat)) == len(flat)
+    assert all(0 <= value < 2**31 for value in flat)
+    assert 0 <= draw_seed() < 2**31
+
+
+def test_generator_state_round_trip() -> None:
+    rng = np.random.default_rng(3)
+    rng.random(5)
+    state = generator_state(rng)
+    expected = rng.random(4)
+    other = np.random.default_rng(99)
+    set_generator_state(other, state)
+    assert np.array_equal(other.random(4), expected)

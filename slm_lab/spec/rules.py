@@ -11,12 +11,14 @@ from slm_lab.spec.memory import OnPolicyReplaySpec
 from slm_lab.spec.net import ConvNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
+from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import activation, check_net
 from slm_lab.spec.validate import SECTION_KEYS
 
 ALGORITHM: Path = ("agent", "algorithm")
-NET: Path = ("agent", "net")
+SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
+"""Specs of the actor's and the critic's own optimizers."""
 
 
 def check_rules(spec: Spec, report: Report) -> None:
@@ -102,7 +104,20 @@ def settle(spec: Spec, report: Report) -> Spec:
     if spec.agent.net is not None:
         change["net"] = _settled_net(spec.agent.net, spec, report)
     agent = spec.agent.model_copy(update=change)
-    return spec.model_copy(update={"agent": agent})
+    return spec.model_copy(update={"agent": agent, "search": _settled_search(spec, agent, report)})
+
+
+def _settled_search(spec: Spec, agent: AgentSpec, report: Report) -> dict[str, Any] | None:
+    """A search over the actor's optimizer goes on over that which has taken its place."""
+    if spec.search is None or spec.agent.net is None or agent.net is None:
+        return spec.search
+    moved: dict[Path, Path | None] = {}
+    for key in SEPARATE:
+        if getattr(spec.agent.net, key) is not None and getattr(agent.net, key) is None:
+            common = key.removeprefix("actor_")
+            took_over = common != key and getattr(agent.net, common) == getattr(spec.agent.net, key)
+            moved[(*NET, key)] = (*NET, common) if took_over else None
+    return redirect_search(spec.search, moved, report)
 
 
 def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
@@ -142,8 +157,7 @@ def _settled_net(net: NetSpec, spec: Spec, report: Report) -> NetSpec:
 def _settled_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
     """actor_* and critic_* specs need use_same_optim false, and a critic."""
     change: dict[str, Any] = {}
-    keys = (f"{role}_{key}" for role in ("actor", "critic") for key in ("optim_spec", "lr_scheduler_spec"))
-    separate = [key for key in keys if getattr(net, key) is not None]
+    separate = [key for key in SEPARATE if getattr(net, key) is not None]
     if not separate or isinstance(algorithm, RandomSpec):
         return change
     if _has_critic(algorithm) and "use_same_optim" not in net.model_fields_set:

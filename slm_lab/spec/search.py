@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slm_lab.spec.report import Path, Report, nearest, show, to_path
+from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
 from slm_lab.spec.tidy import is_ineffective
 from slm_lab.spec.torch_check import check_net
 from slm_lab.spec.validate import validate
@@ -49,6 +49,9 @@ DISTRIBUTIONS = {
 """Distribution → form of its arguments; None: any values, of which one is taken (choice) or each (grid_search)."""
 
 
+NET: Path = ("agent", "net")
+
+
 @dataclass(frozen=True)
 class SearchKey:
     """One key that a search varies."""
@@ -64,6 +67,24 @@ class SearchKey:
 def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
     """The keys of a valid spec's search section, in the order written."""
     return [key for _, key in _keys(search or {}, (), (), Report())]
+
+
+def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], report: Report) -> dict[str, Any]:
+    """A valid search section after keys of its spec have moved (None: are gone), in dotted form where that concerns it."""
+    found = [
+        (where, key, next((old for old in moved if key.path[: len(old)] == old), None)) for where, key in _keys(search, (), (), Report())
+    ]
+    if all(old is None for _, _, old in found):
+        return search
+    result = {}
+    for where, key, old in found:
+        new = moved[old] if old else ()
+        if old and new is None:
+            report.note(("search", *where), "has no effect in this spec; dropped")
+        else:
+            path = (*(new or ()), *key.path[len(old or ()) :])
+            result[f"{show_path(path)}__{key.distribution}"] = list(key.args)
+    return result
 
 
 def prune_search(raw: dict[str, Any], report: Report) -> None:
@@ -137,11 +158,12 @@ def _wrong_arguments(distribution: str, args: Any) -> str | None:
 
 def _check_values(key: SearchKey, where: Path, base: dict[str, Any], report: Report) -> None:
     """Put the values that the key may take (of a range, its ends) into the spec, and see whether it takes them."""
+    path = (*NET, "name") if key.path == (*NET, "type") else key.path  # `base` has the models' words
     form = DISTRIBUTIONS[key.distribution]
     values = key.args[:1000] if form is None else key.args[:2] if form.ordered else key.args[:1]
     for value in values:
         attempt, found = copy.deepcopy(base), Report()
-        override(attempt, key.path, int(value) if form is not None and form.whole else value, found)
+        override(attempt, path, int(value) if form is not None and form.whole else value, found)
         spec = None if found.problems else validate(attempt, found)
         if spec is not None and spec.agent.net is not None:
             check_net(spec.agent.net, found)

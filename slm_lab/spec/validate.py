@@ -194,7 +194,7 @@ def describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str
     if annotation is str:
         return "a string"
     if origin is list:
-        return f"a list{_length(metadata)}" + (f" of items, each {describe(args[0])}" if args else "")
+        return f"a list of {_length(metadata)}" + (f", each {describe(args[0])}" if args else "")
     return "an object"
 
 
@@ -219,8 +219,8 @@ def _length(metadata: list[Any] | tuple[Any, ...]) -> str:
     least = next((m.min_length for m in metadata if isinstance(m, MinLen)), None)
     most = next((m.max_length for m in metadata if isinstance(m, MaxLen)), None)
     if least and most:
-        return f" of {least} to {most}" if least != most else f" of {least}"
-    return " (not empty)" if least else ""
+        return f"{least} to {most} items" if least != most else f"{least} items"
+    return "items (not empty)" if least else "items"
 
 
 def _section_keys() -> dict[Path, frozenset[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slm_lab.spec import loader
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.checks import check
 from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
 from tests.spec.conftest import PPO, Specs, changed
@@ -161,7 +161,7 @@ def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pyt
 
 
 def test_an_error_crosses_process_borders() -> None:
-    error = SpecError("file", [loader.Problem("a.b", "wrong"), loader.Problem("", "\ud800")])
+    error = SpecError("file", [Problem("a.b", "wrong"), Problem("", "\ud800")])
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.problems) == (str(error), error.problems)
     assert str(error) == "file: 2 problems\n  a.b: wrong\n  \\ud800"
@@ -172,7 +172,7 @@ def test_a_spec_answers_fast_and_without_heavy_imports(specs: Specs, name: str) 
     file = specs.file({"good": PPO, "bad": changed(PPO, {"agent.algorithm.gama": 1, "env.name": "CartPol-v1"})})
     code = f"""
 import sys
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import load_spec
 try:
     load_spec({str(file)!r}, {name!r})

@@ -15,7 +15,8 @@ V4 = """{
     "agent": [{
       "name": "PPO",
       "algorithm": {
-        "name": "PPO", "action_pdtype": "default", "action_policy": "multi_default", "explore_var_spec": null, "lam": 0.95, "clip_val_loss": true,
+        "name": "PPO", "action_pdtype": "default", "action_policy": "multi_default", "explore_var_spec": null,
+        "lam": 0.95, "clip_val_loss": true,
         "clip_eps_spec": {"name": "no_decay", "start_val": 0.10, "end_val": 0.10, "start_step": 0, "end_step": 0},
         "time_horizon": 128, "minibatch_size": 4096, "training_epoch": 4, "training_frequency": 1,
       },

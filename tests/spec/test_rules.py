@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -189,7 +190,7 @@ def test_env_key_near_a_known_one(specs: Specs) -> None:
 def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda module, *more: None if module == package else find(module, *more))
-    monkeypatch.delitem(env_ids.sys.modules, package, raising=False)
+    monkeypatch.delitem(sys.modules, package, raising=False)
     assert env_ids.problem(name) == f"{name} needs the package {package}: pip install '{extra}'"
 
 

@@ -82,6 +82,22 @@ def test_search_that_does_not_fit(specs: Specs, search: Any, problem: str) -> No
     assert any(problem in line for line in found), found
 
 
+def test_search_over_an_optimizer_that_serves_both(specs: Specs) -> None:
+    """As published: use_same_optim with the actor's and the critic's spec."""
+    own = {"name": "RMSprop", "lr": 5e-3}
+    net = {"type": "MLPNet", "use_same_optim": True, "actor_optim_spec": own, "critic_optim_spec": own}
+    search = {"agent": {"net": {"actor_optim_spec": {"lr__choice": [0.1, 0.2]}, "critic_optim_spec": {"lr__choice": [0.1]}}}}
+    spec = specs.load({"agent.net": net, "search": search})
+    assert spec.search == {"agent.net.optim_spec.lr__choice": [0.1, 0.2]}
+    assert specs.notices()[-1] == "ppo: search.agent.net.critic_optim_spec.lr__choice: has no effect in this spec; dropped"
+
+
+def test_search_over_nets(specs: Specs) -> None:
+    assert specs.load({"search": {"agent.net.type__choice": ["MLPNet", "RecurrentNet"]}}).search
+    found = specs.problems({"search": {"agent.net.type__choice": ["MLPNt"]}})
+    assert "did you mean 'MLPNet'?" in found[0]
+
+
 def test_retired_keys_and_keys_without_effect_are_dropped(specs: Specs) -> None:
     keys = ["clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep", "center_return", "training_iter"]
     search = {"agent": {"algorithm": {f"{key}__uniform": [0, 1] for key in keys}}, "agent.algorithm.lam__uniform": [0.5, 0.9]}

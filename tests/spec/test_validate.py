@@ -66,7 +66,8 @@ def test_no_name_of_a_union_stands_in_a_path(specs: Specs) -> None:
         "agent.algorithm.clip_eps_spec.end_vall: unknown key; did you mean 'end_val'?",
         'agent.net.conv_hid_layers[0][1]: must be a whole number ≥ 0 or a list of items, each a whole number ≥ 0, not "a"',
         'agent.net.conv_hid_layers[1][1][1]: must be a whole number ≥ 0, not "b"',
-        "agent.net.conv_hid_layers[2]: must be a list of 2 to 5 of items, each a whole number ≥ 0 or a list of items, each a whole number ≥ 0, not [32]",
+        "agent.net.conv_hid_layers[2]: must be a list of 2 to 5 items, "
+        "each a whole number ≥ 0 or a list of items, each a whole number ≥ 0, not [32]",
     ]
 
 
@@ -113,7 +114,7 @@ def test_null_is_a_value_where_form_is_free(specs: Specs) -> None:
         }
     )
     assert spec.agent.net is not None
-    assert spec.agent.net.arc == arc
+    assert spec.agent.net.model_dump()["arc"] == arc
     assert spec.env.kwargs == {"options": {"a": None}}
     assert spec.search == {"agent.net.clip_grad_val__choice": [None, 1]}
 

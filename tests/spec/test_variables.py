@@ -78,6 +78,13 @@ def test_overrides_by_path(specs: Specs) -> None:
     assert spec.env.name == "CartPole-v1"  # an old id is mapped here too
 
 
+def test_a_net_by_override_in_either_word(specs: Specs) -> None:
+    for text in ("agent.net.type=RecurrentNet", "agent.net.name=RecurrentNet"):
+        net = specs.load({}, [text]).agent.net
+        assert net is not None
+        assert net.name == "RecurrentNet"
+
+
 def test_overrides_go_into_the_v4_form(specs: Specs) -> None:
     body = changed(PPO, {}) | {"agent": [PPO["agent"]], "env": [PPO["env"]]}
     file = specs.file({"ppo": body})
@@ -107,7 +114,7 @@ def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:
     made = load_specs(file, "ppo")
     assert [spec.name for spec in made] == ["ppo_pong_0_9", "ppo_pong_0_95", "ppo_qbert_0_9", "ppo_qbert_0_95"]
     assert [spec.env.name for spec in made] == ["ALE/Pong-v5", "ALE/Pong-v5", "ALE/Qbert-v5", "ALE/Qbert-v5"]
-    assert load_spec(file, "ppo_qbert_0_9").agent.algorithm.lam == 0.9
+    assert load_spec(file, "ppo_qbert_0_9").agent.algorithm.model_dump()["lam"] == 0.9
     assert load_spec(file, "ppo", ["env=ALE/Pong-v5", "lam=0.5"]).name == "ppo_pong"
     assert spec_names(file) == ["ppo", "other"]
     with pytest.raises(ValueError, match="makes 4 specs; name one of them: ppo_pong_0_9"):

@@ -43,6 +43,7 @@ def test_json_with_comments_and_trailing_commas(text: str, value: Any) -> None:
         ('{"a": 1, /* x\n "b": 2}', "line 1, column 10", "comment that does not end"),
         ('{"a": [1, NaN]}', "line 1, column 11", "NaN"),
         ('{"a": ${x}, "b": ${y}, c}', "line 1, column 24", "property name"),
+        ('{"a": ${x}, c, "b": ${y}}', "line 1, column 13", "property name"),
         ("[,]", "line 1, column 2", "expecting value"),
         ("[1,,]", "line 1, column 4", "expecting value"),
     ],

@@ -105,7 +105,8 @@ def test_null_equals_absent(specs: Specs) -> None:
 
 
 def test_null_is_a_value_where_form_is_free(specs: Specs) -> None:
-    arc = {"modules": {"body": {"Sequential": [{"Tanh": None}]}}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
+    modules = {"body": {"Sequential": [{"Tanh": None}]}, "last": {"Tanh": None}}
+    arc = {"modules": modules, "graph": {"input": "x", "modules": {"body": ["x"], "last": ["body"]}, "output": "last"}}
     spec = specs.load(
         {
             "agent.net": {"type": "TorchArcNet", "arc": arc},

@@ -76,36 +76,36 @@ class Env:
         # bytes: a third of the time of .any()
         ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
         if ended or self._pending_N is not None or self._life_loss:
-            return self._boundary(raw, obs)
+            return self._boundary(raw, obs, ended)
         if self._obs_treatment is not None:
             self._obs_treatment.update(obs)
             obs = self._obs_treatment(obs)
         reward_N = reward_N.astype(np.float32) if self._reward_treatment is None else self._reward_treatment(reward_N)
         return VecStep(reward_N, self._none_N, self._none_N, obs, obs, self._none_N, self._all_N, [])
 
-    def _boundary(self, raw: RawStep, obs: np.ndarray) -> VecStep:
+    def _boundary(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
         """The step where an episode ended, or the one after."""
-        valid_N, first_N = self._all_N, np.zeros(self.info.num_envs, bool)
-        terminated_N, truncated_N = raw.terminated_N.astype(bool), raw.truncated_N & ~raw.terminated_N
-        reward_N = raw.reward_N
+        valid_N, reward_N, last_obs = self._all_N, raw.reward_N, obs
+        terminated_N = truncated_N = over_N = first_N = self._none_N
+        episodes: list[Episode] = []
         if (dummy_N := self._pending_N) is not None:
-            valid_N, first_N = ~dummy_N, dummy_N.copy()
-            terminated_N, truncated_N = terminated_N & valid_N, truncated_N & valid_N
+            valid_N, first_N = ~dummy_N, dummy_N
             reward_N = np.where(valid_N, reward_N, 0)
             self._return_N[dummy_N], self._length_N[dummy_N] = 0.0, 0
-        over_N = terminated_N | truncated_N
-        episodes = self._finish(over_N)
-        last_obs = self._last_obs(raw, obs, first_N)
-        waiting_N = over_N & ~first_N
-        self._pending_N = waiting_N if waiting_N.any() else None
+            self._pending_N = None
+        if ended:
+            terminated_N = raw.terminated_N & valid_N
+            truncated_N = raw.truncated_N & valid_N & ~terminated_N
+            over_N = terminated_N | truncated_N
+            episodes = self._finish(over_N)
+            last_obs, reset_N = self._last_obs(raw, obs)
+            waiting_N = over_N & ~reset_N
+            first_N = first_N | reset_N
+            self._pending_N = waiting_N if waiting_N.any() else None
         if self._life_loss:
             lost_N = self._lost_life(raw.lives_N, valid_N & ~over_N)
-            terminated_N, first_N = terminated_N | lost_N, first_N | lost_N
-        reward_N = (
-            reward_N.astype(np.float32)
-            if self._reward_treatment is None
-            else self._reward_treatment(reward_N, terminated_N | truncated_N, valid_N)
-        )
+            terminated_N, first_N, over_N = terminated_N | lost_N, first_N | lost_N, over_N | lost_N
+        reward_N = reward_N.astype(np.float32) if self._reward_treatment is None else self._reward_treatment(reward_N, over_N, valid_N)
         last_obs, obs = self._treat(last_obs, obs, raw)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes)
 
@@ -116,15 +116,15 @@ class Env:
         self._return_N[rows], self._length_N[rows] = 0.0, 0
         return episodes
 
-    def _last_obs(self, raw: RawStep, obs: np.ndarray, first_N: np.ndarray) -> np.ndarray:
-        """The true successors; marks in first_N the envs that were reset within the step."""
+    def _last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The true successors, and which envs were reset within the step."""
         if not raw.final:
-            return obs
-        last_obs = obs.copy()
+            return obs, self._none_N
+        last_obs, reset_N = obs.copy(), np.zeros(len(obs), bool)
         for row, final in raw.final:
             last_obs[row] = self._encode(batch_of_one(final))[0]
-            first_N[row] = True
-        return last_obs
+            reset_N[row] = True
+        return last_obs, reset_N
 
     def _lost_life(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
         """Envs of `going_N` with fewer lives than before, but some: with none left the game itself ends."""

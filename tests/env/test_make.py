@@ -42,6 +42,7 @@ def chosen(name: str, num_envs: int = 4, **keys: Any) -> str:
         ("HalfCheetah-v5", {"render_mode": "rgb_array"}, "sync", "mujoco"),
         ("LunarLander-v3", {"continuous": True}, "envpool", "envpool"),
         ("LunarLander-v3", {"gravity": -5.0}, "sync", "Box2D"),
+        ("Acrobot-v1", {}, "envpool", "envpool"),
         (PREFIX + "Toy-v0", {}, "sync", ""),
         (PREFIX + "Toy-v0", {"mean_length": 3.0}, "sync", ""),
         (PREFIX + "Anything-v0", {"colour": "red"}, "sync", ""),

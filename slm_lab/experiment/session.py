@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from slm_lab.agent.build import build_agent, resolve_device
 from slm_lab.env.make import make_env
+from slm_lab.env.vec import Env
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.observers import (
@@ -18,6 +20,7 @@ from slm_lab.experiment.observers import (
     CSVWriter,
     DevChecks,
     Evaluator,
+    Hook,
     Observer,
     Recorder,
     Reporter,
@@ -71,7 +74,7 @@ class Session:
         self.device = "cpu"
         self.result = SessionResult(index)
         self._observers: list[Observer] = []
-        self._eval_env: Any = None
+        self._eval_env: Env | None = None
         self._built = False
 
     def build(self) -> Self:
@@ -79,14 +82,13 @@ class Session:
         spec, seed = self.spec, self.spec.meta.random_seed
         self.seeds = session_seeds(draw_seed() if seed is None else seed, self.trial, self.index)
         self.device = device_of(spec, self.plan, self.index)
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
         random.seed(self.seeds.env)
         np.random.seed(self.seeds.env)
         torch.manual_seed(self.seeds.net)
         self.clock = Clock()
         self.env = self._make_env(self.seeds.env, training=True)
-        self._built = True
+        self._threads, self._built = torch.get_num_threads(), True
+        torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
         try:
             self.agent = build_agent(spec, self.env.info, self.seeds, self.clock, self.device)
             if spec.meta.rigorous_eval:
@@ -146,25 +148,33 @@ class Session:
             obs_N = step.obs_N
 
     def _observe(self, paths: RunPaths | None) -> list[Observer]:
-        """The observers, in the order in which they are called: those that make rows, those that take them, the checkpoint."""
+        """The observers, in the order in which they are called: those that make rows, then those that take them."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         observers: list[Observer] = [Recorder(clock, agent, meta.log_frequency, self._emit)]
         if meta.rigorous_eval:
             observers.append(Evaluator(clock, agent, meta.eval_frequency, self._emit, self._evaluate))
         if self.report:
             observers.append(Reporter(clock, self.report))
+        if paths is not None:
+            observers += self._writers(paths)
         if self.plan.mode == "dev":
             observers.append(DevChecks(agent.weights))
-        if paths is None:
-            return observers
-        tables: dict[DataMode, Any] = {mode: paths.session_df(self.index, mode, self.trial) for mode in ("train", "eval")}
-        observers.append(CSVWriter(tables))
+        return observers
+
+    def _writers(self, paths: RunPaths) -> list[Observer]:
+        """The observers that write files; the checkpoint comes last, when the others are done."""
+        meta = self.spec.meta
+        tables: dict[DataMode, Path] = {
+            "train": paths.session_df(self.index, "train", self.trial),
+            "eval": paths.session_df(self.index, "eval", self.trial),
+        }
+        observers: list[Observer] = [CSVWriter(tables)]
         if TensorBoard.installed():
             observers.append(TensorBoard(paths.tensorboard(self.index, self.trial)))
         files = (paths.checkpoint(self.index, "last", self.trial), paths.checkpoint(self.index, "best", self.trial))
         judged_by: DataMode = "eval" if meta.rigorous_eval else "train"
         observers.append(
-            Checkpointer(files, clock, meta.save_interval, judged_by, self.state_dict, self._best, lambda: self._call("on_checkpoint"))
+            Checkpointer(files, self.clock, meta.save_interval, judged_by, self.state_dict, self._best, lambda: self._call("on_checkpoint"))
         )
         return observers
 
@@ -188,17 +198,18 @@ class Session:
         for hook in hooks(self._observers, "on_row"):
             hook(mode, row)
 
-    def _call(self, name: Any) -> None:
+    def _call(self, name: Hook) -> None:
         for hook in hooks(self._observers, name):
             hook()
 
     def _evaluate(self) -> float | None:
         """Mean return of one episode in each evaluation env; None if a stop came before the first ended."""
+        assert self._eval_env is not None
         self._eval_env.copy_statistics(self.env.state_dict())
         returns = play(self._eval_env, self.agent.evaluator(), self.stop)
         return sum(returns) / len(returns) if returns else None
 
-    def _make_env(self, seed: int, *, training: bool) -> Any:
+    def _make_env(self, seed: int, *, training: bool) -> Env:
         spec = self.spec
         return make_env(
             spec.env,

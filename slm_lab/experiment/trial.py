@@ -19,7 +19,7 @@ from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.progress import Progress
 from slm_lab.experiment.provenance import provenance
-from slm_lab.lib.log import logger, notice
+from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
@@ -84,10 +84,7 @@ class Trial:
         metrics: dict[str, Any] = {}
         if paths.sessions("train", self.index):
             with _notices_to(progress):
-                try:
-                    metrics = analyze_trial(self.spec, paths)
-                except OSError as error:  # a full disk: the tables and checkpoints are there
-                    notice(f"the analysis could not be written: {error}")
+                metrics = analyze_trial(self.spec, paths, self.index)
             scalars = [f"{name} {value:.5g}" for name, value in metrics.items() if isinstance(value, int | float)]
             progress.say("  ".join(scalars))
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
@@ -121,7 +118,7 @@ def _settled(spec: Spec, plan: Plan) -> Spec:
 
 def _load_analysis() -> None:
     """Load what the graphs need while the Sessions run."""
-    for module in ("pandas", "plotly.graph_objects", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+    for module in ("slm_lab.experiment.analysis", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.session import Session
-from slm_lab.spec.algorithm import PPOSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 
@@ -68,18 +68,21 @@ def test_spec_trains_without_a_notice(where: tuple[Path, str], caplog: pytest.Lo
     """A few hundred frames in episodes cut short, so that whole-episode memories train as well."""
     load(*where)
     assert not caplog.records, "a shipped spec needs no notice"
-    sets = ["env.max_t=10", "meta.random_seed=0"]
+    sets = ["env.max_t=10", "env.num_envs=4", "env.max_frame=192", "meta.log_frequency=64", "meta.random_seed=0"]
     full = load(*where, *sets)
-    steps = 24
-    sets += [f"env.max_frame={steps * full.env.num_envs}", f"meta.log_frequency={8 * full.env.num_envs}"]
-    if isinstance(full.agent.algorithm, PPOSpec):
-        sets += ["agent.algorithm.time_horizon=8", "agent.algorithm.minibatch_size=16", "agent.algorithm.training_epoch=2"]
-    elif full.agent.rollout_len > steps or where[1].startswith("reinforce"):
-        sets += ["agent.algorithm.training_frequency=1"]
+    match full.agent.algorithm:  # an update for each row
+        case PPOSpec():
+            sets += ["agent.algorithm.time_horizon=16", "agent.algorithm.minibatch_size=32", "agent.algorithm.training_epoch=2"]
+        case ActorCriticSpec(num_step_returns=int()):
+            sets += ["agent.algorithm.num_step_returns=16"]
+        case ActorCriticSpec():
+            sets += ["agent.algorithm.training_frequency=16"]
+        case ReinforceSpec():
+            sets += ["agent.algorithm.training_frequency=1"]
     session = Session(load(*where, *sets)).build()
     before = session.agent.weights()
     rows = session.run().rows
-    assert [row["frame"] for row in rows] == [8 * i * full.env.num_envs for i in (1, 2, 3)]
+    assert [row["frame"] for row in rows] == [64, 128, 192]
     last = rows[-1]
     for key in ("total_reward", "loss", "grad_norm", "lr"):
         assert isinstance(last[key], float), key

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.batch_renorm import BatchRenorm1d, LazyBatchRenorm1d
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 
@@ -25,7 +26,11 @@ class NormalTanh(nn.Module):
         return torch.tanh((x_BF - x_BF.mean(-1, keepdim=True)) / (x_BF.std(-1, keepdim=True) + 1e-6))
 
 
-EXTRA_LAYERS: dict[str, type[nn.Module]] = {"NormalTanh": NormalTanh}
+EXTRA_LAYERS: dict[str, type[nn.Module]] = {
+    "NormalTanh": NormalTanh,
+    "BatchRenorm1d": BatchRenorm1d,
+    "LazyBatchRenorm1d": LazyBatchRenorm1d,
+}
 """Layers beyond torch.nn."""
 
 LAYERS: dict[str, type[nn.Module]] = {

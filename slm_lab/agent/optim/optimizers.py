@@ -146,7 +146,7 @@ class Lookahead(FlatOptimizer):
     """
 
     def __init__(
-        self, param: Tensor, grad: Tensor, lr: float, optimizer: str = "RAdam", k: int = 5, alpha: float = 0.5, **kwargs: Any
+        self, param: Tensor, grad: Tensor, lr: float, optimizer: str = "Adam", k: int = 5, alpha: float = 0.5, **kwargs: Any
     ) -> None:
         if not 0.0 < alpha <= 1.0 or k < 1:
             raise ValueError(f"needs k ≥ 1 and 0 < alpha ≤ 1, got k={k}, alpha={alpha}")

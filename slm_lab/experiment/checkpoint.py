@@ -28,8 +28,10 @@ def save(path: Path, bundle: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +65,21 @@ def test_an_error_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, monkeyp
         checkpoint.save(path, {"x": 2})
     assert checkpoint.load(path) == {"x": 1}
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_full_disk_says_so(tmp_path: Path) -> None:
+    """Not torch's "unexpected pos"."""
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            checkpoint.save(tmp_path / "ckpt-last.pt", {"x": torch.zeros(100_000)})
+        except OSError as error:
+            os._exit(0 if error.errno == errno.EFBIG and not os.listdir(tmp_path) else 1)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def draw(source: str) -> float:

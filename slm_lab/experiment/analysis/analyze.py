@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0) -> dict[str, Any]:
     """Write the metrics and graphs of trial `t` from the tables there are, and return its metrics.
 
     Works on what an unfinished run has left, too; {} where no Session has a table. With meta.rigorous_eval metrics and the trial's
-    returns are those of evaluation. A table, file or graph that fails is a notice. May measure the env's random baseline, which can take minutes.
+    returns are those of evaluation. A table, file or graph that fails is a notice. May measure the env's random baseline, which can take
+    minutes.
 
     The metrics: total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and
     stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number); None
@@ -57,7 +59,7 @@ def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0) -> dict[str, Any]:
     for index, scalars in rows.items():
         _write_json(paths.session_metrics(index, t), {**scalars, "random_baseline": baseline})
     _write_json(paths.trial_metrics(t), metrics)
-    _attempt("graphs", lambda: _draw(spec, paths, t, data, strengths))
+    _attempt("graphs", _draw, spec, paths, t, data, strengths)
     return metrics
 
 
@@ -87,14 +89,13 @@ def _session_scalars(data: _Data, index: int, strengths: Strengths) -> Scalars:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    _attempt(path.name, lambda: path.write_text(text, encoding="utf-8"))
+    _attempt(path.name, path.write_text, json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
-def _attempt(name: str, write: Callable[[], object]) -> None:
+def _attempt(name: str, write: Callable[..., object], *arguments: object) -> None:
     """A file that cannot be written, or a graph that cannot be drawn, never ends a run."""
     try:
-        write()
+        write(*arguments)
     except Exception as error:
         notice(f"{name} failed: {type(error).__name__}: {error}")
 
@@ -110,21 +111,18 @@ def _draw(spec: Spec, paths: RunPaths, t: int, data: _Data, strengths: Mapping[i
     def draw(graphs: Mapping[str, Graph], path: Callable[[str, str], Path]) -> None:
         for name, graph in graphs.items():
             html, png = path(name, "html"), path(name, "png")
-            _attempt(html.name, lambda: write_html(graph, html))
-            _attempt(png.name, lambda: painter.write(graph, png))
+            _attempt(html.name, write_html, graph, html)
+            _attempt(png.name, painter.write, graph, png)
 
     of_trial = (
         *(figures.trial_graphs(judged, labels, data.mode), figures.trial_graphs(learning, labels, "train")),
         figures.consistency_graphs(figures.common_strengths(strengths), labels, data.mode),
     )
     for graphs in of_trial:
-        draw(graphs, lambda name, ext: paths.trial_graph(name, ext, t))
+        draw(graphs, partial(paths.trial_graph, t=t))
     for index in data.train:
         shown: list[tuple[DataMode, figures.Curves]] = [(data.mode, judged[index]), ("train", learning[index])]
         if data.mode == "eval":
             shown.append(("train", figures.return_curves(data.train[index])))
         for mode, curves in shown:
-            draw(
-                figures.session_graphs(index, curves, labels, mode),
-                lambda name, ext, s=index, of=mode: paths.session_graph(s, name, ext, of, t),  # type: ignore[misc]
-            )
+            draw(figures.session_graphs(index, curves, labels, mode), partial(paths.session_graph, index, mode=mode, t=t))

@@ -131,7 +131,7 @@ def _source(spec: EnvSpec) -> bytes:
 
 @contextmanager
 def _locked(name: str) -> Iterator[Path | None]:
-    """Hold the lock `name`, yielding the cache folder, or None where there can be none. The system frees the lock of a process that dies."""
+    """Hold the lock `name`, yielding the cache folder, or None where there can be none. A process that dies loses the lock."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)

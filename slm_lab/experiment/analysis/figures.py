@@ -73,8 +73,11 @@ def common_strengths(strengths: Mapping[int, Strengths]) -> Aligned:
 
 
 def consistency_graphs(common: Aligned, labels: Labels, mode: DataMode) -> dict[str, Graph]:
-    one = consistency_curve(common)
-    return {"consistencies": _graph("consistencies", [Line(f"{len(common.value_SF)} sessions", one)], labels, mode)} if len(one.frame) else {}
+    """How alike the Sessions are; of one alone there is nothing to say."""
+    one, sessions = consistency_curve(common), len(common.value_SF)
+    if sessions < 2 or not len(one.frame):
+        return {}
+    return {"consistencies": _graph("consistencies", [Line(f"over {sessions} sessions", one)], labels, mode)}
 
 
 def judged_curves(table: Table, strengths: Strengths) -> Curves:

@@ -102,7 +102,9 @@ def final_return_ma(table: Table) -> float | None:
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    return np.divide(numerator, denominator, out=np.full(len(numerator), np.nan), where=denominator != 0)
+    quotient = np.full(len(numerator), np.nan)
+    np.divide(numerator, denominator, out=quotient, where=denominator != 0)
+    return quotient
 
 
 def _finite(frame: np.ndarray, value: np.ndarray) -> Curve:

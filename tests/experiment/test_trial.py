@@ -80,6 +80,10 @@ class Command:
     def python(self, code: str) -> subprocess.Popen[str]:
         return self._start([sys.executable, "-c", code])
 
+    def script(self, code: str) -> subprocess.Popen[str]:
+        (self.folder / "script.py").write_text(code)
+        return self._start([sys.executable, "script.py"])
+
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
@@ -135,7 +139,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_two_commands_give_equal_tables_whatever_the_jobs(command: Callable[..., Command], spec_body: SpecBody) -> None:
-    """Also from `python -c`, which has no main module that spawn could import; and the saved spec is loadable."""
+    """Also from a script without `if __name__ == "__main__"`, which spawn would run again; and the saved spec is loadable."""
     run = command(spec_body(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}))
     first = run.start("--jobs", "2")
     said = first.communicate()[0]
@@ -144,7 +148,7 @@ def test_two_commands_give_equal_tables_whatever_the_jobs(command: Callable[...,
     assert "random_seed 5" in said
     assert str(before.root) in said.splitlines()
     assert str(before.trial_graph("mean_returns", "html")) in said.splitlines()
-    second = run.python(f"""
+    second = run.script(f"""
 from pathlib import Path
 from slm_lab import Trial, load_spec
 from slm_lab.experiment.plan import Plan

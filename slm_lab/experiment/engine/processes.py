@@ -145,6 +145,7 @@ class _Crew:
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + _STOP_SECONDS
+            self.progress.notice("stopping: every Session saves itself (Ctrl-C again: at once, without)")
             for one in list(self.running):
                 if one.begun:
                     one.send("stop")

@@ -180,7 +180,7 @@ class Painter:
         axes.set_xlabel("frames", color=_INK, size=10)
         axes.xaxis.set_label_coords(0.5, -0.1)  # a fixed place saves the search for one
         axes.yaxis.set_label_coords(-0.1, 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

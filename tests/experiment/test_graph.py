@@ -1,0 +1,199 @@
+"""Analysis of a trial from its tables, as after a run, a failure or Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slm_lab.experiment.analysis import analyze, analyze_trial
+from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, Painter, figure, write_html, y_range
+from slm_lab.experiment.analysis.table import Curve
+from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.paths import DataMode, RunPaths
+from slm_lab.spec.spec import Spec
+
+MakeSpec = Callable[..., Spec]
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """A run's folder; the random baseline is 20."""
+    monkeypatch.setattr(analyze, "random_baseline", lambda spec: 20.0)
+    run = RunPaths(tmp_path, "small")
+    run.make_dirs()
+    return run
+
+
+def write_rows(paths: RunPaths, index: int, returns: Sequence[float | str], mode: DataMode = "train", t: int = 0, loss: Any = 0.5) -> None:
+    lines = [",".join(COLUMNS)]
+    for row, value in enumerate(returns, 1):
+        cells: dict[str, Any] = {"frame": 1000 * row, "opt_step": 10 * row, "total_reward": value, "total_reward_ma": value, "loss": loss}
+        lines.append(",".join(str(cells.get(name, "")) for name in COLUMNS))
+    paths.session_df(index, mode, t).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_figure(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Traces and layout of a page."""
+    text = path.read_text(encoding="utf-8")
+    decoder, start = json.JSONDecoder(), text.index("[", text.index("Plotly.newPlot("))
+    traces, end = decoder.raw_decode(text, start)
+    layout, _ = decoder.raw_decode(text, text.index("{", end))
+    return traces, layout
+
+
+def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [30.0, 50.0, 40.0, 60.0])
+    write_rows(paths, 1, [40.0, 60.0, 50.0, 70.0])
+    metrics = analyze_trial(make_spec(), paths)
+    assert metrics == json.loads(paths.trial_metrics().read_text())
+    assert metrics["strength"] == 30
+    assert metrics["total_reward_ma"] == 65
+    assert metrics["consistency"] == pytest.approx(1 - 2 * 20 / 120)
+    assert (metrics["random_baseline"], metrics["sessions"], metrics["frame"]) == (20, 2, 4000)
+    assert json.loads(paths.session_metrics(1).read_text())["strength"] == 35
+    measured = ("mean_returns", "mean_returns_ma", "loss", "strengths", "sample_efficiencies", "training_efficiencies", "stabilities")
+    for ext in ("html", "png"):
+        assert all(paths.trial_graph(what, ext).stat().st_size > 1000 for what in (*measured, "consistencies"))
+        assert all(paths.session_graph(index, what, ext).exists() for what in measured for index in (0, 1))
+        assert not paths.trial_graph("explore_var", ext).exists()  # no data
+    assert {file.name for file in paths.root.glob("*.js")} == {file.name for file in paths.graph_dir.glob("*.js")} == {"plotly.min.js"}
+
+
+def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [10.0, 20.0, 30.0])
+    write_rows(paths, 1, [20.0, 40.0])
+    analyze_trial(make_spec(), paths)
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    by_name = {trace["name"]: trace for trace in traces}
+    assert by_name["session 0"]["y"] == [10, 20, 30]
+    assert by_name["session 0"]["opacity"] < 1
+    assert by_name["mean of 2 sessions"]["x"] == [1000, 2000]
+    assert by_name["mean of 2 sessions"]["y"] == [15, 30]
+    assert by_name["±1 standard deviation"]["y"] == [20, 40, 20, 10]
+    assert layout["title"]["text"] == "small (CartPole-v1), trial 0"
+    assert layout["xaxis"]["title"]["text"] == "frames"
+    assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes)"
+    assert 'src="plotly.min.js"' in paths.trial_graph("mean_returns", "html").read_text(encoding="utf-8")
+
+
+def test_metrics_of_evaluation_where_there_is_one(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [30.0, 30.0])
+    write_rows(paths, 0, [60.0, 80.0], "eval")
+    metrics = analyze_trial(make_spec(meta={"rigorous_eval": 4}), paths)
+    assert metrics["strength"] == 50
+    assert metrics["total_reward_ma"] == 80
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert traces[0]["y"] == [60, 80]
+    assert layout["yaxis"]["title"]["text"] == "mean return (4 evaluation episodes)"
+    for mode in ("train", "eval"):
+        assert paths.session_graph(0, "mean_returns", "png", mode).exists()
+    assert paths.session_graph(0, "strengths", "png", "eval").exists()
+    assert paths.session_graph(0, "loss", "png", "train").exists()
+
+
+def test_session_without_an_episode_beside_one_with(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, ["", "", ""])
+    write_rows(paths, 1, [30.0, 50.0])
+    metrics = analyze_trial(make_spec(), paths)
+    assert metrics["strength"] == 20
+    assert metrics["sessions"] == 2
+    assert json.loads(paths.session_metrics(0).read_text())["strength"] is None
+    assert not paths.session_graph(0, "mean_returns", "png").exists()
+    assert paths.session_graph(0, "loss", "png").exists()
+    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert [trace["name"] for trace in traces] == ["session 1"]
+
+
+def test_no_episode_at_all_and_nan_losses(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    write_rows(paths, 0, ["", ""], loss="nan")
+    metrics = analyze_trial(make_spec(), paths)
+    assert metrics["strength"] is metrics["total_reward_ma"] is metrics["consistency"] is None
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert traces == []
+    assert "no episode has ended" in layout["annotations"][0]["text"]
+    assert paths.trial_graph("mean_returns_ma", "png").exists()
+    assert not paths.trial_graph("loss", "png").exists()
+    assert caplog.messages == []
+
+
+def test_another_trial_and_nothing_at_all(paths: RunPaths, make_spec: MakeSpec) -> None:
+    assert analyze_trial(make_spec(), paths) == {}
+    assert not paths.trial_metrics().exists()
+    write_rows(paths, 0, [30.0], t=3)
+    assert analyze_trial(make_spec(), paths, 3)["strength"] == 10
+    assert paths.trial_graph("strengths", "png", 3).exists()
+    assert not paths.trial_graph("consistencies", "png", 3).exists()  # of one session says nothing
+
+
+def test_unknown_baseline_leaves_the_returns(paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analyze, "random_baseline", lambda spec: None)
+    write_rows(paths, 0, [30.0, 40.0])
+    metrics = analyze_trial(make_spec(), paths)
+    assert (metrics["total_reward_ma"], metrics["strength"]) == (40, None)
+    assert paths.trial_graph("mean_returns", "png").exists()
+
+
+def test_failed_graph_is_a_notice(
+    paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(Painter, "write", fail)
+    write_rows(paths, 0, [30.0, 40.0])
+    with caplog.at_level(logging.WARNING):
+        metrics = analyze_trial(make_spec(), paths)
+    assert metrics["strength"] == 15
+    assert "small_t0_trial_graph_mean_returns_vs_frames.png failed: ValueError: no ink" in caplog.messages
+    assert paths.trial_graph("mean_returns", "html").exists()
+    monkeypatch.setattr(analyze, "Painter", fail)
+    assert analyze_trial(make_spec(), paths) == metrics
+
+
+def graph_of(count: int, title: str = "a", core_range: bool = False) -> Graph:
+    frame = np.arange(1.0, count + 1)
+    return Graph(title, "y", [Line("b", Curve(frame, frame**2), std=np.ones(count))], core_range)
+
+
+def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
+    painter = Painter()
+    painter.write(graph_of(40), tmp_path / "a.png")
+    painter.write(Graph("a", "y", []), tmp_path / "empty.png")
+    painter.write(graph_of(40), tmp_path / "again.png")
+    blue = tuple(bytes.fromhex(MEAN_COLOUR[1:]))
+
+    def count(name: str) -> int:
+        with Image.open(tmp_path / name) as image:
+            assert image.size == (800, 450)
+            return int((np.asarray(image) == blue).all(axis=-1).sum())
+
+    assert count("a.png") > 300
+    assert count("empty.png") == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "again.png").read_bytes()  # nothing of the last graph is left
+
+
+@pytest.mark.parametrize("count", [1, 2, 20_000])
+@pytest.mark.parametrize("title", ["a$_b $c", "<b> & $x", "名" * 200])
+def test_any_title_and_length(tmp_path: Path, count: int, title: str) -> None:
+    Painter().write(graph_of(count, title), tmp_path / "a.png")
+    write_html(graph_of(count, title), tmp_path / "a.html")
+    assert (tmp_path / "a.html").stat().st_size < 200_000
+    trace = figure(graph_of(count, title))["data"][-1]
+    assert (trace["x"][0], trace["x"][-1]) == (1, count)
+    assert trace["mode"] == ("lines+markers" if count < 20 else "lines")
+
+
+def test_core_range_leaves_out_the_first_quotients() -> None:
+    value = np.concatenate([[1e6, -1e6], np.linspace(0.5, 1, 200)])
+    curve = Curve(np.arange(1.0, 203), value)
+    low, high = y_range(Graph("a", "y", [Line("b", curve)], core_range=True))
+    assert -1 < low < 0.5
+    assert 1 < high < 2
+    assert y_range(Graph("a", "y", [Line("b", curve)]))[1] > 1e6

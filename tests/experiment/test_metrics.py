@@ -1,0 +1,112 @@
+"""Against numbers worked by hand from docs/equations.md."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.analysis.figures import common_strengths
+from slm_lab.experiment.analysis.metrics import (
+    SESSION_METRICS,
+    Strengths,
+    consistency,
+    consistency_curve,
+    final_return_ma,
+    mean_scalars,
+    metric_curves,
+    session_metrics,
+)
+
+
+def strengths(values: list[float], baseline: float | None = 0.0, opt_step: list[float] | None = None, every: int = 100) -> Strengths:
+    frame = every * np.arange(1.0, len(values) + 1)
+    table = {"frame": frame, "total_reward": np.array(values), "opt_step": frame / 10 if opt_step is None else np.array(opt_step)}
+    return Strengths.of(table, baseline)
+
+
+def test_session_by_hand() -> None:
+    metrics = session_metrics(strengths([30.0, 50.0, 40.0, 60.0], baseline=20.0))  # s = 10, 30, 20, 40
+    assert metrics["strength"] == 25
+    assert metrics["max_strength"] == 40
+    assert metrics["final_strength"] == 40
+    # 10/100 + 30/200 + 20/300 + 40/400 = 0.41667, by Σs = 100
+    assert metrics["sample_efficiency"] == pytest.approx(0.0041666667)
+    assert metrics["training_efficiency"] == pytest.approx(0.041666667)
+    # one fall, of 10, by 10 + 30 + 20
+    assert metrics["stability"] == pytest.approx(1 - 10 / 60)
+
+
+def test_all_falls_count_in_stability_and_the_last_strength_does_not() -> None:
+    assert session_metrics(strengths([4.0, 2.0, 3.0, 1.0, 100.0]))["stability"] == pytest.approx(1 - (2 + 2) / (4 + 2 + 3 + 1))
+    assert session_metrics(strengths([-4.0, -6.0, -2.0]))["stability"] == pytest.approx(1 - 2 / 10)
+
+
+def test_rows_without_a_return_are_left_out() -> None:
+    full, holed = strengths([10.0, 30.0]), strengths([np.nan, 10.0, np.nan, 30.0, np.inf])
+    assert holed.frame.tolist() == [200, 400]
+    assert session_metrics(holed)["strength"] == session_metrics(full)["strength"] == 20
+    assert session_metrics(holed)["sample_efficiency"] == pytest.approx((10 / 200 + 30 / 400) / 40)
+
+
+def test_none_where_a_denominator_is_zero() -> None:
+    balanced = session_metrics(strengths([-5.0, 5.0]))
+    assert balanced["sample_efficiency"] is None
+    assert balanced["training_efficiency"] is None
+    assert balanced["stability"] == 1  # its denominator is |-5|
+    assert session_metrics(strengths([0.0, 0.0, 7.0]))["stability"] is None
+    assert session_metrics(strengths([5.0]))["stability"] is None
+    untrained = session_metrics(strengths([5.0, 6.0], opt_step=[0, 10]))
+    assert untrained["training_efficiency"] is None
+    assert untrained["sample_efficiency"] is not None
+
+
+def test_none_without_returns_or_baseline() -> None:
+    nothing = dict.fromkeys(SESSION_METRICS)
+    assert session_metrics(strengths([])) == nothing
+    assert session_metrics(strengths([np.nan, np.nan])) == nothing
+    assert session_metrics(strengths([1.0, 2.0], baseline=None)) == nothing
+
+
+def test_curves_are_the_metric_up_to_each_row() -> None:
+    values = [30.0, 50.0, 40.0, 60.0, 10.0]
+    curves = metric_curves(strengths(values, 20.0))
+    named = {"sample_efficiencies": "sample_efficiency", "training_efficiencies": "training_efficiency", "stabilities": "stability"}
+    for count in range(2, 6):
+        upto = session_metrics(strengths(values[:count], 20.0))
+        for name, metric in named.items():
+            frame, value = curves[name]
+            assert value[frame == 100 * count] == pytest.approx(upto[metric])
+    assert curves["strengths"].value.tolist() == [10, 30, 20, 40, -10]
+    assert curves["stabilities"].frame[0] == 200
+
+
+def test_consistency_by_hand() -> None:
+    common = common_strengths({0: strengths([10.0, 20.0]), 1: strengths([14.0, 30.0])})
+    # std (population) 2 and 5, means 12 and 25
+    assert consistency(common) == pytest.approx(1 - 2 * 7 / 37)
+    assert consistency_curve(common).value == pytest.approx([1 - 2 * 2 / 12, 1 - 2 * 7 / 37])
+
+
+def test_consistency_uses_frames_that_all_sessions_have() -> None:
+    short, long, empty = strengths([10.0, 20.0]), strengths([14.0, 30.0, 1000.0]), strengths([])
+    assert consistency(common_strengths({0: short, 1: long, 2: empty})) == pytest.approx(1 - 2 * 7 / 37)
+    assert consistency(common_strengths({0: strengths([1.0]), 1: strengths([1.0], every=77)})) is None
+    assert consistency(common_strengths({0: empty})) is None
+    assert consistency(common_strengths({})) is None
+
+
+def test_consistency_of_equal_sessions_is_one_and_of_zero_strength_none() -> None:
+    assert consistency(common_strengths({0: strengths([3.0, 4.0]), 1: strengths([3.0, 4.0])})) == 1
+    assert consistency(common_strengths({0: strengths([3.0]), 1: strengths([-3.0])})) is None
+
+
+def test_trial_is_the_mean_over_sessions_that_have_the_metric() -> None:
+    assert mean_scalars([{"a": 1.0, "b": None}, {"a": 3.0, "b": None}]) == {"a": 2.0, "b": None}
+    assert mean_scalars([{"a": 1.0}, {"a": None}]) == {"a": 1.0}
+    assert mean_scalars([]) == {}
+
+
+def test_final_moving_average_is_the_last_there_is() -> None:
+    table = {"frame": np.array([1.0, 2.0, 3.0]), "total_reward_ma": np.array([5.0, 6.0, np.nan])}
+    assert final_return_ma(table) == 6
+    assert final_return_ma({"frame": np.empty(0)}) is None

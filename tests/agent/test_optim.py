@@ -244,3 +244,14 @@ def test_gradients_do_not_add_up() -> None:
 def test_statistics_are_exposed() -> None:
     assert set(FlatAdam(torch.zeros(2), torch.zeros(2), 0.1).statistics) == {"first", "second", "step"}
     assert set(FlatRMSprop(torch.zeros(2), torch.zeros(2), 0.1, centered=True, momentum=0.1).statistics) == {"square", "mean", "velocity"}
+
+
+def test_layers_with_modes_are_switched() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout1d(), nn.Tanh()), nn.GRU(2, 2))
+    trainer = Trainer(module, MLPNetSpec(name="MLPNet"))
+    assert not any(m.training for m in module.modules())
+    trainer.learning(True)
+    assert [m.training for m in module] == [False, True, True, False, True]
+    assert module[3][0].training
+    trainer.learning(False)
+    assert not any(m.training for m in module.modules())

@@ -44,13 +44,13 @@ class PPO(Algorithm):
         self.trainer.set_lr(self.clock.frame)
         clip_eps, entropy_coef = self.spec.clip_eps_spec.value(self.clock.frame), self.entropy_coef
         batch = self._with_advantages(self.memory.rollout().to(self.device))
-        self.net.train()
+        self.trainer.learning(True)
         for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
             loss, entropy = self._loss(minibatch, clip_eps, entropy_coef)  # eq. 9
             grad_norm = self.trainer.step(loss)
             self.clock.opt_step += 1
             self.meter.add(loss=loss.item(), entropy=entropy.item(), grad_norm=grad_norm)
-        self.net.eval()
+        self.trainer.learning(False)
         return self.meter.drain()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:

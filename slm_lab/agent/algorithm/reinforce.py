@@ -40,10 +40,10 @@ class Reinforce(Algorithm):
     def update(self) -> Metrics:
         self.trainer.set_lr(self.clock.frame)
         batch = self._with_returns(self.memory.rollout().to(self.device)).whole()
-        self.net.train()
+        self.trainer.learning(True)
         loss, entropy = self._loss(batch)
         grad_norm = self.trainer.step(loss)
-        self.net.eval()
+        self.trainer.learning(False)
         self.clock.opt_step += 1
         self.meter.add(loss=loss.item(), entropy=entropy, grad_norm=grad_norm)
         return self.meter.drain()

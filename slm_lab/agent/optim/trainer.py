@@ -14,6 +14,11 @@ from slm_lab.agent.optim.schedule import build_lr_schedule
 from slm_lab.spec.net import LRSchedulerSpec, NetSpec, OptimSpec
 
 
+def has_modes(module: nn.Module) -> bool:
+    """The layer behaves otherwise while learning: it has running statistics (batch norm) or draws at random (dropout)."""
+    return bool(module._buffers) or isinstance(module, nn.RReLU) or hasattr(module, "p") or hasattr(module, "dropout")
+
+
 class Group:
     """A slice of the flat parameters with its optimizer and learning rate schedule."""
 
@@ -44,6 +49,7 @@ class Trainer:
         self.clip = spec.clip_grad_val
         self.flat = FlatParams(net, list(parts.values()) if parts else None, device)
         net.eval()
+        self._moded = [module for module in net.modules() if has_modes(module)]
         if parts is None:
             self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "")]
         else:
@@ -57,6 +63,11 @@ class Trainer:
                 )
                 for index, part in enumerate(parts)
             ]
+
+    def learning(self, on: bool) -> None:
+        """Switch the layers that have modes; between updates they are as for acting. (`net.train` walks through all: 3 % of A2C.)"""
+        for module in self._moded:
+            module.train(on)
 
     @property
     def lr(self) -> float:

@@ -126,9 +126,11 @@ def command(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Command]]:
             os.kill(process, signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = 60.0) -> None:
+    """Wait for `condition`, while `process` runs."""
     end = time.monotonic() + seconds
     while not condition():
+        assert process is None or process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
 
@@ -198,7 +200,7 @@ def begun(run: Command) -> Callable[[], bool]:
 def test_ctrl_c_saves_draws_and_leaves_no_process(command: Callable[..., Command], spec_body: SpecBody) -> None:
     run = command(endless(spec_body))
     process = run.start()
-    until(begun(run))
+    until(begun(run), process)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
@@ -215,9 +217,9 @@ def test_ctrl_c_saves_draws_and_leaves_no_process(command: Callable[..., Command
 def test_children_save_themselves_and_end_when_their_parent_is_killed(command: Callable[..., Command], spec_body: SpecBody) -> None:
     run = command(endless(spec_body))
     process = run.start()
-    until(begun(run))
+    until(begun(run), process)
     process.kill()
-    until(lambda: run.processes() == [], 30)
+    until(lambda: run.processes() == [])
     for index in (0, 1):
         assert checkpoint.load(run.paths.checkpoint(index, "last"))["clock"]["frame"] > 0
 
@@ -227,7 +229,7 @@ def test_one_session_runs_in_process_is_interrupted_and_enjoyed(command: Callabl
     body["meta"]["max_session"] = 1
     run = command(body)
     process = run.start()
-    until(lambda: bool(runs(run.folder / "data", "small")) and run.paths.sessions() == [0])
+    until(lambda: bool(runs(run.folder / "data", "small")) and run.paths.sessions() == [0], process)
     assert run.processes() == [process.pid]
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]

@@ -22,7 +22,7 @@ def read_table(path: Path) -> Table:
     if not path.exists():
         return {"frame": np.empty(0)}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(line for line in file)
+        reader = csv.reader(file)
         names = next(reader, ["frame"])
         rows = [[_number(cell) for cell in row] for row in reader if len(row) == len(names)]
     values = np.array(rows, dtype=np.float64).reshape(-1, len(names))

@@ -72,13 +72,13 @@ def test_short_and_long_episodes_count_alike() -> None:
         del gym.registry["Uneven-v0"]
 
 
-class Uneven(gym.Env[int, int]):
+class Uneven(gym.Env[Any, Any]):
     """Of 2 or of 24 steps, every other env; a reward of 1 each. The first hundred episodes to end would be the short ones."""
 
     observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
     made = count()
 
-    def __init__(self) -> None:
+    def __init__(self, **_: Any) -> None:
         self.length, self.left = (2, 24)[next(self.made) % 2], 0
 
     def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:

@@ -190,6 +190,13 @@ def test_any_title_and_length(tmp_path: Path, count: int, title: str) -> None:
     assert trace["mode"] == ("lines+markers" if count < 20 else "lines")
 
 
+@pytest.mark.parametrize("graph", [graph_of(3), graph_of(40, core_range=True), Graph("a", "y", [])])
+def test_page_holds_what_plotly_knows(graph: Graph) -> None:
+    from plotly.graph_objects import Figure
+
+    Figure(figure(graph))  # the page is written without this check: its import takes a second
+
+
 def test_core_range_leaves_out_the_first_quotients() -> None:
     value = np.concatenate([[1e6, -1e6], np.linspace(0.5, 1, 200)])
     curve = Curve(np.arange(1.0, 203), value)

@@ -64,7 +64,9 @@ def metric_curves(strengths: Strengths) -> dict[str, Curve]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent` are frames or optimizer steps. NaN where a denominator is zero."""
+    """Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent` are frames or optimizer steps. NaN where a denominator is zero: so
+    from the first row on, where that row came before the first optimizer step.
+    """
     return _ratio(np.cumsum(_ratio(s, spent)), np.cumsum(s))
 
 

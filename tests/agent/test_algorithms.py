@@ -167,10 +167,10 @@ def test_value_scales() -> None:
     scale = RunningScale()
     x = torch.tensor([10.0, 14.0])
     assert torch.equal(scale.encode(x), x)
-    scale.update(x)
+    scale.update(x, torch.tensor([True, True]))
     assert (scale.mean, scale.std) == pytest.approx((12.0, 2.0))
     assert scale.encode(x).tolist() == pytest.approx([-1.0, 1.0])
-    scale.update(torch.tensor([0.0, 0.0]))
+    scale.update(torch.tensor([0.0, 99.0, 0.0]), torch.tensor([True, False, True]))
     assert scale.mean == pytest.approx((0.99 * 0.01 * 12.0) / (0.99 * 0.01 + 0.01))
     for s in (scale, SymlogScale()):
         assert torch.allclose(s.decode(s.encode(x)), x, rtol=1e-4)

@@ -62,7 +62,7 @@ class ActorCritic(Algorithm):
             steps = self.spec.num_step_returns or len(reward_TN)
             return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, self.spec.gamma, steps)
             advantage_TN = return_TN - value_TN
-        self.scale.update(return_TN[rollout.valid_TN])
+        self.scale.update(return_TN, rollout.valid_TN)
         return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
 
     def _loss(self, batch: Minibatch) -> tuple[Tensor, float]:

@@ -59,7 +59,7 @@ class PPO(Algorithm):
         done_TN, valid_TN = rollout.done_TN, rollout.valid_TN
         advantage_TN = gae(rollout.reward_TN, value_TN, next_value_TN, rollout.terminated_TN, done_TN, self.spec.gamma, self.spec.lam)
         return_TN = advantage_TN + value_TN
-        self.scale.update(return_TN[valid_TN])
+        self.scale.update(return_TN, valid_TN)
         if self.spec.normalize_advantages == "percentile":
             advantage_TN = self.percentile(advantage_TN, return_TN[valid_TN])
         elif self.spec.normalize_advantages:

@@ -14,8 +14,8 @@ from slm_lab.agent.ops.returns import standardize
 class ValueScale:
     """Between values in reward units and the critic's outputs. This one changes nothing."""
 
-    def update(self, return_B: Tensor) -> None:
-        """Take note of returns."""
+    def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
+        """Take note of the returns of valid rows."""
 
     def encode(self, value: Tensor) -> Tensor:
         """Reward units → what the critic should put out."""
@@ -53,7 +53,8 @@ class RunningScale(ValueScale):
     def __init__(self) -> None:
         self.weight = self.first = self.second = 0.0
 
-    def update(self, return_B: Tensor) -> None:
+    def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
+        return_B = return_TN[valid_TN]
         if return_B.numel():
             self.weight = self.DECAY * self.weight + 1.0 - self.DECAY
             self.first = self.DECAY * self.first + (1.0 - self.DECAY) * float(return_B.mean())

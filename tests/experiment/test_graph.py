@@ -157,6 +157,22 @@ def test_failed_graph_is_a_notice(
     assert analyze_trial(make_spec(), paths) == metrics
 
 
+def test_table_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    paths.session_df(0).mkdir()
+    write_rows(paths, 1, [30.0, 40.0])
+    metrics = analyze_trial(make_spec(), paths)
+    assert metrics["strength"] == 15
+    assert caplog.messages[0].startswith("small_t0_s0_session_df_train.csv cannot be read")
+
+
+def test_metrics_that_cannot_be_written_are_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    paths.trial_metrics().mkdir()
+    write_rows(paths, 0, [30.0, 40.0])
+    assert analyze_trial(make_spec(), paths)["strength"] == 15
+    assert caplog.messages[0].startswith("small_t0_trial_metrics_scalar.json failed")
+    assert paths.trial_graph("strengths", "png").exists()
+
+
 def graph_of(count: int, title: str = "a", core_range: bool = False) -> Graph:
     frame = np.arange(1.0, count + 1)
     return Graph(title, "y", [Line("b", Curve(frame, frame**2), std=np.ones(count))], core_range)

@@ -13,7 +13,7 @@ from slm_lab.experiment.analysis import figures
 from slm_lab.experiment.analysis.baseline import random_baseline
 from slm_lab.experiment.analysis.graph import Graph, Painter, write_html
 from slm_lab.experiment.analysis.metrics import Scalars, Strengths, consistency, final_return_ma, mean_scalars, session_metrics
-from slm_lab.experiment.analysis.table import Table, curve, read_table
+from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_table
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.lib.log import notice
 from slm_lab.spec.spec import Spec
@@ -76,7 +76,7 @@ def _table(path: Path) -> Table:
         return read_table(path)
     except Exception as error:
         notice(f"{path.name} cannot be read: {error}")
-        return read_table(Path())
+        return no_rows()
 
 
 def _session_scalars(data: _Data, index: int, strengths: Strengths) -> Scalars:
@@ -89,7 +89,10 @@ def _session_scalars(data: _Data, index: int, strengths: Strengths) -> Scalars:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    _attempt(path.name, path.write_text, json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
+    def write() -> None:
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    _attempt(path.name, write)
 
 
 def _attempt(name: str, write: Callable[..., object], *arguments: object) -> None:

@@ -20,14 +20,18 @@ def read_table(path: Path) -> Table:
     Raises: OSError where a file that is there cannot be read.
     """
     if not path.exists():
-        return {"frame": np.empty(0)}
+        return no_rows()
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.reader(file)
         names = next(reader, ["frame"])
         rows = [[_number(cell) for cell in row] for row in reader if len(row) == len(names)]
     values = np.array(rows, dtype=np.float64).reshape(-1, len(names))
     known = values[:, names.index("frame")] > 0 if "frame" in names else np.zeros(len(values), bool)
-    return {"frame": np.empty(0)} | {name: values[known, column] for column, name in enumerate(names)}
+    return no_rows() | {name: values[known, column] for column, name in enumerate(names)}
+
+
+def no_rows() -> Table:
+    return {"frame": np.empty(0)}
 
 
 def _number(cell: str) -> float:

@@ -4,51 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Meter
+from slm_lab.agent.algorithm.base import Algorithm, Learner
 from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.algorithm.on_policy import build_parts, value_scale
 from slm_lab.agent.algorithm.value_scale import standardize_valid
+from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import gae, nstep_returns
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
+from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import ActorCriticSpec
+from slm_lab.spec.schedule import Schedule
 from slm_lab.spec.spec import AgentSpec
 
 
 class ActorCritic(Algorithm):
     """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
 
+    memory: OnPolicyMemory
+    entropy_schedule: Schedule
+
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
         assert isinstance(agent.algorithm, ActorCriticSpec)
         self.spec = agent.algorithm
         self.scale = value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
-        self.clock, self.device, self.meter = clock, device, Meter()
+        self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
         parts = build_parts(agent, info, clock, device, seeds.act, seeds.update, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
+        self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
 
-    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        self.memory.add(obs_N, first_N, state_N, out, step)
-
-    def ready(self) -> bool:
-        return self.memory.ready
-
     def update(self) -> Metrics:  # Algorithm S3, its threads side by side
-        self.trainer.set_lr(self.clock.frame)
         batch = self._with_advantages(self.memory.rollout().to(self.device)).whole()
-        self.trainer.learning(True)
+        self.learner.begin()
         loss, entropy = self._loss(batch)
-        grad_norm = self.trainer.step(loss)
-        self.trainer.learning(False)
-        self.clock.opt_step += 1
-        self.meter.add(loss=loss.item(), entropy=entropy, grad_norm=grad_norm)
-        return self.meter.drain()
+        self.learner.step(loss, entropy=entropy)
+        return self.learner.end()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         values = critic_outputs(self.net, rollout, self.seq_len)
@@ -65,26 +60,22 @@ class ActorCritic(Algorithm):
         self.scale.update(return_TN, rollout.valid_TN)
         return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
 
-    def _loss(self, batch: Minibatch) -> tuple[Tensor, float]:
+    def _loss(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         params_BP, value_B = batch.forward(self.net)
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
         value_loss = self.value_loss(value_B, batch.target_B).mean()
-        loss = self.spec.policy_loss_coef * policy_loss + self.spec.val_loss_coef * value_loss - self.entropy_coef * entropy
-        return loss, entropy.item()
-
-    @property
-    def lr(self) -> float:
-        return self.trainer.lr
-
-    @property
-    def entropy_coef(self) -> float:
-        return self.spec.entropy_coef_spec.value(self.clock.frame)
+        loss = (
+            self.spec.policy_loss_coef * policy_loss
+            + self.spec.val_loss_coef * value_loss
+            - self.entropy_schedule.value(self.clock.frame) * entropy
+        )
+        return loss, entropy
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trainer": self.trainer.state_dict(), "scale": self.scale.state_dict()}
+        return {**super().state_dict(), "scale": self.scale.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.trainer.load_state_dict(state["trainer"])
+        super().load_state_dict(state)
         self.scale.load_state_dict(state["scale"])

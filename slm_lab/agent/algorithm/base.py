@@ -6,24 +6,37 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from slm_lab.agent.memory.on_policy import OnPolicyMemory
+from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
+from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep
+from slm_lab.spec.schedule import Schedule
 
 
 class Algorithm(ABC):
-    """Learns a policy from what it observes."""
+    """Learns a policy from what it observes: gathers steps in its memory, and learns when the memory is ready."""
 
     policy: Policy
     """What acts."""
+    clock: Clock
+    memory: OnPolicyMemory | None = None
+    """What is learned from; None for what learns nothing."""
+    trainer: Trainer | None = None
+    """What steps the parameters; None for what learns nothing."""
+    entropy_schedule: Schedule | None = None
+    """Weight of the entropy bonus over frames; None where there is none."""
 
-    @abstractmethod
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Remember one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
+        if self.memory is not None:
+            self.memory.add(obs_N, first_N, state_N, out, step)
 
-    @abstractmethod
     def ready(self) -> bool:
         """True when `update` has something to learn from."""
+        return self.memory is not None and self.memory.ready
 
     @abstractmethod
     def update(self) -> Metrics:
@@ -32,35 +45,47 @@ class Algorithm(ABC):
     @property
     def lr(self) -> float | None:
         """Learning rate now; None for what does not learn."""
-        return None
+        return None if self.trainer is None else self.trainer.lr
 
     @property
     def entropy_coef(self) -> float | None:
-        """Weight of the entropy bonus now."""
-        return None
+        """Weight of the entropy bonus now; None where there is none."""
+        return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.frame)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learned, without what is gathered for the next training."""
-        return {}
+        return {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # what learns nothing has nothing to load
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
+        if self.trainer is not None:
+            self.trainer.load_state_dict(state["trainer"])
 
 
-class Meter:
-    """Means of what an update's gradient steps report."""
+class Learner:
+    """Gradient steps with their count and the means of what they report."""
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: Trainer, clock: Clock) -> None:
+        self.trainer, self.clock = trainer, clock
         self._sums: dict[str, float] = {}
         self._steps = 0
 
-    def add(self, **values: float) -> None:
-        self._steps += 1
-        for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+    def begin(self) -> None:
+        """Before the steps of an update: learning rates of this frame, layers as for learning."""
+        self.trainer.set_lr(self.clock.frame)
+        self.trainer.learning(True)
 
-    def drain(self) -> Metrics:
-        """The means since the last drain."""
-        means = {name: total / max(self._steps, 1) for name, total in self._sums.items()}
+    def step(self, loss: Tensor, **values: Tensor) -> None:
+        """One gradient step on `loss`; `values` are scalars to report beside it."""
+        report = {"loss": loss.item(), "grad_norm": self.trainer.step(loss), **{name: value.item() for name, value in values.items()}}
+        for name, value in report.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._steps += 1
+        self.clock.opt_step += 1
+
+    def end(self) -> Metrics:
+        """After them: layers as for acting; the means since `begin`."""
+        self.trainer.learning(False)
+        means = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, self._steps = {}, 0
-        return Metrics(means.pop("loss"), means.pop("grad_norm", None), means.pop("entropy", None), means)
+        return Metrics(means.pop("loss"), means.pop("grad_norm"), means.pop("entropy", None), means)

@@ -4,54 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Meter
+from slm_lab.agent.algorithm.base import Algorithm, Learner
 from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.algorithm.on_policy import build_parts, value_scale
 from slm_lab.agent.algorithm.value_scale import PercentileScale, standardize_valid
+from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
 from slm_lab.agent.ops.returns import gae
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
+from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
 from slm_lab.spec.algorithm import PPOSpec
+from slm_lab.spec.schedule import Schedule
 from slm_lab.spec.spec import AgentSpec
 
 
 class PPO(Algorithm):
     """Several epochs over each rollout; the clipped objective keeps the policy near the one that acted."""
 
+    memory: OnPolicyMemory
+    entropy_schedule: Schedule
+
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
         assert isinstance(agent.algorithm, PPOSpec)
         self.spec = agent.algorithm
         self.scale = value_scale(self.spec.symlog, self.spec.normalize_v_targets)
         self.percentile = PercentileScale()
-        self.clock, self.device, self.meter = clock, device, Meter()
+        self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
         parts = build_parts(agent, info, clock, device, seeds.act, seeds.update, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
+        self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len, self.rng = parts.distribution, parts.value_loss, parts.seq_len, parts.rng
 
-    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        self.memory.add(obs_N, first_N, state_N, out, step)
-
-    def ready(self) -> bool:
-        return self.memory.ready
-
     def update(self) -> Metrics:  # Algorithm 1
-        self.trainer.set_lr(self.clock.frame)
-        clip_eps, entropy_coef = self.spec.clip_eps_spec.value(self.clock.frame), self.entropy_coef
+        clip_eps, entropy_coef = self.spec.clip_eps_spec.value(self.clock.frame), self.entropy_schedule.value(self.clock.frame)
         batch = self._with_advantages(self.memory.rollout().to(self.device))
-        self.trainer.learning(True)
+        self.learner.begin()
         for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
             loss, entropy = self._loss(minibatch, clip_eps, entropy_coef)  # eq. 9
-            grad_norm = self.trainer.step(loss)
-            self.clock.opt_step += 1
-            self.meter.add(loss=loss.item(), entropy=entropy.item(), grad_norm=grad_norm)
-        self.trainer.learning(False)
-        return self.meter.drain()
+            self.learner.step(loss, entropy=entropy)
+        return self.learner.end()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         values = critic_outputs(self.net, rollout, self.seq_len)
@@ -77,24 +72,16 @@ class PPO(Algorithm):
             value_loss = self.value_loss(value_B, batch.target_B).mean()
         return policy_loss + self.spec.val_loss_coef * value_loss - entropy_coef * entropy, entropy
 
-    @property
-    def lr(self) -> float:
-        return self.trainer.lr
-
-    @property
-    def entropy_coef(self) -> float:
-        return self.spec.entropy_coef_spec.value(self.clock.frame)
-
     def state_dict(self) -> dict[str, Any]:
         return {
-            "trainer": self.trainer.state_dict(),
+            **super().state_dict(),
             "scale": self.scale.state_dict(),
             "advantage_range": self.percentile.range,
             "rng": generator_state(self.rng),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.trainer.load_state_dict(state["trainer"])
+        super().load_state_dict(state)
         self.scale.load_state_dict(state["scale"])
         self.percentile.range = state["advantage_range"]
         set_generator_state(self.rng, state["rng"])

@@ -7,7 +7,7 @@ import numpy as np
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
+from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.spec import AgentSpec
 
@@ -16,13 +16,8 @@ class Random(Algorithm):
     """Uniformly random actions; learns nothing."""
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+        self.clock = clock
         self.policy = Policy(info.action, np.random.default_rng(seeds.act))
-
-    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Nothing to remember."""
-
-    def ready(self) -> bool:
-        return False
 
     def update(self) -> Metrics:
         raise RuntimeError("Random does not learn")

@@ -1,6 +1,6 @@
 """Measure the random baselines that ship (slm_lab/experiment/analysis/baselines.json): python tools/baselines.py [ENV_ID …]
 
-Without ids all of them: some minutes on one core. Steps Gymnasium's own envs (backend sync) and ALE's vector env.
+Without ids all of them: about twenty minutes on one core (Enduro six, its games are long). Steps Gymnasium's own envs (backend sync) and ALE's vector env.
 """
 
 from __future__ import annotations

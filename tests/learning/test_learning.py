@@ -1,0 +1,53 @@
+"""Agents learn, over seeds, with margins that hold. The full budgets of the benchmark specs are marked slow."""
+
+import pytest
+from slm_lab.experiment.session import Session
+from slm_lab.spec.loader import load_spec
+
+QUICK = [
+    # spec file, name, frames, at least this total_reward at the end, on both seeds
+    ("demo.json", "ppo_cartpole", 40_000, 150.0),
+    ("a2c_cartpole.json", "a2c_gae_cartpole", 40_000, 100.0),
+    ("reinforce_cartpole.json", "reinforce_cartpole", 40_000, 80.0),
+]
+FULL = [
+    ("ppo_cartpole.json", "ppo_cartpole", 485.0),
+    ("a2c_cartpole.json", "a2c_gae_cartpole", 470.0),
+    ("a2c_cartpole.json", "a2c_nstep_cartpole", 450.0),
+    ("reinforce_cartpole.json", "reinforce_cartpole", 450.0),
+    ("ppo_acrobot.json", "ppo_acrobot", -90.0),
+    ("ppo_pendulum.json", "ppo_pendulum", -175.0),
+    ("ppo_lunar.json", "ppo_lunar", 183.0),
+    ("ppo_masked_cartpole.json", "ppo_rnn_masked_cartpole", 350.0),
+]
+
+
+def final(file: str, name: str, seed: int, key: str, frames: int | None = None) -> float:
+    sets = [f"meta.random_seed={seed}"] + ([f"env.max_frame={frames}"] if frames else [])
+    return float(Session(load_spec(file, name, sets)).run().rows[-1][key])  # type: ignore[arg-type]  # there are episodes
+
+
+@pytest.mark.parametrize(("file", "name", "frames", "least"), QUICK)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_learns(file: str, name: str, frames: int, least: float, seed: int) -> None:
+    assert final(file, name, seed, "total_reward", frames) >= least
+
+
+def test_memory_is_needed_where_velocities_are_hidden() -> None:
+    """A memoryless policy cannot hold the pole long; a random one falls after about 22 steps."""
+    assert final("ppo_masked_cartpole.json", "ppo_mlp_masked_cartpole", 0, "total_reward", 40_000) < 80.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("file", "name", "least"), FULL)
+def test_reaches_its_score(file: str, name: str, least: float) -> None:
+    """Mean total_reward_ma over seeds 0 to 3 at the full budget."""
+    assert sum(final(file, name, seed, "total_reward_ma") for seed in range(4)) / 4 >= least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memoryless_fails_where_recurrent_solves() -> None:
+    assert final("ppo_masked_cartpole.json", "ppo_mlp_masked_cartpole", 0, "total_reward") < 100.0
+    assert final("ppo_masked_cartpole.json", "ppo_rnn_masked_cartpole", 0, "total_reward") >= 475.0

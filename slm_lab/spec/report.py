@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,12 +12,12 @@ from slm_lab.spec.base import Problem
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a spec."""
 
-_TOKEN = re.compile(r"\[(\d+)\]|((?:\\.|[^.\[\\])+|\[)")
-
 
 def to_path(text: str) -> Path:
     r"""The keys of a dotted path, as pydash reads it: `a.b[0].c`; a dot inside a key is written `\.`."""
-    return tuple(int(index) if index else re.sub(r"\\(.)", r"\1", key) for index, key in _TOKEN.findall(text))
+    import pydash  # 70 ms that only those pay who write a path
+
+    return tuple(pydash.to_path(text))
 
 
 def show_path(path: Path) -> str:

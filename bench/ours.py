@@ -13,11 +13,15 @@ import slm_lab
 
 
 def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
-    """Training frames and seconds between the first row and the last; what came before the first row counts as start-up."""
+    """Transitions and seconds between the first row and the last; what came before the first row counts as start-up.
+
+    A backend may spend a frame on each reset, which is no transition: one frame per episode is not counted, whether it does or not.
+    """
     with run_csv.open(newline="") as file:
         rows = list(csv.DictReader(file))
     first, last = rows[0], rows[-1]
-    return int(last["frame"]) - int(first["frame"]), float(last["wall_t"]) - float(first["wall_t"])
+    frames, resets = (int(last[key]) - int(first[key]) for key in ("frame", "epi"))
+    return frames - resets, float(last["wall_t"]) - float(first["wall_t"])
 
 
 def main(case: str) -> None:

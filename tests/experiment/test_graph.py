@@ -143,6 +143,8 @@ def test_unknown_baseline_leaves_the_returns(paths: RunPaths, make_spec: MakeSpe
 def test_failed_graph_is_a_notice(
     paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Defect 16: a graph that cannot be drawn does not fail the run."""
+
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 

@@ -107,6 +107,18 @@ def test_a_bare_session_leaves_torch_as_it_was(make_spec: MakeSpec) -> None:
         torch.set_num_threads(before)
 
 
+def test_a_session_computes_on_one_thread(make_spec: MakeSpec) -> None:
+    """Defect 4: workers that each use all cores slow one another down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    session = Session(make_spec()).build()
+    try:
+        assert torch.get_num_threads() == 1
+    finally:
+        session.close()
+        torch.set_num_threads(before)
+
+
 def test_an_absent_device_is_the_users_to_put_right(make_spec: MakeSpec) -> None:
     with pytest.raises(UserError, match="cuda device"):
         Session(make_spec(), plan=Plan(device="cuda:99")).build()

@@ -17,7 +17,7 @@ def to_path(text: str) -> Path:
     r"""The keys of a dotted path, as pydash reads it: `a.b[0].c`; a dot inside a key is written `\.`."""
     import pydash  # 70 ms that only those pay who write a path
 
-    return tuple(pydash.to_path(text))
+    return tuple(key if isinstance(key, int) else str(key) for key in pydash.to_path(text))
 
 
 def show_path(path: Path) -> str:

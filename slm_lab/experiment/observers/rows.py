@@ -1,0 +1,134 @@
+"""Rows of training and of evaluation, made from what happened."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from slm_lab.experiment.observers.base import COLUMNS, Emit, Mean, Observer, Row
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import Metrics, VecStep
+
+_EPISODES = 100
+"""total_reward is the mean over so many finished episodes."""
+_ROWS = 100
+"""total_reward_ma is the mean over so many rows."""
+
+
+class Rates(Protocol):
+    """What of an Agent stands in a row."""
+
+    @property
+    def lr(self) -> float | None: ...
+    @property
+    def explore_var(self) -> float | None: ...
+    @property
+    def entropy_coef(self) -> float | None: ...
+
+
+class Table:
+    """Moving averages and speed, which turn a total_reward into a row."""
+
+    def __init__(self, clock: Clock, rates: Rates) -> None:
+        self.clock, self.rates = clock, rates
+        self.rewards: deque[float] = deque(maxlen=_ROWS)
+        self.frame = 0
+        """Frame of the last row."""
+        self.wall_t = 0.0
+
+    def row(self, total_reward: float | None) -> Row:
+        """The next row, at the clock's frame; columns of the update are None."""
+        clock, wall_t = self.clock, self.clock.wall_t
+        if total_reward is not None:
+            self.rewards.append(total_reward)
+        fps = (clock.frame - self.frame) / max(wall_t - self.wall_t, 1e-9)
+        self.frame, self.wall_t = clock.frame, wall_t
+        row: Row = dict.fromkeys(COLUMNS)
+        row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
+        row.update(total_reward=total_reward, total_reward_ma=_mean(self.rewards))
+        row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rewards": list(self.rewards), "frame": self.frame, "wall_t": self.wall_t}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rewards = deque(state["rewards"], maxlen=_ROWS)
+        self.frame, self.wall_t = state["frame"], state["wall_t"]
+
+
+class Recorder(Observer):
+    """Makes a row each `every` frames and at the end, from finished episodes and updates."""
+
+    def __init__(self, clock: Clock, rates: Rates, every: int, emit: Emit) -> None:
+        self.clock, self.every, self.emit = clock, every, emit
+        self.table = Table(clock, rates)
+        self.returns: deque[float] = deque(maxlen=_EPISODES)
+        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy")}
+
+    def on_step(self, step: VecStep) -> None:
+        if step.episodes:
+            self.returns.extend([episode.total_reward for episode in step.episodes])
+        if self.clock.due(self.every):
+            self._write()
+
+    def on_update(self, metrics: Metrics) -> None:
+        self.means["loss"].add(metrics.loss)
+        self.means["grad_norm"].add(metrics.grad_norm)
+        self.means["entropy"].add(metrics.entropy)
+
+    def on_end(self) -> None:
+        if self.table.frame != self.clock.frame:
+            self._write()
+
+    def _write(self) -> None:
+        row = self.table.row(_mean(self.returns))
+        row.update((name, mean.drain()) for name, mean in self.means.items())
+        self.emit("train", row)
+
+    def state_dict(self) -> dict[str, Any]:
+        means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
+        return {"table": self.table.state_dict(), "returns": list(self.returns), "means": means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.table.load_state_dict(state["table"])
+        self.returns = deque(state["returns"], maxlen=_EPISODES)
+        for name, (total, count) in state["means"].items():
+            self.means[name].total, self.means[name].count = total, count
+
+
+class Evaluator(Observer):
+    """Makes a row of the evaluation table each `every` frames and at the end: the mean return of `evaluate()`."""
+
+    def __init__(self, clock: Clock, rates: Rates, every: int, emit: Emit, evaluate: Callable[[], float | None]) -> None:
+        self.clock, self.every, self.emit, self.evaluate = clock, every, emit, evaluate
+        self.table = Table(clock, rates)
+        self.interrupted = False
+
+    def on_step(self, step: VecStep) -> None:
+        if self.clock.due(self.every):
+            self._write()
+
+    def on_interrupt(self) -> None:
+        self.interrupted = True
+
+    def on_end(self) -> None:
+        if self.table.frame != self.clock.frame and not self.interrupted:
+            self._write()
+
+    def _write(self) -> None:
+        total_reward = self.evaluate()
+        if total_reward is not None:
+            self.emit("eval", self.table.row(total_reward))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"table": self.table.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.table.load_state_dict(state["table"])
+
+
+def _mean(values: deque[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -48,12 +48,14 @@ class Agent:
 
     def update(self) -> Metrics:
         """Learn."""
-        return self.algorithm.update()
+        metrics = self.algorithm.update()
+        self.policy.version += 1
+        return metrics
 
     def evaluator(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """(obs_N, first_N) → action_N: the policy as it stands, with a hidden state and random stream of its own."""
         policy = self.policy.clone(np.random.default_rng(self._eval_seed))
-        policy.explore_var = self.policy.explore_var
+        policy.explore_var = self.explore_var or 0.0
         state_N: np.ndarray | None = None
 
         def act(obs_N: np.ndarray, first_N: np.ndarray) -> np.ndarray:
@@ -95,9 +97,10 @@ class Agent:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learned and every random stream. Not the rollout under way: a resumed run begins new episodes."""
-        return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng)}
+        return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
         self.algorithm.load_state_dict(state["algorithm"])
         set_generator_state(self.policy.rng, state["rng"])
+        self.policy.version = state["version"]

@@ -36,6 +36,8 @@ class Policy:
         self.action, self.rng, self.net, self.distribution = action, rng, net, distribution
         self.action_policy: ActionPolicy = "random" if net is None else action_policy
         self.explore_var: float = 0.0
+        self.version = 0
+        """Updates that the net has learned from."""
         self.state_size = 0 if net is None else net.state_size
         self._fast = None if net is None else fast_actor(net.actor_body, net.actor_head)
         self._take: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
@@ -56,11 +58,11 @@ class Policy:
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
         """Choose actions. `state_N`: hidden state, zero for an env at the start of its episode."""
         if self.action_policy == "random":
-            return ActOut(*self._uniform(len(obs_N)), state_N)
+            return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         if self._fast is not None:
-            return ActOut(*self._take(self._fast(obs_N)))
+            return ActOut(*self._take(self._fast(obs_N)), None, self.version)
         params_NP, state_N = self._forward(obs_N, state_N)
-        return ActOut(*self._take(params_NP), state_N)
+        return ActOut(*self._take(params_NP), state_N, self.version)
 
     @torch.inference_mode()
     def _forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:

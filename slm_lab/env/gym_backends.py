@@ -219,6 +219,7 @@ class Native(Backend):
 
     def step(self, action: np.ndarray) -> RawStep:
         obs, reward, terminated, truncated, info = self._vec.step(action)
+        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         final = None
         if self._same_step and (terminated | truncated).any():
             final = [(int(i), info["final_obs"][i]) for i in np.flatnonzero(terminated | truncated)]

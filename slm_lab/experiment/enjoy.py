@@ -60,7 +60,9 @@ def enjoy(where: str, spec_name: str, plan: Plan) -> tuple[Path, list[float]]:
     gamma = spec.agent.algorithm.gamma
     env = make_env(spec.env, seeds.eval_env, num_envs=EPISODES, gamma=gamma, training=False, threads=cores())
     try:
-        agent = build_agent(spec, env.info, seeds, Clock(), device_of(spec, plan, 0))
+        clock = Clock()
+        clock.frame = best["frame"]  # explores as it did then
+        agent = build_agent(spec, env.info, seeds, clock, device_of(spec, plan, 0))
         agent.load_weights(best["weights"])
         env.copy_statistics(best["env"])
         return path, play(env, agent.evaluator(), Stop())

@@ -8,21 +8,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slm_lab.experiment.plan import Stop
+from slm_lab.lib.log import notice
 
 if TYPE_CHECKING:
     from slm_lab.env.vec import Env
 
+MAX_STEPS = 100_000
+"""Longest episode that is waited for: four times ALE's longest game."""
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def play(env: Env, act: Act, stop: Stop) -> list[float]:
-    """Raw returns of the first episode of each env, in their order; those finished so far if `stop` is requested.
+    """Raw returns of the first episode of each env, in their order; none if `stop` is requested before all have finished.
 
-    `act(obs_N, first_N) → action_N`. An env that has finished plays on, unseen, until the last one has.
+    `act(obs_N, first_N) → action_N`. An env that has finished plays on, unseen, until the last one has. (The episodes that finish
+    first are the shortest: their mean would be no estimate.) An env whose episode has no end within MAX_STEPS is left out.
     """
     obs_N, first_N = env.reset(), np.ones(env.info.num_envs, dtype=bool)
     returns: dict[int, float] = {}
-    while len(returns) < env.info.num_envs and not stop.requested:
+    steps = 0
+    while len(returns) < (count := env.info.num_envs):
+        if stop.requested:
+            return []
+        if steps == MAX_STEPS:
+            notice(f"evaluation: {count - len(returns)} of {count} episodes had no end in {MAX_STEPS:,} steps; set env.max_t")
+            break
+        steps += 1
         step = env.step(act(obs_N, first_N))
         obs_N, first_N = step.obs_N, step.first_N
         for episode in step.episodes:

@@ -85,7 +85,7 @@ class Session:
         random.seed(self.seeds.env)
         np.random.seed(self.seeds.env)
         torch.manual_seed(self.seeds.net)
-        self.clock = Clock()
+        self.clock, self.result = Clock(), SessionResult(self.index)
         self.env = self._make_env(self.seeds.env, training=True)
         self._threads, self._built = torch.get_num_threads(), True
         torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it

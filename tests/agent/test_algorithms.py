@@ -108,7 +108,7 @@ def test_ppo_update_by_hand() -> None:
     agent = gathered(algorithm, "OnPolicyBatchReplay")
     twin = gathered(algorithm, "OnPolicyBatchReplay")
     net, rollout = twin.policy.net, twin.algorithm.memory.rollout()
-    batch = twin.algorithm._with_advantages(rollout).whole()
+    batch, _ = next(twin.algorithm._with_advantages(rollout).pieces())
     optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01, fused=True)
     for _ in range(4):
         logp, entropy = log_pi(net, batch.inputs, batch.action_B)
@@ -256,6 +256,41 @@ def test_random_agent(action: ActionSpace) -> None:
     assert agent.lr is None
     assert agent.weights() == {}
     assert out.action_N.shape == ((3,) if action.kind == "discrete" else (3, 2))
+
+
+@pytest.mark.parametrize("algorithm", [{**PPO, "time_horizon": 1, "minibatch_size": 1}, {"name": "ActorCritic", "num_step_returns": 1}])
+@pytest.mark.parametrize("net", [MLP, RNN, {**MLP, "batch_norm": True}])
+def test_rollouts_of_dummy_rows_only_are_skipped(algorithm: dict[str, Any], net: dict[str, Any]) -> None:
+    agent = agent_of(spec(algorithm, net, num_envs=1), info(1))
+    metrics = drive(agent, ToyEnv(info(1), 3, next_step=True), 60)
+    assert 20 < len(metrics) < 60
+    assert all(np.isfinite([m.loss, m.grad_norm]).all() for m in metrics)
+
+
+def test_versions_count_updates() -> None:
+    agent = gathered(PPO, "OnPolicyBatchReplay")
+    agent.update()
+    env = ToyEnv(info(3))
+    drive(agent, env, 9)
+    rollout = agent.algorithm.memory
+    assert set(rollout.slabs["version"][: rollout.t].flatten().tolist()) == {1}
+
+
+def test_evaluation_explores_as_the_frame_says() -> None:
+    schedule = {"name": "no_decay", "start_val": 1.0}
+    agent = agent_of(spec({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": schedule}), info(3))
+    act, obs = agent.evaluator(), np.zeros((3, 4), np.float32)  # before any act
+    assert len({tuple(act(obs, np.ones(3, bool))) for _ in range(50)}) > 1
+
+
+def test_a_rollout_that_does_not_fit_is_a_spec_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match=r"agent.algorithm.time_horizon: 2000000000: .* GiB, this machine has"):
+        agent_of(spec({**PPO, "time_horizon": 2_000_000_000}), info(3))
+
+
+def test_log_std_init_without_normal_is_a_notice(caplog: pytest.LogCaptureFixture) -> None:
+    agent_of(spec(PPO, {**MLP, "log_std_init": 0.0}), info(3))
+    assert "agent.net.log_std_init: no effect with Categorical" in caplog.text
 
 
 def test_evaluator_carries_its_own_state() -> None:

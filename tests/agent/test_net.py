@@ -177,6 +177,7 @@ def test_actor_and_critic_arcs_differ() -> None:
         ({"graph": {"input": "x", "modules": {"head": ["x"]}, "output": "head"}}, "not among the modules"),
         ({"modules": {"body": {"Conv2d": [3, 8, 3]}}, "graph": None}, "cannot run"),
         ({"modules": {"body": {"Unflatten": [1, [2, 2]]}}, "graph": None}, "Flatten"),
+        ({"modules": {"body": {"LazyLinear": [3]}, "spare": {"LazyLinear": [3]}}}, "spare: is not in the graph"),
     ],
 )
 def test_bad_arcs_are_spec_errors(change: dict[str, Any], part: str) -> None:

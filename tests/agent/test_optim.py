@@ -191,6 +191,12 @@ def test_linear_schedules() -> None:
     assert [to_min(0), to_min(50), to_min(100), to_min(500)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
 
+@pytest.mark.parametrize(("name", "keys"), [("LinearToZero", {"frame": 0}), ("CosineAnnealingLR", {"T_max": 0}), ("StepLR", {"size": 3})])
+def test_bad_schedules_are_spec_errors(name: str, keys: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="lr_scheduler_spec"):
+        build_lr_schedule(LRSchedulerSpec(name=name, **keys), 0.1, "agent.net.lr_scheduler_spec")
+
+
 def test_schedule_specs_can_be_sent_to_a_child() -> None:
     """Defect 3: what a child process gets is the spec, and it pickles."""
     spec = LRSchedulerSpec(name="LinearToZero", frame=100)
@@ -206,7 +212,8 @@ def test_trainer_step_is_torch_by_hand() -> None:
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
     for scale in (10.0, 0.01, 3.0):
         x = torch.randn(8, 3) * scale
-        norm = trainer.step(ours(x).square().mean())
+        trainer.backward(ours(x).square().mean())
+        norm = trainer.step()
         optimizer.zero_grad()
         theirs(x).square().mean().backward()
         expected = nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
@@ -229,7 +236,8 @@ def test_trainer_groups_have_their_own_rates_and_norms() -> None:
     with torch.no_grad():
         trainer.flat.param.zero_()
     trainer.set_lr(5)
-    norm = trainer.step((3.0 * module["actor"].weight + 4.0 * module["critic"].weight).sum())
+    trainer.backward((3.0 * module["actor"].weight + 4.0 * module["critic"].weight).sum())
+    norm = trainer.step()
     assert norm == pytest.approx(5.0)
     assert trainer.flat.param.tolist() == pytest.approx([-3.0, -0.05 * 4.0])
 
@@ -238,7 +246,11 @@ def test_gradients_do_not_add_up() -> None:
     """Defect 1 in one process: each step's gradient is its own."""
     module = nn.Linear(1, 1, bias=False)
     trainer = Trainer(module, MLPNetSpec(name="MLPNet", optim_spec=OptimSpec(name="SGD", lr=0.001)))
-    assert [trainer.step(module.weight.sum()) for _ in range(3)] == pytest.approx([1.0, 1.0, 1.0])
+    norms = []
+    for _ in range(3):
+        trainer.backward(module.weight.sum())
+        norms.append(trainer.step())
+    assert norms == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_statistics_are_exposed() -> None:

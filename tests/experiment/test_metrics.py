@@ -48,6 +48,13 @@ def test_rows_without_a_return_are_left_out() -> None:
     assert session_metrics(holed)["sample_efficiency"] == pytest.approx((10 / 200 + 30 / 400) / 40)
 
 
+def test_rows_before_the_first_optimizer_step_have_no_training_efficiency() -> None:
+    late, trained = strengths([5.0, 6.0, 8.0], opt_step=[0, 10, 20]), strengths([6.0, 8.0], opt_step=[10, 20])
+    assert (
+        session_metrics(late)["training_efficiency"] == session_metrics(trained)["training_efficiency"] == pytest.approx((0.6 + 0.4) / 14)
+    )
+
+
 def test_none_where_a_denominator_is_zero() -> None:
     balanced = session_metrics(strengths([-5.0, 5.0]))
     assert balanced["sample_efficiency"] is None
@@ -55,7 +62,7 @@ def test_none_where_a_denominator_is_zero() -> None:
     assert balanced["stability"] == 1  # its denominator is |-5|
     assert session_metrics(strengths([0.0, 0.0, 7.0]))["stability"] is None
     assert session_metrics(strengths([5.0]))["stability"] is None
-    untrained = session_metrics(strengths([5.0, 6.0], opt_step=[0, 10]))
+    untrained = session_metrics(strengths([5.0, 6.0], opt_step=[0, 0]))
     assert untrained["training_efficiency"] is None
     assert untrained["sample_efficiency"] is not None
 

@@ -128,3 +128,30 @@ def test_check_builds_tells_the_problems_of_all_specs(make_spec: MakeSpec) -> No
     wrong = make_spec(env={"name": "Pendulum-v1", "gravitas": 1}).model_copy(update={"name": "pendulum"})
     with pytest.raises(SpecError, match=r"pendulum\.env\.gravitas"):
         check_builds([make_spec(), wrong, make_spec()], Plan())
+
+
+def test_a_session_runs_twice_the_same(make_spec: MakeSpec) -> None:
+    session = Session(make_spec(env={"max_frame": 300}))
+    first = session.run()
+    again = session.run()
+    assert first is not again
+    assert [row["total_reward"] for row in first.rows] == [row["total_reward"] for row in again.rows]
+
+
+def test_a_stopped_evaluation_is_none(make_spec: MakeSpec) -> None:
+    """The episodes that finish first are the shortest: their mean would be no estimate."""
+    session = Session(make_spec(meta={"rigorous_eval": 3})).build()
+    try:
+        assert session._evaluate() is not None
+        session.stop.requested = True
+        assert session._evaluate() is None
+    finally:
+        session.close()
+
+
+def test_divergence_is_noticed_once(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(make_spec()).build()
+    session.agent.update = lambda: Metrics(float("nan"), 1.0)  # type: ignore[method-assign]
+    session.agent.ready = lambda: True  # type: ignore[method-assign]
+    session.run()
+    assert sum("training has diverged" in message for message in caplog.messages) == 1

@@ -1,6 +1,7 @@
 """Agents learn, over seeds, with margins that hold. The full budgets of the benchmark specs are marked slow."""
 
 import pytest
+
 from slm_lab.experiment.session import Session
 from slm_lab.spec.loader import load_spec
 

@@ -38,11 +38,13 @@ class ActorCritic(Algorithm):
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
 
-    def update(self) -> Metrics:  # Algorithm S3, its threads side by side
-        batch = self._with_advantages(self.memory.rollout().to(self.device)).whole()
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, its threads side by side
+        batch = self._with_advantages(rollout.to(self.device))
         self.learner.begin()
-        loss, entropy = self._loss(batch)
-        self.learner.step(loss, entropy=entropy)
+        for piece, share in batch.pieces():
+            loss, entropy = self._loss(piece)
+            self.learner.add(loss, share, entropy=entropy)
+        self.learner.step()
         return self.learner.end()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:

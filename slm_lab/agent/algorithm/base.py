@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
+from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
@@ -38,13 +39,19 @@ class Algorithm(ABC):
         """True when `update` has something to learn from."""
         return self.memory is not None and self.memory.ready
 
-    @abstractmethod
     def update(self) -> Metrics:
         """Learn from what was observed."""
+        if self.memory is None:
+            raise RuntimeError(f"{type(self).__name__} does not learn")
+        return self.learn(self.memory.rollout())
+
+    @abstractmethod
+    def learn(self, rollout: Rollout) -> Metrics:
+        """Learn from a rollout, wherever it was gathered."""
 
     @property
     def lr(self) -> float | None:
-        """Learning rate now; None for what does not learn."""
+        """Learning rate of the last update; None for what does not learn."""
         return None if self.trainer is None else self.trainer.lr
 
     @property
@@ -75,11 +82,15 @@ class Learner:
         self.trainer.set_lr(self.clock.frame)
         self.trainer.learning(True)
 
-    def step(self, loss: Tensor, **values: Tensor) -> None:
-        """One gradient step on `loss`; `values` are scalars to report beside it."""
-        report = {"loss": loss.item(), "grad_norm": self.trainer.step(loss), **{name: value.item() for name, value in values.items()}}
-        for name, value in report.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+    def add(self, loss: Tensor, share: float = 1.0, **values: Tensor) -> None:
+        """Add the gradient of `share` of the loss to the next step's; `values` are scalars to report beside it."""
+        self.trainer.backward(loss if share == 1.0 else share * loss)
+        for name, value in (("loss", loss), *values.items()):
+            self._sums[name] = self._sums.get(name, 0.0) + share * value.item()
+
+    def step(self) -> None:
+        """One gradient step on what was added."""
+        self._sums["grad_norm"] = self._sums.get("grad_norm", 0.0) + self.trainer.step()
         self._steps += 1
         self.clock.opt_step += 1
 

@@ -14,6 +14,15 @@ from torch import Tensor
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 
+PIECE_BYTES = 32 * 2**20
+"""Observations that go through a net at once, at most: a convolution needs some twenty times that for its gradient."""
+
+
+def piece_length(obs: Tensor, batch_dims: int) -> int:
+    """Items of the last of `batch_dims` leading axes that fit PIECE_BYTES, at least one."""
+    item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
+    return max(1, PIECE_BYTES // max(item, 1))
+
 
 @dataclass(frozen=True)
 class Values:
@@ -32,7 +41,8 @@ def critic_outputs(net: ActorCriticNet, rollout: Rollout, seq_len: int) -> Value
     """Run the critic over a rollout on its own device, truncated ends included."""
     cut = rollout.truncations
     if net.state_size == 0:
-        output_TN = net.critic(rollout.obs_TN.flatten(0, 1)).view(rollout.obs_TN.shape[:2])
+        obs_B = rollout.obs_TN.flatten(0, 1)
+        output_TN = torch.cat([net.critic(piece) for piece in obs_B.split(piece_length(obs_B, 1))]).view(rollout.obs_TN.shape[:2])
         cut_K = net.critic(cut.obs_K)
         states = [rollout.state_NS]
     else:
@@ -95,20 +105,31 @@ class Batch:
         self.seq_len = seq_len
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
-            self.columns = [_chunk(x, seq_len) for x in [*inputs, *columns]]
-            self.state_MS = values.state_CNS.flatten(0, 1)
+            chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
+            some_M = chunks[2].any(dim=0)  # a sequence of nothing but padding and dummy rows is none
+            self.columns = [x[:, some_M] for x in chunks]
+            self.state_MS = values.state_CNS.flatten(0, 1)[some_M]
             self.size = self.columns[0].shape[1]
+            self.transitions = int(self.columns[2].sum())
         else:
             flat = [x.flatten(0, 1) for x in [rollout.obs_TN[:-1], *columns]]
             valid_B = rollout.valid_TN.flatten()
             self.columns = flat if bool(valid_B.all()) else [x[valid_B] for x in flat]
-            self.size = len(self.columns[0])
+            self.size = self.transitions = len(self.columns[0])
 
-    def whole(self) -> Minibatch:
-        """All transitions at once."""
-        if self.recurrent:
-            return self._sequences(torch.arange(self.size, device=self.state_MS.device))
-        return Minibatch(*self.columns)
+    def pieces(self) -> Iterator[tuple[Minibatch, float]]:
+        """All transitions in order, with each piece's share of them: one piece, unless they are many images.
+
+        The shares weigh the pieces' mean losses, so that their gradients add up to that of the whole.
+        """
+        obs = self.columns[0]
+        items = piece_length(obs, 2 if self.recurrent else 1)
+        for begin in range(0, self.size, items):
+            if self.recurrent:
+                piece = self._sequences(torch.arange(begin, min(begin + items, self.size), device=obs.device))
+            else:
+                piece = Minibatch(*(x[begin : begin + items] for x in self.columns))
+            yield piece, len(piece.action_B) / self.transitions
 
     def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
         """Minibatches of about `minibatch_size` transitions, equal to within one, in fresh random order each epoch."""

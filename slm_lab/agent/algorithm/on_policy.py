@@ -8,16 +8,19 @@ import numpy as np
 from torch import nn
 
 from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
-from slm_lab.agent.memory.on_policy import MEMORIES, OnPolicyBatchReplay, OnPolicyReplay
+from slm_lab.agent.memory.on_policy import MEMORIES, OnPolicyBatchReplay, OnPolicyReplay, slab_bytes
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
+from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution, Normal
 from slm_lab.agent.ops.losses import ElementLoss
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import notice
+from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.net import LossSpec, RecurrentNetSpec
 from slm_lab.spec.spec import AgentSpec
 
@@ -34,9 +37,6 @@ LOSSES: dict[str, type[nn.Module]] = {
 class Parts:
     """Everything an algorithm is made of."""
 
-    agent: AgentSpec
-    clock: Clock
-    device: str
     distribution: ActionDistribution
     net: ActorCriticNet
     policy: Policy
@@ -52,14 +52,15 @@ def build_parts(agent: AgentSpec, info: EnvInfo, clock: Clock, device: str, act_
     """Net, policy, memory and trainer of a policy-gradient algorithm. Raises SpecError where they do not fit each other or the env."""
     assert agent.net is not None  # the spec room refuses a learner without one
     distribution = build_distribution(agent.algorithm, info.action)
-    free = info.action.dim if isinstance(distribution, DISTRIBUTIONS["Normal"]) and agent.net.log_std_init is not None else 0
+    free = info.action.dim if isinstance(distribution, Normal) and agent.net.log_std_init is not None else 0
+    if agent.net.log_std_init is not None and not free:
+        notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
+    if isinstance(agent.memory, OnPolicyBatchReplaySpec):
+        _check_room(agent, info)
     net = ActorCriticNet(agent.net, info.observation, distribution.params, free, critic)
     separate = critic and not agent.net.use_same_optim
     trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, device)
     return Parts(
-        agent=agent,
-        clock=clock,
-        device=device,
         distribution=distribution,
         net=net,
         # the policy comes after the trainer: its fast path holds views of the flat parameters
@@ -70,6 +71,17 @@ def build_parts(agent: AgentSpec, info: EnvInfo, clock: Clock, device: str, act_
         seq_len=agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1,
         rng=np.random.default_rng(update_seed),
     )
+
+
+def _check_room(agent: AgentSpec, info: EnvInfo) -> None:
+    """Raise SpecError where a rollout and its shuffled copy do not fit this machine."""
+    needed, there = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
+    if needed > there:
+        keys = ("time_horizon", "num_step_returns", "training_frequency")
+        key = next(key for key in keys if getattr(agent.algorithm, key, None) is not None)
+        sizes = f"need {needed / 2**30:,.1f} GiB, this machine has {there / 2**30:,.1f}"
+        message = f"{agent.rollout_len}: rollouts of {info.num_envs} envs {sizes}; shorten them, or take fewer envs"
+        raise SpecError("agent", [Problem(f"agent.algorithm.{key}", message)])
 
 
 def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:

@@ -39,13 +39,14 @@ class PPO(Algorithm):
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len, self.rng = parts.distribution, parts.value_loss, parts.seq_len, parts.rng
 
-    def update(self) -> Metrics:  # Algorithm 1
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1
         clip_eps, entropy_coef = self.spec.clip_eps_spec.value(self.clock.frame), self.entropy_schedule.value(self.clock.frame)
-        batch = self._with_advantages(self.memory.rollout().to(self.device))
+        batch = self._with_advantages(rollout.to(self.device))
         self.learner.begin()
         for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
             loss, entropy = self._loss(minibatch, clip_eps, entropy_coef)  # eq. 9
-            self.learner.step(loss, entropy=entropy)
+            self.learner.add(loss, entropy=entropy)
+            self.learner.step()
         return self.learner.end()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:

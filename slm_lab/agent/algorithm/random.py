@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -19,5 +20,5 @@ class Random(Algorithm):
         self.clock = clock
         self.policy = Policy(info.action, np.random.default_rng(seeds.act))
 
-    def update(self) -> Metrics:
+    def learn(self, rollout: Rollout) -> Metrics:
         raise RuntimeError("Random does not learn")

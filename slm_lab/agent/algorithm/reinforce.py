@@ -34,11 +34,13 @@ class Reinforce(Algorithm):
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.seq_len = parts.distribution, parts.seq_len
 
-    def update(self) -> Metrics:
-        batch = self._with_returns(self.memory.rollout().to(self.device)).whole()
+    def learn(self, rollout: Rollout) -> Metrics:
+        batch = self._with_returns(rollout.to(self.device))
         self.learner.begin()
-        loss, entropy = self._loss(batch)
-        self.learner.step(loss, entropy=entropy)
+        for piece, share in batch.pieces():
+            loss, entropy = self._loss(piece)
+            self.learner.add(loss, share, entropy=entropy)
+        self.learner.step()
         return self.learner.end()
 
     def _with_returns(self, rollout: Rollout) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -11,8 +12,16 @@ from slm_lab.agent.memory.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyReplaySpec
 
-ROW_ARRAYS = ("action", "logp", "reward", "terminated", "truncated", "valid")
+ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
 """Slabs with a row per step; `obs` and `first` have one row more."""
+
+
+def slab_bytes(info: EnvInfo, rows: int) -> int:
+    """Bytes of the slabs of so many rows."""
+    obs, action = info.observation, info.action
+    per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20
+    return rows * info.num_envs * per_env
+
 
 Truncation = tuple[int, int, np.ndarray, np.ndarray]
 """(row, env, last observation, hidden state)."""
@@ -37,6 +46,7 @@ class OnPolicyMemory(ABC):
             "first": np.zeros((rows + 1, N), np.bool_),
             "action": np.zeros((rows, N, *action_shape), np.float32 if action.kind == "continuous" else np.int64),
             "logp": np.zeros((rows, N), np.float32),
+            "version": np.zeros((rows, N), np.int64),
             "reward": np.zeros((rows, N), np.float32),
             "terminated": np.zeros((rows, N), np.bool_),
             "truncated": np.zeros((rows, N), np.bool_),
@@ -49,6 +59,7 @@ class OnPolicyMemory(ABC):
         slabs["action"][t] = out.action_N
         slabs["logp"][t] = out.logp_N
         slabs["reward"][t] = step.reward_N
+        slabs["version"][t] = out.version
         slabs["terminated"][t] = step.terminated_N
         slabs["truncated"][t] = step.truncated_N
         slabs["valid"][t] = step.valid_N
@@ -103,7 +114,7 @@ class OnPolicyBatchReplay(OnPolicyMemory):
 
     @property
     def ready(self) -> bool:
-        return self.t == self.length
+        return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may be dummy rows only
 
     def rollout(self) -> Rollout:
         views = {f"{name}_TN": view for name, view in self._views.items()}

@@ -34,6 +34,8 @@ class Rollout:
     """[T, N] or [T, N, D]."""
     logp_TN: Tensor
     """float32 [T, N]: log-probability of the action under the policy that chose it."""
+    version_TN: Tensor
+    """int64 [T, N]: version of the policy that chose it."""
     reward_TN: Tensor
     """float32 [T, N]."""
     terminated_TN: Tensor

@@ -89,6 +89,8 @@ class ArcGraph(nn.Module):
         for name in waiting:
             if name not in self.nodes:
                 raise _error(f"{path}.modules.{name}", f"is not among the modules: {', '.join(self.nodes)}")
+        if unused := [name for name in self.nodes if name not in waiting]:
+            raise _error(f"{self.path}.modules.{unused[0]}", "is not in the graph; add it there or leave it out")
         known, order = {source}, []
         while waiting:
             ready = [name for name, inputs in waiting.items() if known.issuperset(inputs)]

@@ -123,8 +123,11 @@ def _check_size(layers: list[nn.Module], obs: ObservationSpace, index: int) -> N
 
 
 def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace) -> RecurrentBody:
+    if spec.batch_norm:
+        message = "true, but a RecurrentNet's batches hold padding that would enter the statistics; use layer_norm"
+        raise SpecError("agent", [Problem("agent.net.batch_norm", message)])
     sizes = [flat_size(obs.shape), *spec.fc_hid_layers]
-    layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
+    layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm)
     cell = CELLS[spec.cell_type](sizes[-1], spec.rnn_hidden_size, spec.rnn_num_layers)
     return RecurrentBody(nn.Sequential(*_flatten(obs), *layers), cell)
 

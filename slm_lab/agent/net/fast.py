@@ -28,7 +28,7 @@ def _selu(x: np.ndarray) -> None:
 
 
 def _silu(x: np.ndarray) -> None:
-    np.divide(x, 1.0 + np.exp(-x), out=x)
+    np.divide(x, 1.0 + np.exp(np.minimum(-x, 80.0)), out=x)  # no overflow
 
 
 ACTIVATIONS: dict[type[nn.Module], InPlace] = {

@@ -48,7 +48,8 @@ def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None =
 
 def _gain(nonlinearity: str | None) -> float:
     try:
-        return float(nn.init.calculate_gain((nonlinearity or "linear").lower()))  # type: ignore[arg-type]  # ValueError for others
+        name = (nonlinearity or "linear").lower()
+        return float(nn.init.calculate_gain({"leakyrelu": "leaky_relu"}.get(name, name)))  # type: ignore[arg-type]  # ValueError for others
     except ValueError:
         return 1.0
 
@@ -73,9 +74,18 @@ def mlp(
         if layer_norm:
             layers.append(nn.LayerNorm(n_out))
         if batch_norm:
-            layers.append(nn.BatchNorm1d(n_out))
+            layers.append(BatchNorm(n_out))
         layers.append(activation(activation_name))
     return layers
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm1d that takes a batch of one as it does while acting: one sample has no variance."""
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        if self.training and len(x_BF) < 2:
+            return nn.functional.batch_norm(x_BF, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x_BF)
 
 
 class Pixels(nn.Module):

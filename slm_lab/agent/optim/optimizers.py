@@ -150,8 +150,9 @@ class Lookahead(FlatOptimizer):
     ) -> None:
         if not 0.0 < alpha <= 1.0 or k < 1:
             raise ValueError(f"needs k ≥ 1 and 0 < alpha ≤ 1, got k={k}, alpha={alpha}")
-        if optimizer not in NAMES or optimizer == "Lookahead":
-            raise ValueError(f"its optimizer {optimizer!r} is none of {', '.join(NAMES)}")
+        allowed = [name for name in NAMES if name != "Lookahead" and name not in SHAPED]
+        if optimizer not in allowed:
+            raise ValueError(f"its optimizer {optimizer!r} is none of {', '.join(allowed)}")
         self.inner = make_optimizer(optimizer, [param], grad, lr, kwargs)
         self.param, self.k, self.alpha, self.steps = param, k, alpha, 0
         self.slow = param.detach().clone()

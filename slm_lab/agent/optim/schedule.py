@@ -34,6 +34,7 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
     """The rate that `scheduler` gives after `frame` steps, without taking them one by one."""
     last = getattr(scheduler, "total_steps", None)
+    scheduler._get_lr_called_within_step = True  # silences a warning that is meant for training loops
 
     def lr(now: int) -> float:
         if isinstance(scheduler, lr_scheduler.CosineAnnealingWarmRestarts):
@@ -49,13 +50,19 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
     """frame → learning rate. Raises SpecError where the scheduler does not take its arguments."""
     try:
-        if spec.name == "LinearToZero":
-            return linear_to_min(base_lr, **spec.kwargs)
-        if spec.name == "LinearToMin":
-            return linear_to_min(base_lr, **{"min_factor": 0.1, **spec.kwargs})
-        if spec.name not in SCHEDULERS:
-            raise ValueError(f"{spec.name!r} is none of {', '.join([*SCHEDULERS, 'LinearToZero', 'LinearToMin'])}")
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)
-        return torch_schedule(SCHEDULERS[spec.name](optimizer, **spec.kwargs))
-    except (TypeError, ValueError) as error:
-        raise SpecError("agent", [Problem(path, str(error))]) from error
+        schedule = _build(spec, base_lr)
+        schedule(0), schedule(1)  # a length of zero shows only here
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
+    return schedule
+
+
+def _build(spec: LRSchedulerSpec, base_lr: float) -> LRSchedule:
+    if spec.name == "LinearToZero":
+        return linear_to_min(base_lr, **spec.kwargs)
+    if spec.name == "LinearToMin":
+        return linear_to_min(base_lr, **{"min_factor": 0.1, **spec.kwargs})
+    if spec.name not in SCHEDULERS:
+        raise ValueError(f"is none of {', '.join([*SCHEDULERS, 'LinearToZero', 'LinearToMin'])}")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)
+    return torch_schedule(SCHEDULERS[spec.name](optimizer, **spec.kwargs))

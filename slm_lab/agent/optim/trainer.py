@@ -79,10 +79,12 @@ class Trainer:
         for group in self.groups:
             group.set_lr(frame)
 
-    def step(self, loss: Tensor) -> float:
-        """One gradient step on a scalar loss. Returns the gradient's L2 norm over all groups, before clipping."""
-        self.flat.grad.zero_()
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a scalar loss to what the next step takes."""
         loss.backward()
+
+    def step(self) -> float:
+        """One step along the gradient added up since the last. Returns its L2 norm over all groups, before clipping."""
         squares = 0.0
         for group in self.groups:
             norm = float(torch.linalg.vector_norm(group.grad))
@@ -90,6 +92,7 @@ class Trainer:
             if self.clip is not None and norm > self.clip:
                 group.grad.mul_(self.clip / (norm + 1e-6))
             group.optimizer.step()
+        self.flat.grad.zero_()
         return math.sqrt(squares)
 
     def state_dict(self) -> dict[str, Any]:

@@ -64,10 +64,12 @@ def metric_curves(strengths: Strengths) -> dict[str, Curve]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent` are frames or optimizer steps. NaN where a denominator is zero: so
-    from the first row on, where that row came before the first optimizer step.
+    """Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent` are frames or optimizer steps. NaN where the denominator is zero.
+
+    A row before the first optimizer step has no training efficiency: it is left out of both sums.
     """
-    return _ratio(np.cumsum(_ratio(s, spent)), np.cumsum(s))
+    begun = spent > 0
+    return _ratio(np.cumsum(np.where(begun, _ratio(s, spent), 0.0)), np.cumsum(np.where(begun, s, 0.0)))
 
 
 def stabilities(s: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from slm_lab.experiment.observers.base import COLUMNS, Emit, Mean, Observer, Row
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import Metrics, VecStep
 
 _EPISODES = 100
@@ -66,6 +67,7 @@ class Recorder(Observer):
         self.clock, self.every, self.emit = clock, every, emit
         self.table = Table(clock, rates)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
+        self.finite = True
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy")}
 
     def on_step(self, step: VecStep) -> None:
@@ -75,6 +77,9 @@ class Recorder(Observer):
             self._write()
 
     def on_update(self, metrics: Metrics) -> None:
+        if self.finite and not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)):
+            self.finite = False  # once
+            notice(f"frame {self.clock.frame}: loss {metrics.loss}, grad_norm {metrics.grad_norm}; training has diverged, try a lower lr")
         self.means["loss"].add(metrics.loss)
         self.means["grad_norm"].add(metrics.grad_norm)
         self.means["entropy"].add(metrics.entropy)

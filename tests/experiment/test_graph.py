@@ -83,6 +83,24 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
     assert 'src="plotly.min.js"' in paths.trial_graph("mean_returns", "html").read_text(encoding="utf-8")
 
 
+def test_only_the_sessions_asked_for_and_how_many_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """Nobody must take a trial of which a Session failed for a whole one."""
+    for index, value in enumerate((30.0, 50.0, 900.0)):
+        write_rows(paths, index, [value, value])
+    metrics = analyze_trial(make_spec(), paths, sessions=[1, 0, 7], failed=2)
+    assert (metrics["strength"], metrics["sessions"], metrics["failed"]) == (20, 2, 2)
+    assert json.loads(paths.trial_metrics().read_text())["failed"] == 2
+    assert not paths.session_metrics(2).exists()
+    assert not paths.session_graph(2, "loss", "png").exists()
+    for what, name in (("mean_returns", "mean of 2 sessions, 2 failed"), ("consistencies", "over 2 sessions, 2 failed")):
+        assert read_figure(paths.trial_graph(what, "html"))[0][-1]["name"] == name
+    analyze_trial(make_spec(), paths, sessions=[1], failed=1)
+    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert [trace["name"] for trace in traces] == ["mean of 1 session, 1 failed"]
+    assert analyze_trial(make_spec(), paths, sessions=[], failed=3) == {}
+    assert "failed" not in analyze_trial(make_spec(), paths)
+
+
 def test_metrics_of_evaluation_where_there_is_one(paths: RunPaths, make_spec: MakeSpec) -> None:
     write_rows(paths, 0, [30.0, 30.0])
     write_rows(paths, 0, [60.0, 80.0], "eval")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,18 +33,21 @@ class _Data:
         return self.eval if self.mode == "eval" else self.train
 
 
-def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0) -> dict[str, Any]:
+def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0, *, sessions: Sequence[int] | None = None, failed: int = 0) -> dict[str, Any]:
     """Write the metrics and graphs of trial `t` from the tables there are, and return its metrics.
+
+    `sessions` are the indices of the Sessions to go by, all by default; those without a table are left out. `failed` is the number of
+    Sessions that failed: the metrics and the legends tell it, so that nobody takes a part for the whole.
 
     Works on what an unfinished run has left, too; {} where no Session has a table. With meta.rigorous_eval metrics and the trial's
     returns are those of evaluation. A table, file or graph that fails is a notice. May measure the env's random baseline, which can take
     minutes.
 
     The metrics: total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and
-    stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number); None
-    where a metric is not defined.
+    stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number),
+    failed (where there are any); None where a metric is not defined.
     """
-    data = _read(spec, paths, t)
+    data = _read(spec, paths, t, sessions)
     if not data.train:
         return {}
     baseline = random_baseline(spec.env)
@@ -55,17 +58,18 @@ def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0) -> dict[str, Any]:
         "consistency": consistency(figures.common_strengths(strengths)),
         "random_baseline": baseline,
         "sessions": len(rows),
+        **({"failed": failed} if failed else {}),
     }
     for index, scalars in rows.items():
         _write_json(paths.session_metrics(index, t), {**scalars, "random_baseline": baseline})
     _write_json(paths.trial_metrics(t), metrics)
-    _attempt("graphs", _draw, spec, paths, t, data, strengths)
+    _attempt("graphs", _draw, paths, t, data, strengths, _labels(spec, t, failed))
     return metrics
 
 
-def _read(spec: Spec, paths: RunPaths, t: int) -> _Data:
+def _read(spec: Spec, paths: RunPaths, t: int, sessions: Sequence[int] | None) -> _Data:
     mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-    indices = paths.sessions("train", t)
+    indices = [index for index in paths.sessions("train", t) if sessions is None or index in sessions]
     modes: tuple[DataMode, ...] = ("train", "eval")
     train, evaluation = ({index: _table(paths.session_df(index, of, t)) for index in indices} for of in modes)
     return _Data(train, evaluation, mode)
@@ -103,10 +107,13 @@ def _attempt(name: str, write: Callable[..., object], *arguments: object) -> Non
         notice(f"{name} failed: {type(error).__name__}: {error}")
 
 
-def _draw(spec: Spec, paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths]) -> None:
+def _labels(spec: Spec, t: int, failed: int) -> figures.Labels:
     env = spec.env.name.rpartition(":")[2]
     episodes: dict[DataMode, str] = {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"}
-    labels = figures.Labels(f"{spec.name} ({env}), trial {t}", episodes)
+    return figures.Labels(f"{spec.name} ({env}), trial {t}", episodes, failed)
+
+
+def _draw(paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths], labels: figures.Labels) -> None:
     learning = {index: figures.learning_curves(table) for index, table in data.train.items()}
     judged = {index: figures.judged_curves(table, strengths[index]) for index, table in data.judged.items()}
     painter = Painter()

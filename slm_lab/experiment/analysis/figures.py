@@ -39,6 +39,13 @@ class Labels:
     """Spec, env and trial."""
     episodes: Mapping[DataMode, str]
     """Over what episodes a return is the mean."""
+    failed: int = 0
+    """Sessions that failed: they are missing in the lines of the trial."""
+
+    def of_sessions(self, count: int) -> str:
+        """In words, as in 2 sessions, 1 failed."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{count} session{'s' if count != 1 else ''}{failed}"
 
 
 def learning_curves(table: Table) -> Curves:
@@ -60,7 +67,7 @@ def trial_graphs(sessions: Mapping[int, Curves], labels: Labels, mode: DataMode)
     """Each Session's curves and their mean ± one standard deviation; the returns always, the others where there are points."""
     graphs = {}
     for name in next(iter(sessions.values()), {}):
-        lines = _mean_lines({index: curves[name] for index, curves in sessions.items() if len(curves[name].frame)})
+        lines = _mean_lines({index: curves[name] for index, curves in sessions.items() if len(curves[name].frame)}, labels)
         if lines or name in RETURNS:
             graphs[name] = _graph(name, lines, labels, mode)
     return graphs
@@ -77,7 +84,7 @@ def consistency_graphs(common: Aligned, labels: Labels, mode: DataMode) -> dict[
     one, sessions = consistency_curve(common), len(common.value_SF)
     if sessions < 2 or not len(one.frame):
         return {}
-    return {"consistencies": _graph("consistencies", [Line(f"over {sessions} sessions", one)], labels, mode)}
+    return {"consistencies": _graph("consistencies", [Line(f"over {labels.of_sessions(sessions)}", one)], labels, mode)}
 
 
 def judged_curves(table: Table, strengths: Strengths) -> Curves:
@@ -85,16 +92,17 @@ def judged_curves(table: Table, strengths: Strengths) -> Curves:
     return {**return_curves(table), **metric_curves(strengths)}
 
 
-def _mean_lines(curves: Mapping[int, Curve]) -> list[Line]:
+def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
     """The mean goes over frames that two Sessions have: the last row of one that was stopped stands off the others' grid."""
+    name = f"mean of {labels.of_sessions(len(curves))}"
     if len(curves) == 1:
-        return [Line(f"session {index}", one) for index, one in curves.items()]
+        return [Line(name if labels.failed else f"session {index}", one) for index, one in curves.items()]
     aligned = align(list(curves.values()), least=2)
     sessions = [
         Line(f"session {index}", one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
         for order, (index, one) in enumerate(curves.items())
     ]
-    mean = Line(f"mean of {len(curves)} sessions", aligned.mean(), std=aligned.std())
+    mean = Line(name, aligned.mean(), std=aligned.std())
     return [*sessions, mean] if len(aligned.frame) else sessions
 
 

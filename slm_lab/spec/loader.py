@@ -16,6 +16,7 @@ from typing import Any
 from slm_lab.lib.log import notice
 from slm_lab.spec import env_ids
 from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.hints import meant_by
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.rules import check_rules, settle
@@ -23,7 +24,7 @@ from slm_lab.spec.search import check_search, prune_search
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls
-from slm_lab.spec.validate import validate, wrong_parts
+from slm_lab.spec.validate import validate, with_likely_names, wrong_parts
 from slm_lab.spec.variables import Sets, combinations, fill, override, parse_sets
 
 SPEC_FOLDER = FilePath(__file__).parent
@@ -112,12 +113,22 @@ def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Lo
             problems += [Problem(f"{prefix}{p.path}".rstrip("."), p.message) for p in report.problems]
             loaded.specs += [spec] if spec else []
             loaded.notes += [f"{made}: {note}" for note in report.notes]
+    loaded.notes += _unused(arguments, used, [entries[key] for key in keys])
     if problems:
         _tell(loaded.notes)
         raise SpecError(str(file) if name is None else f"{file} {name}", list(dict.fromkeys(problems)))
-    loaded.notes += [f"--set {unused}: no ${{{unused}}} in the spec; not used" for unused in arguments.variables if unused not in used]
     _refuse_equal_names(loaded.specs, file)
     return loaded
+
+
+def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[str]:
+    """A line for each variable of --set that no spec has, with what was probably meant."""
+    unfilled = used - arguments.variables.keys()
+    return [
+        f"--set {name}: no ${{{name}}} in the spec; not used{meant_by(name, value, unfilled, entries)}"
+        for name, value in arguments.variables.items()
+        if name not in used
+    ]
 
 
 def _tell(notes: list[str]) -> None:
@@ -184,9 +195,11 @@ def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator
         yield key, None, report
     for combo in combos:
         body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
-        one, found = Report(), set[str]()
+        one, found = Report(), dict[str, list[Path]]()
         filled = fill(body, arguments.variables | combo, found, one)
-        used |= found | (set(params) if isinstance(params, dict) else set())
+        for place in (place for variable in found.keys() & arguments.variables.keys() for place in found[variable]):
+            one.comes_from_set(place)
+        used |= found.keys() | (set(params) if isinstance(params, dict) else set())
         named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
         name = key + _suffix(named | combo)
         yield name, _build(name, filled, arguments, one), one
@@ -206,20 +219,37 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     told = report.child()
     spec = validate(raw, told)
     report.take(told)
-    whole = spec is not None
-    spec = spec or _without_wrong_parts(raw)
+    whole, guessed = spec is not None, set[Path]()
+    if spec is None:
+        likely, guessed = _named(raw, report)
+        spec = _without_wrong_parts(likely)
     if spec is None:
         return None
     found = report.child()
-    check_rules(spec, found)
+    check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
     check_search(raw, found, values=whole)
     report.take(found)
     return settle(spec, report) if not report.problems else None
 
 
+def _named(raw: dict[str, Any], report: Report) -> tuple[dict[str, Any], set[Path]]:
+    """`raw` with likely names for wrong ones, and their paths; what is wrong below each name is told."""
+    guessed = set[Path]()
+    while True:
+        raw, more = with_likely_names(raw)
+        if not more:
+            return raw, guessed
+        guessed |= more
+        drop_ineffective(raw, Report())
+        told = report.child()
+        validate(raw, told)
+        report.take(told)
+
+
 _STAND_IN: dict[Path, Any] = {
     ("agent",): {"algorithm": {"name": "Random"}},
     ("agent", "algorithm"): {"name": "Random"},
+    ("agent", "net", "conv_hid_layers"): [[1, 1]],
     ("env",): {"name": "CartPole-v1", "max_frame": 1},
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,
@@ -234,7 +264,7 @@ def _without_wrong_parts(raw: dict[str, Any]) -> Spec | None:
         wrong = wrong_parts(rest)
         if not wrong:
             return validate(rest, Report())
-        for path in sorted(wrong, key=len, reverse=True):
+        for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
             _take_out(rest, path)
     return None
 

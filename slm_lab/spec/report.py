@@ -33,9 +33,15 @@ def show(value: Any) -> str:
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'x'?` for the nearest of `words`, or nothing where none is near."""
+    known = closest(word, words, cutoff)
+    return "" if known is None else f"; did you mean '{known}'?"
+
+
+def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The nearest of `words` in any case of letters, where one is near."""
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
-    return f"; did you mean '{lower[match[0]]}'?" if match else ""
+    return lower[match[0]] if match else None
 
 
 class Report:
@@ -45,6 +51,11 @@ class Report:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self._origin: dict[Path, Path] = {}
+        self._set: list[Path] = []
+
+    def comes_from_set(self, path: Path) -> None:
+        """What stands at `path` (as of this moment) and below it was given by --set."""
+        self._set.append(_as_text(self.origin(path)))
 
     def moved(self, now: Path, was: Path) -> None:
         """What stands at `now` stood at `was` (a path as of this moment) in the user's file."""
@@ -60,7 +71,7 @@ class Report:
     def child(self) -> Report:
         """An empty report on the same file, to be taken over."""
         child = Report()
-        child._origin = self._origin
+        child._origin, child._set = self._origin, self._set
         return child
 
     def take(self, found: Report) -> None:
@@ -71,7 +82,10 @@ class Report:
 
     def fail(self, path: Path, message: str) -> None:
         """Add a problem, once."""
-        problem = Problem(show_path(self.origin(path)), message)
+        place = self.origin(path)
+        if "--set" not in message and any(_as_text(place)[: len(given)] == given for given in self._set):
+            message += " (from --set)"
+        problem = Problem(show_path(place), message)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -80,6 +94,11 @@ class Report:
         text = f"{show_path(self.origin(path))}: {message}"
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _as_text(path: Path) -> Path:
+    """An index may be written `[0]` or `.0`."""
+    return tuple(map(str, path))
 
 
 def _related(one: str, other: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -41,6 +43,31 @@ def wrong_parts(raw: dict[str, Any]) -> list[Path]:
     except ValidationError as error:
         return [_located(item, raw) for item in error.errors(include_url=False, include_context=False, include_input=False)]
     return []
+
+
+def with_likely_names(raw: dict[str, Any]) -> tuple[dict[str, Any], set[Path]]:
+    """A copy where likely names of components replace wrong ones, so that their keys can be looked at; and the paths of those names."""
+    rest, guessed = copy.deepcopy(raw), set[Path]()
+    for path in wrong_parts(raw):
+        section: Any = rest
+        for key in path[:-1]:
+            section = _child(section, key)
+        models = models_at(path[:-1], raw)
+        if path[-1:] == ("name",) and isinstance(section, dict) and len(_names(models)) > 1:
+            section["name"] = _likely(section, models)
+            guessed.add(path)
+    return rest, guessed
+
+
+def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
+    """The nearest of the models' names, else that of the model which has most of the section's keys and lacks fewest."""
+    near = difflib.get_close_matches(str(section.get("name"))[:80], _names(models), n=1)
+
+    def fit(model: type[BaseModel]) -> int:
+        lacking = [key for key, field in model.model_fields.items() if field.is_required() and key not in section]
+        return len(model.model_fields.keys() & section.keys()) - len(lacking)
+
+    return near[0] if near else _names([max(models, key=fit)])[0]
 
 
 def members(annotation: Any) -> list[Any]:

@@ -72,10 +72,10 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
-def fill(node: Any, variables: Mapping[str, Any], used: set[str], report: Report, path: Path = ()) -> Any:
+def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path = ()) -> Any:
     """`node` with each ${var} replaced: by the value itself where it is the whole string, else by its text.
 
-    Names found are added to `used`; one without a value is a problem at each of its places.
+    Names found are added to `used`, with their places; one without a value is a problem at each of its places.
     """
     if isinstance(node, dict):
         filled = {}
@@ -90,10 +90,10 @@ def fill(node: Any, variables: Mapping[str, Any], used: set[str], report: Report
     return _fill_text(node, variables, used, report, path) if isinstance(node, str) and "${" in node else node
 
 
-def _fill_text(text: str, variables: Mapping[str, Any], used: set[str], report: Report, path: Path) -> Any:
+def _fill_text(text: str, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path) -> Any:
     names = _VARIABLE.findall(text)
     for name in names:
-        used.add(name)
+        used.setdefault(name, []).append(path)
         if name not in variables:
             report.fail(path, f"${{{name}}} has no value; give one with --set {name}=…")
     if any(name not in variables for name in names):
@@ -108,10 +108,21 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _first_new(raw: dict[str, Any], path: Path) -> Path:
+    """`path` up to its first key that is not there yet."""
+    node: Any = raw
+    for depth, key in enumerate(path):
+        if isinstance(node, dict) and str(key) not in node:
+            return path[: depth + 1]
+        node = node[str(key)] if isinstance(node, dict) else None
+    return path
+
+
 def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
     """Set the key at `path`; sections on the way are made where they are missing (validation then knows each key)."""
     if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
         path = (path[0], *path[2:])  # the v4 form had a list here
+    report.comes_from_set(_first_new(raw, path))
     node: Any = raw
     for depth, key in enumerate(path):
         last = depth == len(path) - 1

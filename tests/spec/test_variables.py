@@ -5,6 +5,7 @@ from __future__ import annotations
 import pydash
 import pytest
 
+from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec, load_specs, spec_names
 from slm_lab.spec.report import to_path
 from slm_lab.spec.variables import read_value
@@ -49,7 +50,7 @@ def test_variables_fill_values_and_text_and_name_the_spec(specs: Specs) -> None:
 
 def test_env_names_the_spec_only_where_it_is_used(specs: Specs) -> None:
     assert specs.load({}, ["env=ALE/Pong-v5"]).name == "ppo"
-    assert specs.notices() == ["--set env: no ${env} in the spec; not used"]
+    assert specs.notices() == ["--set env: no ${env} in the spec; not used; did you mean env.name=ALE/Pong-v5?"]
 
 
 def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(specs: Specs) -> None:
@@ -95,16 +96,59 @@ def test_overrides_go_into_the_v4_form(specs: Specs) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("agent.algorithm.gama=0.5", "agent.algorithm.gama: unknown key; did you mean 'gamma'?"),
-        ("agnt.algorithm.gamma=0.5", "agnt: unknown key; did you mean 'agent'?"),
+        ("agent.algorithm.gama=0.5", "agent.algorithm.gama: unknown key; did you mean 'gamma'? (from --set)"),
+        ("agnt.algorithm.gamma=0.5", "agnt: unknown key; did you mean 'agent'? (from --set)"),
         ("agent.net.hid_layers[5]=1", "agent.net.hid_layers[5]: the list has 2 items; --set agent.net.hid_layers[5] finds none there"),
         ("env.name.x=1", 'env.name: is "CartPole-v1", which has no keys; --set env.name.x cannot go below it'),
         ("gamma", 'must be name=value or path.to.key=value, not "gamma"'),
-        ("env.max_frame=abc", 'env.max_frame: must be a whole number > 0, not "abc"'),
+        ("env.max_frame=abc", 'env.max_frame: must be a whole number > 0, not "abc" (from --set)'),
+        ("agent.net.hid_layers.0=-1", "agent.net.hid_layers[0]: must be a whole number > 0, not -1 (from --set)"),
+        ("agent.net.name=MLP", "did you mean 'MLPNet'? (from --set)"),
     ],
 )
 def test_overrides_that_do_not_fit(specs: Specs, text: str, problem: str) -> None:
-    assert specs.problems({"agent.net.hid_layers": [8, 8]}, [text]) == [problem]
+    (found,) = specs.problems({"agent.net.hid_layers": [8, 8]}, [text])
+    assert found.endswith(problem)
+
+
+def test_problems_say_whether_they_come_from_set(specs: Specs) -> None:
+    changes = {"env.name": "${env}", "env.num_envs": 0, "env.normalize_state": "${norm}", "agent.algorithm.lam": "${lam}"}
+    found = specs.problems(changes | {"spec_params": {"lam": [7]}}, ["env=CartPol-v1", "norm=8", "agent.algorithm.gamma=2"])
+    assert found == [
+        "agent.algorithm.gamma: must be a number from 0 to 1, not 2 (from --set)",
+        "agent.algorithm.lam: must be a number from 0 to 1, not 7",
+        "env.num_envs: must be a whole number > 0, not 0",
+        "env.normalize_state: must be true or false, not 8 (from --set)",
+        "env.name: no env of the name 'CartPol-v1' is registered with Gymnasium; did you mean 'CartPole-v1'? (from --set)",
+    ]
+    body = changed(PPO, {}) | {"agent": [PPO["agent"]]}
+    with pytest.raises(SpecError, match=r"agent\[0\].algorithm.gamma: .* not 2 \(from --set\)"):
+        load_spec(specs.file({"ppo": body}), "ppo", ["agent.algorithm.gamma=2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("gamma=0.5", "; did you mean agent.algorithm.gamma=0.5?"),
+        ("gama=0.5", "; did you mean agent.algorithm.gamma=0.5?"),
+        ("lr=1e-4", "; did you mean agent.net.optim_spec.lr=0.0001?"),
+        ("betas=[0, 0]", "; did you mean agent.net.optim_spec.betas=[0, 0]?"),
+        ("net=ConvNet", "; did you mean agent.net.name=ConvNet?"),
+        ("max_t=5", "; did you mean env.max_t=5?"),
+        ("cpu=2", "; did you mean meta.search_resources.cpu=2?"),
+        ("zzz=1", ""),
+    ],
+)
+def test_a_variable_that_no_spec_has_may_be_a_key(specs: Specs, text: str, meant: str) -> None:
+    specs.load({"agent.net.optim_spec": {"lr": 0.1, "betas": [0, 0.9]}}, [text])
+    name = text.partition("=")[0]
+    assert specs.notices() == [f"--set {name}: no ${{{name}}} in the spec; not used{meant}"]
+
+
+def test_a_variable_that_no_spec_has_may_be_another_variable(specs: Specs) -> None:
+    problems = specs.problems({"agent.algorithm.lam": "${lam}"}, ["lm=0.5"])
+    assert problems == ["agent.algorithm.lam: ${lam} has no value; give one with --set lam=…"]
+    assert specs.notices() == ["--set lm: no ${lm} in the spec; not used; did you mean lam=0.5?"]
 
 
 def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:

@@ -1,0 +1,41 @@
+"""What a --set argument that fills nothing was probably meant to be."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from slm_lab.spec.migrate import migrate
+from slm_lab.spec.report import Path, Report, closest, show_path
+from slm_lab.spec.validate import models_at
+
+
+def meant_by(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
+    """`; did you mean …?` for `--set name=value`: a variable without a value, or paths in the raw specs that end in that key or a near one."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    variable = closest(name, unfilled)
+    if variable is not None:
+        return f"; did you mean {variable}={text}?"
+    found = dict.fromkeys(path for raw in entries if isinstance(raw, dict) for path in _paths(raw))
+    key = closest(name, {str(path[-1]) for path, _, _ in found}, cutoff=0.75)
+    ends = [path for path in found if path[0][-1] == key]
+    ends = [path for path in ends if path[1]] or ends  # those that stand in the file say more than those that might
+    words = [f"{show_path(path)}.name={text}" if is_section else f"{show_path(path)}={text}" for path, _, is_section in ends]
+    return f"; did you mean {' or '.join(words[:3])}?" if words else ""
+
+
+def _paths(raw: dict[str, Any]) -> Iterator[tuple[Path, bool, bool]]:
+    """Every path to a key of a raw spec, upper ones first: whether it is there, and whether it is a section that has a name."""
+    raw = copy.deepcopy(raw)
+    migrate(raw, Report())
+    places: list[tuple[Path, Any]] = [((), raw)]
+    for place, section in places:
+        there = section if isinstance(section, dict) else {}
+        fields = [key for model in models_at(place, raw) for key in model.model_fields if (*place, key) != ("name",)]
+        for key in dict.fromkeys([*there, *fields]):
+            below = models_at((*place, key), raw)
+            yield (*place, key), key in there, any("name" in model.model_fields for model in below)
+            if below:
+                places.append(((*place, key), there.get(key)))

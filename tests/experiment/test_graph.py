@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.analysis import analyze, analyze_trial
-from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, Painter, figure, write_html, y_range
+from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, Painter, _tick, figure, page, shown, y_range
 from slm_lab.experiment.analysis.table import Curve
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
@@ -63,7 +65,49 @@ def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> N
         assert all(paths.trial_graph(what, ext).stat().st_size > 1000 for what in (*measured, "consistencies"))
         assert all(paths.session_graph(index, what, ext).exists() for what in measured for index in (0, 1))
         assert not paths.trial_graph("explore_var", ext).exists()  # no data
-    assert {file.name for file in paths.root.glob("*.js")} == {file.name for file in paths.graph_dir.glob("*.js")} == {"plotly.min.js"}
+
+
+def test_all_pages_share_one_script(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [30.0, 50.0])
+    script = paths.root / "plotly.min.js"
+    script.write_bytes(b"half of i")  # of a run whose disk was full
+    analyze_trial(make_spec(), paths)
+    assert list(paths.root.rglob("*.js")) == [script]
+    assert script.stat().st_size > 1_000_000
+    pages = list(paths.root.rglob("*.html"))
+    assert {file.parent for file in pages} == {paths.root, paths.graph_dir}
+    for file in pages:
+        (source,) = re.findall(r'src="([^"]*)"', file.read_text(encoding="utf-8"))
+        assert (file.parent / source).resolve() == script
+
+
+def test_integers_stay_integers(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [30.0, 50.0, 50.0])
+    write_rows(paths, 1, [30.0, 50.0])
+    analyze_trial(make_spec(), paths, failed=1)
+    trial, session = (json.loads(file.read_text()) for file in (paths.trial_metrics(), paths.session_metrics(1)))
+    assert [repr(trial[name]) for name in ("frame", "sessions", "failed", "strength")] == ["2500", "2", "1", "21.666666666666664"]
+    assert repr(session["frame"]) == "2000"
+
+
+def test_titles_say_what_is_drawn(paths: RunPaths, make_spec: MakeSpec) -> None:
+    for mode in ("train", "eval"):
+        for index in (0, 1):
+            write_rows(paths, index, [30.0, 50.0, 70.0], mode)
+    analyze_trial(make_spec(meta={"rigorous_eval": 4}), paths)
+
+    def title(path: Path) -> str:
+        return str(read_figure(path)[1]["title"]["text"])
+
+    trial = "small (CartPole-v1), trial 0"
+    assert title(paths.trial_graph("mean_returns", "html")) == f"{trial}: mean return"
+    assert title(paths.trial_graph("consistencies", "html")) == f"{trial}: consistency"
+    assert title(paths.session_graph(1, "loss", "html")) == f"{trial}, session 1: loss"
+    assert (
+        title(paths.session_graph(1, "mean_returns_ma", "html", "eval")) == f"{trial}, session 1, evaluation: mean return, moving average"
+    )
+    long = Graph("x" * 300 + ": loss", "y", [])
+    assert figure(long)["layout"]["title"]["text"].endswith("x: loss")
 
 
 def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -77,10 +121,9 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
     assert by_name["mean of 2 sessions"]["x"] == [1000, 2000]
     assert by_name["mean of 2 sessions"]["y"] == [15, 30]
     assert by_name["±1 standard deviation"]["y"] == [20, 40, 20, 10]
-    assert layout["title"]["text"] == "small (CartPole-v1), trial 0"
+    assert layout["title"]["text"] == "small (CartPole-v1), trial 0: mean return"
     assert layout["xaxis"]["title"]["text"] == "frames"
     assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes)"
-    assert 'src="plotly.min.js"' in paths.trial_graph("mean_returns", "html").read_text(encoding="utf-8")
 
 
 def test_only_the_sessions_asked_for_and_how_many_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -166,7 +209,7 @@ def test_failed_graph_is_a_notice(
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(Painter, "write", fail)
+    monkeypatch.setattr(Painter, "picture", fail)
     write_rows(paths, 0, [30.0, 40.0])
     with caplog.at_level(logging.WARNING):
         metrics = analyze_trial(make_spec(), paths)
@@ -193,6 +236,62 @@ def test_metrics_that_cannot_be_written_are_a_notice(paths: RunPaths, make_spec:
     assert paths.trial_graph("strengths", "png").exists()
 
 
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """disk(space): from now on the disk takes so many bytes more, then what fits of a file and then nothing."""
+
+    def limit(space: int) -> None:
+        left, write_bytes = space, Path.write_bytes
+
+        def write(path: Path, content: Any) -> int:
+            nonlocal left
+            written = write_bytes(path, content[:left])
+            left -= written
+            if written < len(content):
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            return written
+
+        monkeypatch.setattr(Path, "write_bytes", write)
+
+    return limit
+
+
+@pytest.mark.parametrize("graphs", [0, 1, 5])
+def test_full_disk_leaves_whole_files_and_one_notice(
+    paths: RunPaths, make_spec: MakeSpec, disk: Callable[[int], None], caplog: pytest.LogCaptureFixture, graphs: int
+) -> None:
+    for index in (0, 1):
+        write_rows(paths, index, [30.0, 50.0, 40.0])
+    disk(4_830_000 + graphs * 40_000 if graphs else 100_000)
+    metrics = analyze_trial(make_spec(), paths)
+    assert metrics == json.loads(paths.trial_metrics().read_text())
+    pages, pictures = (list(paths.root.rglob(f"*.{ext}")) for ext in ("html", "png"))
+    all_graphs = 8 + 2 * 7
+    assert caplog.messages == [f"disk full: {all_graphs - len(pictures)} graphs not drawn"]
+    assert bool(pictures) is bool(graphs)
+    assert (paths.root / "plotly.min.js").exists() is bool(graphs)
+    for page_file in pages:
+        read_figure(page_file)
+        assert page_file.read_text(encoding="utf-8").endswith("</html>")
+    for picture in pictures:
+        with Image.open(picture) as image:
+            image.load()
+    assert not list(paths.root.rglob(".*"))
+
+
+def test_full_disk_before_the_metrics(
+    paths: RunPaths, make_spec: MakeSpec, disk: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_rows(paths, 0, [30.0, 40.0])
+    paths.trial_metrics().write_text("of before")
+    disk(10)
+    assert analyze_trial(make_spec(), paths)["strength"] == 15
+    assert caplog.messages == ["disk full: 2 metrics files not written, 14 graphs not drawn"]
+    assert paths.trial_metrics().read_text() == "of before"
+    assert not paths.session_metrics(0).exists()
+    assert not list(paths.root.rglob(".*"))
+
+
 def graph_of(count: int, title: str = "a", core_range: bool = False) -> Graph:
     frame = np.arange(1.0, count + 1)
     return Graph(title, "y", [Line("b", Curve(frame, frame**2), std=np.ones(count))], core_range)
@@ -200,9 +299,8 @@ def graph_of(count: int, title: str = "a", core_range: bool = False) -> Graph:
 
 def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
     painter = Painter()
-    painter.write(graph_of(40), tmp_path / "a.png")
-    painter.write(Graph("a", "y", []), tmp_path / "empty.png")
-    painter.write(graph_of(40), tmp_path / "again.png")
+    for name, graph in (("a.png", graph_of(40)), ("empty.png", Graph("a", "y", [])), ("again.png", graph_of(40))):
+        (tmp_path / name).write_bytes(painter.picture(graph))
     blue = tuple(bytes.fromhex(MEAN_COLOUR[1:]))
 
     def count(name: str) -> int:
@@ -217,10 +315,9 @@ def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 20_000])
 @pytest.mark.parametrize("title", ["$\\oops{$", "<b> & $x", "名" * 200])
-def test_any_title_and_length(tmp_path: Path, count: int, title: str) -> None:
-    Painter().write(graph_of(count, title), tmp_path / "a.png")
-    write_html(graph_of(count, title), tmp_path / "a.html")
-    assert (tmp_path / "a.html").stat().st_size < 200_000
+def test_any_title_and_length(count: int, title: str) -> None:
+    assert Painter().picture(graph_of(count, title)).startswith(b"\x89PNG")
+    assert len(page(graph_of(count, title), "a.js")) < 200_000
     trace = figure(graph_of(count, title))["data"][-1]
     assert (trace["x"][0], trace["x"][-1]) == (1, count)
     assert trace["mode"] == ("lines+markers" if count < 20 else "lines")
@@ -240,3 +337,34 @@ def test_core_range_leaves_out_the_first_quotients() -> None:
     assert -1 < low < 0.5
     assert 1 < high < 2
     assert y_range(Graph("a", "y", [Line("b", curve)]))[1] > 1e6
+
+
+def test_core_range_begins_where_the_line_has_settled() -> None:
+    """No strokes from beyond the axis: what is shown lies inside it, and is most of the line."""
+    frame = np.arange(1.0, 201)
+    strays = np.concatenate([[50.0, 0.9, -50.0], np.full(197, 0.9)])
+    quotients = Graph("a", "y", [Line("b", Curve(frame, 1 / frame)), Line("c", Curve(frame, 0.1 * strays), std=strays / 500)], True)
+    low, high = y_range(quotients)
+    for line in shown(quotients):
+        assert len(line.curve.frame) > 150
+        assert line.curve.frame[-1] == 200
+        assert low < line.curve.value.min() <= line.curve.value.max() < high
+    band = shown(quotients)[1]
+    assert band.curve.frame[0] == 4
+    assert band.std is not None
+    assert len(band.std) == 197
+    x = figure(quotients)["data"][-1]["x"]
+    assert (x[0], x[-1]) == (4, 200)
+    plain = Graph("a", "y", quotients.lines)
+    assert shown(plain) == plain.lines
+
+
+def test_core_range_keeps_what_strays_late() -> None:
+    value = np.full(100, 0.9)
+    value[70] = -9.0
+    assert len(shown(Graph("a", "y", [Line("b", Curve(np.arange(1.0, 101), value))], True))[0].curve.frame) == 100
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])
+def test_tick_is_short(value: float, text: str) -> None:
+    assert _tick(value, None) == text

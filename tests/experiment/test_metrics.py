@@ -113,6 +113,13 @@ def test_trial_is_the_mean_over_sessions_that_have_the_metric() -> None:
     assert mean_scalars([]) == {}
 
 
+def test_mean_of_counts_is_a_count() -> None:
+    frame = mean_scalars([{"frame": 1000}, {"frame": 2001}])["frame"]
+    assert isinstance(frame, int)
+    assert frame == 1500
+    assert isinstance(mean_scalars([{"a": 1.0}])["a"], float)
+
+
 def test_final_moving_average_is_the_last_there_is() -> None:
     table = {"frame": np.array([1.0, 2.0, 3.0]), "total_reward_ma": np.array([5.0, 6.0, np.nan])}
     assert final_return_ma(table) == 6

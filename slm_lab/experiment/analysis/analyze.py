@@ -11,7 +11,8 @@ from typing import Any
 
 from slm_lab.experiment.analysis import figures
 from slm_lab.experiment.analysis.baseline import random_baseline
-from slm_lab.experiment.analysis.graph import Graph, Painter, write_html
+from slm_lab.experiment.analysis.files import Writer
+from slm_lab.experiment.analysis.graph import PLOTLY_JS, Graph, Painter, page, plotly_js
 from slm_lab.experiment.analysis.metrics import Scalars, Strengths, consistency, final_return_ma, mean_scalars, session_metrics
 from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_table
 from slm_lab.experiment.paths import DataMode, RunPaths
@@ -60,10 +61,15 @@ def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0, *, sessions: Sequence
         "sessions": len(rows),
         **({"failed": failed} if failed else {}),
     }
-    for index, scalars in rows.items():
-        _write_json(paths.session_metrics(index, t), {**scalars, "random_baseline": baseline})
-    _write_json(paths.trial_metrics(t), metrics)
-    _attempt("graphs", _draw, paths, t, data, strengths, _labels(spec, t, failed))
+    of_sessions = {paths.session_metrics(index, t): {**scalars, "random_baseline": baseline} for index, scalars in rows.items()}
+    writer = Writer()
+    for path, content in {paths.trial_metrics(t): metrics, **of_sessions}.items():
+        writer.write("metrics file not written", (path, partial(_json, content)))
+    try:
+        _draw(paths, t, data, strengths, _labels(spec, t, failed), writer)
+    except Exception as error:
+        notice(f"graphs failed: {type(error).__name__}: {error}")
+    writer.close()
     return metrics
 
 
@@ -88,23 +94,12 @@ def _session_scalars(data: _Data, index: int, strengths: Strengths) -> Scalars:
     return {
         "total_reward_ma": final_return_ma(data.judged[index]),
         **session_metrics(strengths),
-        "frame": float(frame[-1]) if len(frame) else None,
+        "frame": int(frame[-1]) if len(frame) else None,
     }
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    def write() -> None:
-        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-    _attempt(path.name, write)
-
-
-def _attempt(name: str, write: Callable[..., object], *arguments: object) -> None:
-    """A file that cannot be written, or a graph that cannot be drawn, never ends a run."""
-    try:
-        write(*arguments)
-    except Exception as error:
-        notice(f"{name} failed: {type(error).__name__}: {error}")
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
 def _labels(spec: Spec, t: int, failed: int) -> figures.Labels:
@@ -113,16 +108,18 @@ def _labels(spec: Spec, t: int, failed: int) -> figures.Labels:
     return figures.Labels(f"{spec.name} ({env}), trial {t}", episodes, failed)
 
 
-def _draw(paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths], labels: figures.Labels) -> None:
+def _draw(paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths], labels: figures.Labels, writer: Writer) -> None:
     learning = {index: figures.learning_curves(table) for index, table in data.train.items()}
     judged = {index: figures.judged_curves(table, strengths[index]) for index, table in data.judged.items()}
-    painter = Painter()
+    painter, script = Painter(), paths.root / PLOTLY_JS
+    if not script.exists() or script.stat().st_size != len(plotly_js()):
+        writer.write(None, (script, plotly_js))
 
     def draw(graphs: Mapping[str, Graph], path: Callable[[str, str], Path]) -> None:
         for name, graph in graphs.items():
             html, png = path(name, "html"), path(name, "png")
-            _attempt(html.name, write_html, graph, html)
-            _attempt(png.name, painter.write, graph, png)
+            src = "/".join([".."] * len(html.parent.relative_to(paths.root).parts) + [PLOTLY_JS])
+            writer.write("graph not drawn", (html, partial(page, graph, src)), (png, partial(painter.picture, graph)))
 
     of_trial = (
         *(figures.trial_graphs(judged, labels, data.mode), figures.trial_graphs(learning, labels, "train")),

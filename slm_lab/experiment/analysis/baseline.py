@@ -12,12 +12,12 @@ import inspect
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from slm_lab.experiment.analysis.files import replace_file
 from slm_lab.experiment.paths import file_stem
 from slm_lab.lib.log import notice
 from slm_lab.spec.env import EnvSpec
@@ -108,7 +108,7 @@ def _cached(spec: EnvSpec, key: str) -> float | None:
             notice(f"random baseline of {spec.name}: no episode ended in {_MAX_STEPS * _ENVS:,} frames, so there are no strengths")
         if file:
             with suppress(OSError):
-                _write(file, {"env": key, "episodes": EPISODES, "mean_return": mean_return})
+                replace_file(file, json.dumps({"env": key, "episodes": EPISODES, "mean_return": mean_return}).encode())
         return mean_return
 
 
@@ -146,15 +146,3 @@ def _locked(name: str) -> Iterator[Path | None]:
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield folder
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8") as temporary:
-        try:
-            json.dump(content, temporary)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            os.replace(temporary.name, file)
-        except BaseException:
-            os.unlink(temporary.name)
-            raise

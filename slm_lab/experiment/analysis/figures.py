@@ -17,18 +17,19 @@ RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
 LEARNING = {"loss": "loss", "entropy": "entropy", "explore_var": "explore_var"}
 """Names of graphs → columns."""
 _CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
-_Y_LABELS = {
-    "mean_returns": "mean return ({episodes})",
-    "mean_returns_ma": "mean return, moving average (last 100 rows)",
-    "loss": "loss",
-    "entropy": "entropy of the policy (nats)",
-    "explore_var": "explore_var",
-    "strengths": "strength (mean return above random)",
-    "sample_efficiencies": "sample efficiency (1 / frame)",
-    "training_efficiencies": "training efficiency (1 / optimizer step)",
-    "stabilities": "stability",
-    "consistencies": "consistency",
+_TEXTS = {
+    "mean_returns": ("mean return", "mean return ({episodes})"),
+    "mean_returns_ma": ("mean return, moving average", "mean return, moving average (last 100 rows)"),
+    "loss": ("loss", "loss"),
+    "entropy": ("entropy", "entropy of the policy (nats)"),
+    "explore_var": ("explore_var", "explore_var"),
+    "strengths": ("strength", "strength (mean return above random)"),
+    "sample_efficiencies": ("sample efficiency", "sample efficiency (1 / frame)"),
+    "training_efficiencies": ("training efficiency", "training efficiency (1 / optimizer step)"),
+    "stabilities": ("stability", "stability"),
+    "consistencies": ("consistency", "consistency"),
 }
+"""What is drawn, as in the title, and along the axis."""
 
 
 @dataclass(frozen=True)
@@ -107,4 +108,5 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
 
 
 def _graph(name: str, lines: list[Line], labels: Labels, mode: DataMode) -> Graph:
-    return Graph(labels.title, _Y_LABELS[name].format(episodes=labels.episodes[mode]), lines, name in _CORE_RANGE)
+    what, y_label = _TEXTS[name]
+    return Graph(f"{labels.title}: {what}", y_label.format(episodes=labels.episodes[mode]), lines, name in _CORE_RANGE)

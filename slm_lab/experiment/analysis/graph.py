@@ -1,21 +1,22 @@
 """A graph, and its two forms: HTML by plotly, to look into, and PNG by matplotlib, to pass on. Both draw the same numbers.
 
 Of plotly only the writer is loaded, and of matplotlib only the canvas: the whole of either takes seconds to import. HTML files share
-one plotly.min.js per folder and need no network.
+one plotly.min.js per run and need no network.
 """
 
 from __future__ import annotations
 
 import html
 import warnings
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from slm_lab.experiment.analysis.table import Curve
 
+PLOTLY_JS = "plotly.min.js"
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 """Okabe and Ito's palette: told apart also by the colour-blind."""
@@ -26,6 +27,8 @@ _MOST_POINTS = 2000
 """More than a screen can show: longer curves are thinned evenly."""
 _FEW_POINTS = 25
 """Up to so many, each point is marked; a single one would not be seen otherwise."""
+_LONGEST = 90
+"""Letters of a title."""
 _MOST_NAMES = 3
 """With more lines behind the mean, the legend of the PNG names them together: it has one row."""
 
@@ -55,47 +58,95 @@ class Graph:
     y_label: str
     lines: list[Line]
     core_range: bool = False
-    """Show where most values lie: a few at the start may be of another magnitude (quotients of small numbers)."""
+    """Show where most values lie: those at the start may be of another magnitude (quotients of small sums)."""
 
 
 def y_range(graph: Graph) -> tuple[float, float]:
     """The values to show, with a margin; (0, 1) for a graph without points."""
-    parts = [line.curve.value + sign * (0 if line.std is None else line.std) for line in graph.lines for sign in (-1, 1)]
-    values = np.concatenate([np.empty(0), *parts])
+    values = _values(shown(graph))
     if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
     if graph.core_range:
-        core_low, core_high = np.percentile(values, (3, 97))
-        spread = 0.5 * (core_high - core_low)
-        low, high = max(low, float(core_low - spread)), min(high, float(core_high + spread))
+        core_low, core_high = _core(graph)
+        low, high = max(low, core_low), min(high, core_high)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
+
+
+def shown(graph: Graph) -> list[Line]:
+    """The lines; with core_range from where on they stay where most values lie.
+
+    Only the first half of a line may be left out: what strays later is to be seen.
+    """
+    if not graph.core_range or not len(_values(graph.lines)):
+        return graph.lines
+    low, high = _core(graph)
+    return [_begun(line, low, high) for line in graph.lines]
+
+
+def _begun(line: Line, low: float, high: float) -> Line:
+    lower, upper = _edges(line)
+    outside = np.flatnonzero((lower < low) | (upper > high))
+    early = outside[outside < len(lower) // 2]
+    return _kept(line, np.arange(early[-1] + 1 if len(early) else 0, len(lower)))
+
+
+def _core(graph: Graph) -> tuple[float, float]:
+    """Where most values lie, of all lines together, and as much again to both sides."""
+    low, high = np.percentile(_values(graph.lines), (15, 85))
+    return float(2 * low - high), float(2 * high - low)
+
+
+def _values(lines: list[Line]) -> np.ndarray:
+    return np.concatenate([np.empty(0), *(edge for line in lines for edge in _edges(line))])
+
+
+def _edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and the upper edge of the band; without one both are the line."""
+    std = 0.0 if line.std is None else line.std
+    return line.curve.value - std, line.curve.value + std
+
+
+def _kept(line: Line, kept: np.ndarray) -> Line:
+    """The line at those points, by index."""
+    std = None if line.std is None else line.std[kept]
+    return replace(line, curve=Curve(line.curve.frame[kept], line.curve.value[kept]), std=std)
+
+
+def _short(title: str) -> str:
+    """A title that fits: what is drawn stands at its end, the spec's name at its begin."""
+    return title if len(title) <= _LONGEST else f"{title[: _LONGEST - 61]}…{title[-60:]}"
 
 
 def _thinned(line: Line) -> Line:
     count = len(line.curve.frame)
     if count <= _MOST_POINTS:
         return line
-    kept = np.linspace(0, count - 1, _MOST_POINTS).round().astype(int)
-    std = None if line.std is None else line.std[kept]
-    return Line(line.name, Curve(line.curve.frame[kept], line.curve.value[kept]), line.colour, std, line.faint)
+    return _kept(line, np.linspace(0, count - 1, _MOST_POINTS).round().astype(int))
 
 
-def write_html(graph: Graph, path: Path) -> None:
-    """Write the graph as a page. Raises OSError."""
-    from plotly.io import write_html as write
+def plotly_js() -> bytes:
+    """The script that the pages need, 4.5 MB."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs()).encode()
+
+
+def page(graph: Graph, script: str) -> bytes:
+    """The graph as a page; `script` is where it finds plotly_js(), as seen from the page."""
+    from plotly.io import to_html
 
     settings = {"displaylogo": False, "responsive": True}
-    write(figure(graph), path, config=settings, include_plotlyjs="directory", validate=False, auto_open=False)
+    return str(to_html(figure(graph), config=settings, include_plotlyjs=script, validate=False)).encode()
 
 
 def figure(graph: Graph) -> dict[str, Any]:
     """The graph as plotly's JSON."""
-    traces = [trace for line in map(_thinned, graph.lines) for trace in (_band_trace(line), _line_trace(line)) if trace]
+    traces = [trace for line in map(_thinned, shown(graph)) for trace in (_band_trace(line), _line_trace(line)) if trace]
     grid = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GREY, "ticks": "outside", "tickcolor": _GREY}
     layout = {
-        "title": {"text": html.escape(graph.title), "x": 0.01, "xanchor": "left"},
+        "title": {"text": html.escape(_short(graph.title)), "x": 0.01, "xanchor": "left"},
         "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": _INK},
         "xaxis": {"title": {"text": "frames"}, "tickformat": ",d", "rangemode": "tozero", "showline": True, **grid},
         "yaxis": {
@@ -155,8 +206,12 @@ def _numbers(values: np.ndarray) -> list[float]:
 
 
 def _tick(value: float, position: int | None) -> str:
-    """1,500 0.25 2e-05: matplotlib's own form may move a power of ten out of the axis."""
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """1,500 0.25 2e-5: matplotlib's own form may move a power of ten out of the axis."""
+    if 0 < abs(value) < 0.001:
+        digits, _, power = f"{value:.2e}".partition("e")
+        text = f"{float(digits):g}e{int(power)}"
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return text.replace("-", "−", 1) if value < 0 else text
 
 
@@ -179,20 +234,20 @@ class Painter:
         axes.tick_params(labelcolor=_INK, labelsize=9, bottom=False, left=False)
         axes.set_xlabel("frames", color=_INK, size=10)
         axes.xaxis.set_label_coords(0.5, -0.1)  # a fixed place saves the search for one
-        axes.yaxis.set_label_coords(-0.1, 0.5)
+        axes.yaxis.set_label_coords(-0.115, 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
-    def write(self, graph: Graph, path: Path) -> None:
-        """Write the graph as a picture of 800 × 450 points. Raises OSError."""
+    def picture(self, graph: Graph) -> bytes:
+        """The graph as a PNG of 800 × 450 points."""
         from PIL import Image
 
         axes = self.axes
         for artist in (*axes.lines, *axes.collections, *axes.texts):
             artist.remove()
-        self.title.set_text(graph.title if len(graph.title) <= 90 else graph.title[:89] + "…")
+        self.title.set_text(_short(graph.title))
         axes.set_ylabel(graph.y_label, color=_INK, size=10)
         self._draw(graph)
         last = max((float(line.curve.frame[-1]) for line in graph.lines if len(line.curve.frame)), default=1.0)
@@ -201,13 +256,15 @@ class Painter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a glyph that the font lacks
             self.canvas.draw()
+        content = BytesIO()
         # without savefig and the alpha channel: a fifth faster
-        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(path, compress_level=1)
+        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
+        return content.getvalue()
 
     def _draw(self, graph: Graph) -> None:
         behind = [line for line in graph.lines if line.faint]
         together = len(behind) > _MOST_NAMES
-        for line in map(_thinned, graph.lines):
+        for line in map(_thinned, shown(graph)):
             (frame, value), colour, name = line.curve, line.colour, line.name
             if line.faint and together:
                 colour, name = _GREY, f"{len(behind)} sessions" if line.name == behind[0].name else "_"  # "_": not in the legend
@@ -226,7 +283,7 @@ class Painter:
             )
         if any(len(line.curve.frame) for line in graph.lines):
             place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "borderaxespad": 0.2}
-            self.axes.legend(**place, ncols=8, fontsize=9, labelcolor=_INK, frameon=False, handlelength=1.4, columnspacing=1.4)
+            self.axes.legend(**place, ncols=8, fontsize=9, labelcolor=_INK, frameon=False, handlelength=1.2, columnspacing=1)
         else:
             if legend := self.axes.get_legend():
                 legend.remove()

@@ -94,10 +94,15 @@ def consistency(strengths: Aligned) -> float | None:
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Mean of each metric over the Sessions that have it."""
+    """Mean of each metric over the Sessions that have it; that of integers, which are counts, is an integer too."""
     names = sessions[0] if sessions else {}
     known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
-    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+    return {name: _mean(values) if values else None for name, values in known.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    mean = float(np.mean(values))
+    return round(mean) if all(isinstance(value, int) for value in values) else mean
 
 
 def final_return_ma(table: Table) -> float | None:

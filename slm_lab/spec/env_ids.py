@@ -63,6 +63,8 @@ def problem(name: str) -> str | None:
 
     `package.module:EnvId` is only looked at for its form and its package: the module is imported when the env is made.
     """
+    if not name.strip():
+        return "must be a Gymnasium id (as CartPole-v1) or package.module:EnvId; it is empty"
     if ":" in name:
         return _module_problem(name)
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
@@ -76,9 +78,12 @@ def problem(name: str) -> str | None:
 
 
 def _hint(name: str, ids: Iterable[str]) -> str:
-    """The nearest id, also without its namespace (Pong-v5 for ALE/Pong-v5)."""
+    """The nearest id, also without its namespace (Pong-v5 for ALE/Pong-v5); where none is very near, how to name another package's env."""
     by_last = {known.rpartition("/")[2]: known for known in ids}
-    return f"; did you mean '{by_last[name]}'?" if name in by_last else nearest(name, [*ids])
+    if name in by_last:
+        return f"; did you mean '{by_last[name]}'?"
+    foreign = f" (an env of another package: install that, and write 'package.module:{name}')"
+    return nearest(name, [*ids], cutoff=0.85) or nearest(name, [*ids]) + foreign
 
 
 def _module_problem(name: str) -> str | None:

@@ -13,7 +13,7 @@ from slm_lab.spec.validate import models_at
 
 
 def meant_by(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
-    """`; did you mean …?` for `--set name=value`: a variable without a value, or paths in the raw specs that end in that key or a near one."""
+    """`; did you mean …?` for `--set name=value`: a variable without a value, or paths in raw specs that end in that key or a near one."""
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest(name, unfilled)
     if variable is not None:

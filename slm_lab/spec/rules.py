@@ -21,9 +21,13 @@ SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", 
 """Specs of the actor's and the critic's own optimizers."""
 
 
-def check_rules(spec: Spec, report: Report) -> None:
-    """Add a problem for everything in a valid spec that contradicts something else in it, or names something that does not exist."""
-    _algorithm(spec, report)
+def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
+    """Add a problem for everything in a valid spec that contradicts something else in it, or names something that does not exist.
+
+    Without `algorithm_known` the algorithm's name is a guess, and what follows from it alone is no problem.
+    """
+    if algorithm_known:
+        _algorithm(spec, report)
     _schedules(spec.agent.algorithm, report)
     if spec.agent.net is not None:
         check_net(spec.agent.net, report)

@@ -92,6 +92,12 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
         ),
         ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional: must be false, not true"),
         ({"env.backend": "ale"}, "env.backend: 'ale' steps the envs ALE/… only"),
+        ({"env.name": ""}, "env.name: must be a Gymnasium id (as CartPole-v1) or package.module:EnvId; it is empty"),
+        (
+            {"env.name": "MiniGrid-Empty-5x5-v0"},
+            "env.name: no env of the name 'MiniGrid-Empty-5x5-v0' is registered with Gymnasium "
+            "(an env of another package: install that, and write 'package.module:MiniGrid-Empty-5x5-v0')",
+        ),
         ({"env.name": "CartPol-v1"}, "env.name: no env of the name 'CartPol-v1' is registered with Gymnasium; did you mean 'CartPole-v1'?"),
         ({"env.name": "Pong-v6"}, None),
         ({"env.name": "ALE/Pongg-v5"}, "did you mean 'ALE/Pong-v5'?"),

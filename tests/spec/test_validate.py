@@ -163,3 +163,47 @@ def test_name_and_type_of_a_net_are_one(specs: Specs) -> None:
     assert specs.problems({"agent.net": {"name": "MLPNet", "type": "ConvNet", "conv_hid_layers": [[1, 1]]}})[0].startswith(
         "agent.net.type: "
     )
+
+
+TORCH_NAMES = {
+    "agent.net.optim_spec": {"name": "Adm", "lr": 0.1},
+    "agent.net.hid_layers_activation": "rellu",
+    "agent.net.init_fn": "orthogonl_",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"agent.net.gpu": "yes"}, "agent.net.gpu"),
+        ({"agent.net.type": "MLPNt"}, "agent.net.type"),
+        ({"agent.net.type": ...}, "agent.net.name"),
+        ({"agent.net.type": 7}, "agent.net.type"),
+        ({"agent.net.type": "ConvNet"}, "agent.net.conv_hid_layers"),
+        ({"agent.net.type": "ConvNet", "agent.net.conv_hid_layers": [[32]]}, "agent.net.conv_hid_layers[0]"),
+        ({"agent.net.optim_spec": {"name": "Adm", "lr": "x"}}, "agent.net.optim_spec.lr"),
+        ({f"{ALGORITHM}.name": "POP"}, f"{ALGORITHM}.name"),
+    ],
+)
+def test_wrong_names_of_torch_are_told_whatever_else_is_wrong(specs: Specs, changes: dict[str, Any], place: str) -> None:
+    found = {problem.split(": ")[0] for problem in specs.problems(TORCH_NAMES | changes)}
+    assert found == {place, "agent.net.optim_spec.name", "agent.net.hid_layers_activation", "agent.net.init_fn"}
+
+
+@pytest.mark.parametrize("name", ["POP", "Nothing", "SoftActorCritic", 3, ...])
+def test_a_wrong_name_hides_no_other_mistake(specs: Specs, name: Any) -> None:
+    changes = {f"{ALGORITHM}.name": name, f"{ALGORITHM}.gama": 0.9, f"{ALGORITHM}.minibatch_size": 8, f"{ALGORITHM}.training_iter": 4}
+    schedule = {"name": "linear_decy", "start_val": 1, "end_val": 0, "end_step": "x"}
+    problems = specs.problems(changes | {f"{ALGORITHM}.entropy_coef_spec": schedule, "agent.net": ...})
+    assert problems[0].startswith(f"{ALGORITHM}.name: m")
+    assert problems[1:] == [
+        f"{ALGORITHM}.entropy_coef_spec.name: must be one of 'no_decay', 'linear_decay', 'rate_decay', 'periodic_decay', "
+        "not \"linear_decy\"; did you mean 'linear_decay'?",
+        f"{ALGORITHM}.gama: unknown key; did you mean 'gamma'?",
+        f'{ALGORITHM}.entropy_coef_spec.end_step: must be a number ≥ 0, not "x"',
+    ]
+
+
+def test_nothing_follows_from_a_name_that_was_guessed(specs: Specs) -> None:
+    found = specs.problems({f"{ALGORITHM}.name": "PPOSIL", "agent.memory.name": "OnPolicyReplay"})
+    assert [problem.split(": ")[0] for problem in found] == [f"{ALGORITHM}.name"]

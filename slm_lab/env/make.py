@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Any
 
@@ -18,12 +19,18 @@ from slm_lab.env.single import quiet_spaces, register_atari
 from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec
 from slm_lab.env.vec import Env
 from slm_lab.lib.log import notice
+from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec
 
 BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}
 """In the order in which auto tries them."""
+
+_LEAST_BYTES = 1024
+"""Of memory that any env takes: its Python object, its random generator, its row of each array."""
+_SHOWN = 10
+"""Ids that a message names."""
 
 EXTRAS = {"ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
 """Package that an env needs → extra that installs it."""
@@ -41,6 +48,7 @@ def make_env(spec: EnvSpec, seed: int, *, num_envs: int | None = None, gamma: fl
 
     Raises: SpecError with paths env.<key>: unknown id or constructor argument, missing package, a space that is not supported.
     """
+    _check_memory(spec, num_envs)
     target = find_target(spec, num_envs or spec.num_envs, threads)
     name = choose_backend(spec, target)
     backend = _build(spec, BACKENDS[name], target)
@@ -64,6 +72,15 @@ def make_env(spec: EnvSpec, seed: int, *, num_envs: int | None = None, gamma: fl
         reward_treatment=RewardTreatment(spec, target.num_envs, gamma, target.atari is not None) if training else None,
         life_loss=target.atari is not None and target.atari.life_loss,
     )
+
+
+def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
+    """Raise SpecError where the machine cannot hold so many envs, however small they are."""
+    count = num_envs or spec.num_envs
+    if count * _LEAST_BYTES > memory_bytes():
+        sizes = f"{count:,} envs of at least {_LEAST_BYTES:,} bytes each are {count * _LEAST_BYTES / 2**30:,.1f} GiB"
+        message = f"{sizes}; this machine has {memory_bytes() / 2**30:,.1f} GiB"
+        raise SpecError(spec.name, [Problem("env.num_envs" if num_envs in (None, spec.num_envs) else "meta.rigorous_eval", message)])
 
 
 def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> Target:
@@ -97,6 +114,7 @@ def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
 def _registration(spec: EnvSpec) -> Registration | None:
     """Gymnasium's record of the id; None for an id that only the named backend envpool may know."""
     module, _, name = spec.name.rpartition(":")
+    before = set(gym.registry)
     if module:
         try:
             importlib.import_module(module)
@@ -112,7 +130,23 @@ def _registration(spec: EnvSpec) -> Registration | None:
     except gym.error.Error as error:
         if spec.backend == "envpool":
             return None
-        raise _problem(spec, "name", f"unknown env {name!r}: {error}") from None
+        reason = f"{module} registers no env {name!r}{_registered_by(module, name, before)}" if module else f"unknown env {name!r}: {error}"
+        raise _problem(spec, "name", reason) from None
+
+
+def _registered_by(module: str, name: str, before: set[str]) -> str:
+    """The ids that importing a module has registered, now or (as far as their classes tell) before; the nearest ones first."""
+
+    def is_its(id_: str, registration: Registration) -> bool:
+        entry = registration.entry_point
+        place = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+        return id_ not in before or place.split(":")[0].partition(".")[0] == module.partition(".")[0]
+
+    ids = [id_ for id_, registration in gym.registry.items() if is_its(id_, registration)]
+    ids.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio())
+    if not ids:
+        return "; importing it registers none at all"
+    return f"; it registers {', '.join(ids[:_SHOWN])}" + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
 
 
 def _atari(spec: EnvSpec) -> AtariSettings:

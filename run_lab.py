@@ -1,8 +1,25 @@
 """Run slm_lab from a checkout: `python run_lab.py SPEC_FILE SPEC_NAME MODE`; the same as the command `slm-lab`."""
 
 import sys
+from importlib.util import find_spec
 
-from slm_lab.cli import main
+PACKAGES = ("rich", "torch", "gymnasium", "matplotlib", "numpy", "PIL", "plotly", "pydantic", "pydash", "yaml")
+ADVICE = "run `make setup` and use .venv/bin/python"
+
+
+def main() -> int:
+    """The exit code; 2 where this Python is not the one that slm_lab was installed for."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - that is what it is for
+        sys.stderr.write("slm_lab needs Python 3.11 or newer, and this is {}.{}: {}\n".format(*sys.version_info[:2], ADVICE))
+        return 2
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"slm_lab's packages are missing here (No module named '{missing[0]}'): {ADVICE}\n")
+        return 2
+    from slm_lab.cli import main as command
+
+    return command()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,10 +8,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import slm_lab
+from slm_lab.experiment.screen import Screen
 
 if TYPE_CHECKING:
     from slm_lab.experiment.plan import Plan
@@ -31,7 +33,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
          enjoy@{run folder | latest}   the best checkpoint of a run plays some episodes
 
   check  validate one or all specs of a file; with --build also make their env and agent"""
-_EPILOG = "exit codes: 0 done, 1 a Session failed, 2 an error of yours (nothing is written), 130 Ctrl-C"
+_EPILOG = "exit codes: 0 done, 1 a Session failed, 2 an error of yours (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 _DEMO = ("demo.json", "ppo_cartpole")
 _MODES = ("train", "dev", "enjoy@latest")
 
@@ -42,22 +44,53 @@ class _Wrong(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _open_streams()
     try:
         arguments = _parser().parse_intermixed_args(argv)
         words = arguments.words
         command = COMMANDS[words.pop(0)] if words and words[0] in COMMANDS else _run
         return command(words, arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: spare the flush at exit its error
-        return FAILED
+    except KeyboardInterrupt as stop:
+        _complain(str(stop) if stop.args else "stopped; nothing was written")
+        return getattr(stop, "code", INTERRUPTED)
     except Exception as error:
         code = _exit_code(error)
         if code is None:
             raise
-        sys.stderr.write(f"{error}\n")
+        _complain(str(error), "31" if code == FAILED else "")
         return code
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            Screen(stream).flush()  # here, where an error is not told at exit
+
+
+def _open_streams() -> None:
+    """Put the null device where a stream was closed from outside (`>&-`), before another file takes its place."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _answer(text: str) -> int:
+    """Write what a command was asked for on stdout; FAILED where that cannot be done. A reader that leaves early has read enough."""
+    screen = Screen(sys.stdout)
+    screen.write(f"{text}\n")
+    screen.flush()
+    if screen.error is None or isinstance(screen.error, BrokenPipeError):
+        return OK
+    _complain(f"cannot write to stdout: {screen.error.strerror}")
+    return FAILED
+
+
+def _complain(text: str, colour: str = "") -> None:
+    """Write on stderr, in colour where that is a terminal."""
+    screen = Screen(sys.stderr)
+    if text:
+        coloured = colour and screen.isatty() and not os.environ.get("NO_COLOR")
+        screen.write(f"\033[{colour}m{text}\033[0m\n" if coloured else f"{text}\n")
+        screen.flush()
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -105,7 +138,7 @@ def _parser() -> _Parser:
 
 def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of Sessions")
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of Sessions; allowed: 1 or more")
     return int(text)
 
 
@@ -123,7 +156,8 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     file, name = _spec_of(words)
     mode, where = _mode(words[2] if len(words) > 2 else "train")
     from slm_lab.experiment.plan import Plan
-    from slm_lab.spec.loader import load_spec
+    from slm_lab.spec.base import SpecError
+    from slm_lab.spec.loader import find_spec_file, load_spec
 
     spec = load_spec(file, name, arguments.set)
     plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
@@ -131,7 +165,10 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         return _enjoy(where, spec, plan)
     from slm_lab.experiment.trial import Trial
 
-    Trial(spec, plan=plan).run()
+    try:
+        Trial(spec, plan=plan).run()
+    except SpecError as error:  # that only building shows
+        raise SpecError(f"{find_spec_file(file)} {name}", error.problems) from None
     return OK
 
 
@@ -139,24 +176,24 @@ def _enjoy(where: str, spec: Spec, plan: Plan) -> int:
     from slm_lab.experiment.enjoy import enjoy, summary
 
     checkpoint, returns = enjoy(where, spec.name, plan)
-    sys.stdout.write(f"{checkpoint}\n{summary(returns)}\n")
-    return OK
+    return _answer(f"{checkpoint}\n{summary(returns)}")
 
 
 def _check(words: list[str], arguments: argparse.Namespace) -> int:
-    if not 1 <= len(words) <= 2:
+    if not words:
         raise _Wrong("check takes a spec file and, to check just one of its specs, a name")
-    from slm_lab.spec.loader import load_specs
+    if len(words) > 2:
+        raise _Wrong(f"too many arguments: {' '.join(words[2:])!r} after check FILE NAME")
+    from slm_lab.spec.loader import find_spec_file, load_specs
 
-    specs = load_specs(_known_file(words[0]), words[1] if len(words) > 1 else None, arguments.set)
+    file = _known_file(words[0])
+    specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
     if arguments.build:
         from slm_lab.experiment.plan import Plan
         from slm_lab.experiment.session import check_builds
 
-        check_builds(specs, Plan(device=arguments.device))
-    for spec in specs:
-        sys.stdout.write(f"{spec.name}: {'builds' if arguments.build else 'valid'}\n")
-    return OK
+        check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
+    return _answer("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))
 
 
 COMMANDS: dict[str, Callable[[list[str], argparse.Namespace], int]] = {"run": _run, "check": _check}
@@ -167,21 +204,44 @@ def _spec_of(words: list[str]) -> tuple[str, str]:
     if not words:
         return _DEMO
     file = _known_file(words[0])
-    if len(words) > 1:
+    a_mode = len(words) > 1 and words[1].partition("@")[0] in ("train", "dev", "enjoy")
+    if len(words) > 1 and not a_mode:
         return file, words[1]
     from slm_lab.spec.loader import spec_names
 
     names = spec_names(file)
+    if a_mode and words[1] not in names:
+        raise _Wrong(f"'{words[1]}' is a MODE; the spec's NAME comes before it: {file} NAME {words[1]} (names: {', '.join(names)})")
+    if a_mode:
+        return file, words[1]
     if len(names) != 1:
         raise _Wrong(f"{file}: which spec? {', '.join(names) or 'it has none'}")
     return file, names[0]
 
 
 def _known_file(word: str) -> str:
-    """`word`, unless it looks like a command rather than a file."""
-    if "/" not in word and "." not in word and not Path(word).exists():
-        raise _Wrong(f"'{word}' is no command and no spec file{_did_you_mean(word, COMMANDS)} (commands: {', '.join(COMMANDS)})")
-    return word
+    """`word`, unless it looks like a command or a spec's name rather than a file."""
+    if not word:
+        raise _Wrong("FILE is empty; name a spec file, such as demo.json")
+    if "/" in word or "." in word or Path(word).exists():
+        return word
+    message = f"'{word}' is no command and no spec file"
+    if files := _files_with(word):
+        raise _Wrong(f"{message}, but a spec: {' or '.join(f'{file} {word}' for file in files)}")
+    raise _Wrong(f"{message}{_did_you_mean(word, [*COMMANDS, *_DEMO[:1]])} (commands: {', '.join(COMMANDS)})")
+
+
+def _files_with(name: str) -> list[Path]:
+    """The spec files that ship and hold the spec `name`, as they can be given on the command line."""
+    from slm_lab.spec.base import SpecError
+    from slm_lab.spec.loader import SPEC_FOLDER, spec_names
+
+    found = []
+    for file in sorted(SPEC_FOLDER.rglob("*.json"), key=lambda file: (len(file.parts), file)):
+        with suppress(SpecError):  # the schema is none
+            if name in spec_names(file):
+                found.append(file.relative_to(SPEC_FOLDER))
+    return found
 
 
 def _mode(word: str) -> tuple[str, str]:

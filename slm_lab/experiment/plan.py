@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,23 @@ class TrialFailed(Exception):
         self.metrics = metrics
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run early; `code` is the exit code that says which (130 for Ctrl-C)."""
+
+    def __init__(self, message: str, number: int | None) -> None:
+        super().__init__(message)
+        self.code = 128 + (number or signal.SIGINT)
+
+
 class Stop:
     """A request to end early, set by a signal or by the parent process, read by the loop between two steps."""
 
-    __slots__ = ("requested",)
+    __slots__ = ("number", "requested")
 
     def __init__(self) -> None:
         self.requested = False
+        self.number: int | None = None
+        """Of the signal that asked."""
 
 
 @dataclass(frozen=True)

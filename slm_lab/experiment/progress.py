@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import IO, Self, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+
+from slm_lab.experiment.screen import Screen
 
 Row = dict[str, float | int | None]
 _LINE_EVERY = 5.0
 """Seconds between two plain lines of a Session, at least."""
 _WIDE = 16
 """More Sessions than these are shown by their newest."""
+
+_COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
+_DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session")
+"""In this order, where the terminal is narrow."""
 
 
 @dataclass
@@ -37,10 +45,11 @@ class Progress:
     """
 
     def __init__(self, sessions: int, max_frame: int, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
         self.max_frame = max_frame
         self.states = [_State() for _ in range(sessions)]
         self.said: set[str] = set()
+        self.begun = False
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -51,7 +60,18 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.live:
+            self.live.transient = not self.begun  # a run that never began leaves no table
             self.live.stop()
+
+    def start(self, name: str) -> None:
+        """The user waits from here on, for seconds until something happens; the live table shows so by itself."""
+        if not self.live:
+            self.say(f"starting {name} …")
+
+    def begin(self, text: str) -> None:
+        """The first Session can begin; `text` says what runs."""
+        self.begun = True
+        self.say(text)
 
     def update(self, index: int, frame: int, fps: float, row: Row | None) -> None:
         """Session `index` is at `frame`; `row` is its newest row, if there is a new one."""
@@ -88,20 +108,39 @@ class Progress:
             self.live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
+        """As many columns as the terminal is wide enough for: no number is clipped."""
+        columns = list(_COLUMNS)
+        for dropped in _DROPPED:
+            table = self._table_of(columns)
+            if Measurement.get(self.console, self.console.options, table).minimum < self.console.width:
+                return table
+            columns.remove(dropped)
+        return self._table_of(columns)
+
+    def _table_of(self, columns: list[str]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("session", "", "frame", "fps", "total_reward", "total_reward_ma", "eta"):
-            table.add_column(name, justify="right", no_wrap=True)
+        for name in columns:
+            table.add_column("" if name == "bar" else name, justify="right", no_wrap=True)
         begun = [index for index, state in enumerate(self.states) if state.status != "done"]
-        shown = range(len(self.states)) if len(self.states) <= _WIDE else begun[:_WIDE]
-        for index in shown:
-            state = self.states[index]
-            bar = ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8)
-            rewards = (_number(state.row.get(name)) for name in ("total_reward", "total_reward_ma"))
-            table.add_row(str(index), bar, f"{state.frame:,}", f"{state.fps:,.0f}", *rewards, state.status or self._eta(state))
+        for index in range(len(self.states)) if len(self.states) <= _WIDE else begun[:_WIDE]:
+            cells = self._cells(index)
+            table.add_row(*(cells[name] for name in columns))
         return table
 
+    def _cells(self, index: int) -> dict[str, RenderableType]:
+        state = self.states[index]
+        return {
+            "session": str(index),
+            "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
+            "frame": f"{state.frame:,}/{self.max_frame:,}",
+            "fps": f"{state.fps:,.0f}",
+            "total_reward": number(state.row.get("total_reward")),
+            "total_reward_ma": number(state.row.get("total_reward_ma")),
+            "eta": state.status or self._eta(state),
+        }
+
     def _line(self, state: _State) -> str:
-        rewards = (f"{name} {_number(state.row.get(name))}" for name in ("total_reward", "total_reward_ma"))
+        rewards = (f"{name} {number(state.row.get(name))}" for name in ("total_reward", "total_reward_ma"))
         return "  ".join((f"fps {state.fps:,.0f}", *rewards, f"eta {self._eta(state)}"))
 
     def _eta(self, state: _State) -> str:
@@ -113,5 +152,8 @@ class Progress:
         return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def number(value: float | None) -> str:
+    """In four digits, or as many as the whole part has."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -31,7 +31,7 @@ from slm_lab.experiment.observers import (
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Plan, Report, Stop, UserError, cores
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import logger, notice
 from slm_lab.lib.rng import draw_seed, session_seeds
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
@@ -79,8 +79,13 @@ class Session:
 
     def build(self) -> Self:
         """Make clock, env and agent. Raises SpecError or UserError for what the user can put right."""
-        spec, seed = self.spec, self.spec.meta.random_seed
-        self.seeds = session_seeds(draw_seed() if seed is None else seed, self.trial, self.index)
+        seed = self.spec.meta.random_seed
+        if seed is None:
+            seed = draw_seed()
+            self.spec = _seeded(self.spec, seed)
+            notice(f"{self.spec.name}: random_seed {seed}, drawn, for meta has none")
+        spec = self.spec
+        self.seeds = session_seeds(seed, self.trial, self.index)
         self.device = device_of(spec, self.plan, self.index)
         random.seed(self.seeds.env)
         np.random.seed(self.seeds.env)
@@ -231,13 +236,20 @@ def device_of(spec: Spec, plan: Plan, index: int) -> str:
     return plan.device
 
 
-def check_builds(specs: list[Spec], plan: Plan) -> None:
-    """Make env and agent of each spec once. Raises SpecError with the problems of all of them."""
+def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
+    """Make env and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
     problems = []
     for spec in specs:
+        prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
-            Session(spec, plan=plan).build().close()
+            Session(_seeded(spec, 0), plan=plan).build().close()
         except SpecError as error:
-            problems += [Problem(f"{spec.name}.{problem.path}", problem.message) for problem in error.problems]
+            problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]
     if problems:
-        raise SpecError("build", problems)
+        raise SpecError(source, problems)
+
+
+def _seeded(spec: Spec, seed: int) -> Spec:
+    """`spec` with a seed where it has none."""
+    meta = spec.meta
+    return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})

@@ -9,15 +9,17 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from slm_lab.experiment.engine import Outcome, stop_on_signal
 from slm_lab.experiment.engine.inline import run_inline
 from slm_lab.experiment.engine.processes import run_processes
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.progress import Progress
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.progress import Progress, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
@@ -26,6 +28,8 @@ from slm_lab.spec.spec import Spec
 
 _NEEDED_BYTES = 16 * 2**20
 """Free space below which a run does not begin."""
+_NOTHING = "stopped before the first step; nothing was written"
+_REMAINS = "stopped at once; what was written so far remains in {}"
 
 
 class Trial:
@@ -41,25 +45,34 @@ class Trial:
         """Run every Session, write and return the metrics of the trial.
 
         Raises SpecError or UserError before anything is written; TrialFailed after the analysis, where a Session failed;
-        KeyboardInterrupt after Ctrl-C, when every Session has saved itself and the graphs are drawn.
+        Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
         """
         check_writable(self.plan.data_dir)
-        meta, stop = self.spec.meta, Stop()
-        run_sessions = run_inline if meta.max_session == 1 else run_processes
-        with Progress(meta.max_session, self.spec.env.max_frame) as progress, _notices_to(progress):
-            progress.notice(f"{self.spec.name}: {meta.max_session} × {self.spec.env.max_frame:,} frames, random_seed {meta.random_seed}")
-            if run_sessions is run_processes:
-                threading.Thread(target=_load_analysis, daemon=True).start()
-            outcomes = run_sessions(self.spec, self.plan, self.index, self._open, progress, stop)
-        metrics = self._analyze(progress)
-        failed = [outcome.index for outcome in outcomes if outcome.status == "failed"]
-        if failed:
-            raise TrialFailed(f"{len(failed)} of {meta.max_session} Sessions failed: {', '.join(map(str, sorted(failed)))}", metrics)
+        stop = Stop()
+        try:
+            with stop_on_signal(stop):
+                metrics = self._run(stop)
+        except KeyboardInterrupt:
+            raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self.paths.root), stop.number) from None
         if stop.requested:
-            raise KeyboardInterrupt
+            raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
         return metrics
 
-    def _open(self, backend: str) -> RunPaths:
+    def _run(self, stop: Stop) -> dict[str, Any]:
+        sessions = self.spec.meta.max_session
+        run_sessions = run_inline if sessions == 1 else run_processes
+        with Progress(sessions, self.spec.env.max_frame) as progress, _notices_to(progress):
+            progress.start(self.spec.name)
+            if run_sessions is run_processes:
+                threading.Thread(target=_load_analysis, daemon=True).start()
+            outcomes = run_sessions(self.spec, self.plan, self.index, partial(self._open, progress), progress, stop)
+        metrics = self._analyze(outcomes, progress)
+        failed = sorted(outcome.index for outcome in outcomes if outcome.status == "failed")
+        if failed:
+            raise TrialFailed(f"{len(failed)} of {sessions} Sessions failed: {', '.join(map(str, failed))}", metrics)
+        return metrics
+
+    def _open(self, progress: Progress, backend: str) -> RunPaths:
         """Make the run's folder and save the spec in it. Raises UserError, with nothing left behind."""
         meta = self.spec.meta.model_copy(update={"run": provenance(backend)})
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
@@ -73,25 +86,34 @@ class Trial:
                 shutil.rmtree(paths.root, ignore_errors=True)
             raise UserError(f"cannot write in the data folder {self.plan.data_dir}: {error.strerror or error}") from None
         self.paths = paths
+        progress.begin(f"{self.spec.name}: {meta.max_session} × {self.spec.env.max_frame:,} frames, random_seed {meta.random_seed}")
         return paths
 
-    def _analyze(self, progress: Progress) -> dict[str, Any]:
+    def _analyze(self, outcomes: list[Outcome], progress: Progress) -> dict[str, Any]:
+        """Measure and draw the Sessions that ended well; a failed one would pull their mean down to where it broke off."""
         paths = self.paths
         if paths is None:
             return {}
         from slm_lab.experiment.analysis import analyze_trial
 
         metrics: dict[str, Any] = {}
-        if paths.sessions("train", self.index):
+        well = {outcome.index for outcome in outcomes if outcome.status != "failed"}
+        sessions = [index for index in paths.sessions("train", self.index) if index in well]
+        if sessions:
             with _notices_to(progress):
-                metrics = analyze_trial(self.spec, paths, self.index)
-            scalars = [f"{name} {value:.5g}" for name, value in metrics.items() if isinstance(value, int | float)]
-            progress.say("  ".join(scalars))
+                metrics = analyze_trial(self.spec, paths, self.index, sessions=sessions, failed=len(outcomes) - len(well))
+            progress.say(_summary(metrics, self.spec.env.max_frame))
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
         for file in (paths.root, *graphs, paths.trial_metrics(self.index)):
-            if file.exists():
+            if file.is_dir() or (file.is_file() and file.stat().st_size > 0):
                 progress.say(f"{file}")
         return metrics
+
+
+def _summary(metrics: dict[str, Any], max_frame: int) -> str:
+    """The metrics in one line; those that are not defined are left out."""
+    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
 
 
 def check_writable(folder: Path) -> None:
@@ -103,7 +125,8 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"cannot write in the data folder {folder}: no permission in {there}")
     usage = shutil.disk_usage(there)
     if usage.total and usage.free < _NEEDED_BYTES:
-        raise UserError(f"cannot write in the data folder {folder}: the disk is full")
+        needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))
+        raise UserError(f"cannot write in the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
 
 
 def _settled(spec: Spec, plan: Plan) -> Spec:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import io
+from typing import IO, cast
 
+import pytest
 from rich.console import Console
 
-from slm_lab.experiment.progress import Progress
+from slm_lab.experiment.progress import Progress, number
+from slm_lab.experiment.screen import Screen
 
 ROW: dict[str, float | int | None] = {"total_reward": 21.5, "total_reward_ma": None}
 
 
-def shown(terminal: bool, sessions: int = 2) -> tuple[Progress, io.StringIO]:
+def shown(terminal: bool, sessions: int = 2, width: int = 80) -> tuple[Progress, io.StringIO]:
     file = io.StringIO()
-    return Progress(sessions, 1000, Console(file=file, force_terminal=terminal, width=80, highlight=False, soft_wrap=True)), file
+    return Progress(sessions, 1000, Console(file=file, force_terminal=terminal, width=width, highlight=False, soft_wrap=True)), file
 
 
 def test_plain_lines_without_a_terminal() -> None:
@@ -36,7 +39,7 @@ def test_one_live_table_fits_a_terminal_of_80_columns() -> None:
         progress.update(1, 250, 0.01, ROW)
     text = file.getvalue()
     assert "total_reward_ma" in text
-    assert "999,999,999" in text
+    assert "999,999,999/1,000" in text
     assert "20:50:00" in text
     assert "…" not in text
 
@@ -50,3 +53,37 @@ def test_a_failure_and_a_notice_are_said_above_it() -> None:
             progress.ended(1, "failed", "Traceback [bold]\n  oh no\n")
         assert file.getvalue().count("it rains") == 1
         assert "session 1 failed: Traceback [bold]\n  oh no" in file.getvalue().replace("\r", "")
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60])
+def test_a_narrow_terminal_drops_columns_and_clips_no_number(width: int) -> None:
+    progress, file = shown(terminal=True, sessions=1, width=width)
+    with progress:
+        progress.begin("small: 1 × 1,000 frames")
+        progress.update(0, 999_999, 123_456.0, {"total_reward": -1234.5, "total_reward_ma": -1234.5})
+    last = [line for line in file.getvalue().splitlines() if "999,999" in line][-1]
+    assert "999,999/1,000" in last
+    assert "…" not in last
+
+
+def test_a_run_that_never_began_leaves_no_table() -> None:
+    progress, file = shown(terminal=True)
+    with progress:
+        pass
+    assert file.getvalue().endswith("\x1b[2K")
+
+
+def test_numbers() -> None:
+    assert [number(value) for value in (None, 200_000.0, 12345.6, 0.123456, 3)] == ["-", "200000", "12346", "0.1235", "3"]
+
+
+def test_a_screen_that_is_gone_is_silent() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    screen = Screen(Gone())
+    progress = Progress(1, 1000, Console(file=cast(IO[str], screen), force_terminal=True))
+    with progress:
+        progress.say("hello")
+    assert isinstance(screen.error, BrokenPipeError)

@@ -127,7 +127,16 @@ def test_an_absent_device_is_the_users_to_put_right(make_spec: MakeSpec) -> None
 def test_check_builds_tells_the_problems_of_all_specs(make_spec: MakeSpec) -> None:
     wrong = make_spec(env={"name": "Pendulum-v1", "gravitas": 1}).model_copy(update={"name": "pendulum"})
     with pytest.raises(SpecError, match=r"pendulum\.env\.gravitas"):
-        check_builds([make_spec(), wrong, make_spec()], Plan())
+        check_builds([make_spec(), wrong, make_spec()], Plan(), "specs.json")
+
+
+def test_a_drawn_seed_is_told_and_kept(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(make_spec(meta={"random_seed": None}, env={"max_frame": 100})).build()
+    seed = session.spec.meta.random_seed
+    assert seed is not None
+    assert f"small: random_seed {seed}, drawn" in caplog.text
+    first, again = session.run(), Session(make_spec(meta={"random_seed": seed}, env={"max_frame": 100})).run()
+    assert [row["total_reward"] for row in first.rows] == [row["total_reward"] for row in again.rows]
 
 
 def test_a_session_runs_twice_the_same(make_spec: MakeSpec) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -18,7 +19,10 @@ import pytest
 import slm_lab
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.plan import TrialFailed
+from slm_lab.experiment.trial import Trial
 from slm_lab.spec.loader import load_spec
+from slm_lab.spec.spec import Spec
 
 ROOT = Path(slm_lab.__file__).parent.parent
 SpecBody = Callable[..., dict[str, Any]]
@@ -182,7 +186,12 @@ def test_a_session_that_fails_and_one_that_is_killed(command: Callable[..., Comm
     assert "the pole is broken" in said
     assert 'raise ArithmeticError("the pole is broken")' in said, "no traceback"
     assert "killed by SIGKILL" in said
-    assert "2 of 3 Sessions failed: 0, 1" in said
+    assert said.splitlines()[-1] == "2 of 3 Sessions failed: 0, 1"
+    assert "begins: seeds" not in said, "what it logged is no cause"
+    assert "frame 1000/1000" in said
+    assert "sessions 1  failed 2" in said
+    metrics = json.loads(run.paths.trial_metrics().read_text())
+    assert (metrics["sessions"], metrics["failed"]) == (1, 2)
     assert rows(run.paths.session_df(2))[-1]["frame"] == "1000"
     assert run.paths.trial_metrics().is_file()
     assert run.processes() == []
@@ -212,6 +221,88 @@ def test_ctrl_c_saves_draws_and_leaves_no_process(command: Callable[..., Command
         assert run.paths.checkpoint(index, "best").is_file()
     assert run.paths.trial_graph("mean_returns", "png").is_file()
     assert run.processes() == []
+
+
+@pytest.mark.parametrize(("number", "sessions"), [(signal.SIGTERM, 1), (signal.SIGHUP, 2)])
+def test_sigterm_and_sighup_to_the_whole_group(
+    number: signal.Signals, sessions: int, command: Callable[..., Command], spec_body: SpecBody
+) -> None:
+    """As Ctrl-C; sent twice, as `timeout` does it."""
+    body = endless(spec_body)
+    body["meta"]["max_session"] = sessions
+    run = command(body)
+    process = run.start()
+    until(lambda: bool(runs(run.folder / "data", "small")) and run.paths.sessions() == [*range(sessions)], process)
+    process.send_signal(number)
+    os.killpg(process.pid, number)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said
+    for index in range(sessions):
+        assert checkpoint.load(run.paths.checkpoint(index, "last"))["clock"]["frame"] > 0
+    assert run.paths.trial_graph("mean_returns", "png").is_file()
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_ctrl_c_before_the_first_step(sessions: int, command: Callable[..., Command], spec_body: SpecBody) -> None:
+    body = endless(spec_body)
+    body["meta"]["max_session"] = sessions
+    run = command(body)
+    process = run.start()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "starting small …\n"
+    until(lambda: len(run.processes()) >= (1 if sessions == 1 else 3), process)  # children begin to import
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[0] == "stopped before the first step; nothing was written\n"
+    assert process.returncode == 130
+    assert not (run.folder / "data").exists()
+    assert run.processes() == []
+
+
+def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_body: SpecBody) -> None:
+    run = command(endless(spec_body))
+    process = run.start()
+    until(begun(run), process)
+    children = [one for one in run.processes() if one != process.pid]
+    for child in children:
+        os.kill(child, signal.SIGSTOP)  # so that none saves itself in time
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert said.splitlines()[-1] == f"stopped at once; what was written so far remains in {run.paths.root}"
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_reader_that_leaves_does_not_end_the_run(sessions: int, command: Callable[..., Command], spec_body: SpecBody) -> None:
+    run = command(spec_body(meta={"max_session": sessions}))
+    process = run.start()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=90) == 0
+    assert [rows(run.paths.session_df(index))[-1]["frame"] for index in range(sessions)] == ["1000"] * sessions
+    assert run.paths.trial_metrics().is_file()
+
+
+def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """One line of cause, and only files that hold something are listed."""
+
+    def full(path: Path, bundle: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    trial = Trial(make_spec(), tmp_path)
+    with pytest.raises(TrialFailed, match="1 of 1 Sessions failed: 0"):
+        trial.run()
+    assert trial.paths is not None
+    said = capsys.readouterr().out.splitlines()
+    assert "session 0 failed: the disk of the data folder is full (No space left on device)" in said
+    assert said[-1] == str(trial.paths.root)
+    assert len(said) < 9
 
 
 def test_children_save_themselves_and_end_when_their_parent_is_killed(command: Callable[..., Command], spec_body: SpecBody) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,27 +27,58 @@ class Outcome:
     status: Literal["done", "stopped", "failed"]
     """stopped: saved early, as asked."""
     detail: str = ""
-    """failed: the traceback, or the signal's name."""
+    """failed: the cause, or the traceback, or the signal's name."""
+
+
+STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Those that ask for an end: Ctrl-C, kill, a terminal that closes."""
+_ONE_EVENT = 0.2
+"""Signals within so many seconds are one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
 
 
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
-    """Turn the first Ctrl-C (or SIGTERM) into a request to stop; a second one raises KeyboardInterrupt at once.
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises KeyboardInterrupt at once.
 
-    Outside the main thread signals stay as they are.
+    Outside the main thread signals stay as they are, and so does a SIGHUP that is ignored (nohup).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def handle(number: int, frame: object) -> None:
-        if stop.requested:
-            raise KeyboardInterrupt
-        stop.requested = True
+    first = 0.0
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def handle(number: int, frame: object) -> None:
+        nonlocal first
+        if not stop.requested:
+            first, stop.number, stop.requested = time.monotonic(), number, True
+        elif time.monotonic() > first + _ONE_EVENT:
+            raise KeyboardInterrupt
+
+    ignored = [number for number in STOP_SIGNALS if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS if number not in ignored}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Hold back what asks for an end in this thread and, for good, in a process that is started meanwhile."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def cause(error: BaseException) -> str:
+    """Why a Session failed: in one line where the disk is full, else the traceback."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of the data folder is full ({error.strerror})"
+    return "".join(traceback.format_exception(error))

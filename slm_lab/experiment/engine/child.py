@@ -5,17 +5,17 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from functools import partial
+from multiprocessing import active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from slm_lab.experiment.engine import cause
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.lib.log import logger
@@ -70,9 +70,9 @@ class _Notices(logging.Handler):
 def main(spec: Spec, index: int, trial: int, plan: Plan, connection: Connection, scratch: Path) -> None:
     """Run Session `index`. Messages to the parent: ready, progress, notice, then one of done, user_error, failed.
 
-    What the process prints goes to `scratch`, and to the Session's log once the run is open.
+    What the process prints goes to `scratch`, and to the Session's log once the run is open. Signals that ask for an end
+    reach the whole process group, but are blocked here from the start: the parent passes them on as an order.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent passes it on as an order
     for name in _THREAD_LIMITS:
         os.environ[name] = "1"
     _print_to(scratch)
@@ -84,12 +84,15 @@ def main(spec: Spec, index: int, trial: int, plan: Plan, connection: Connection,
     try:
         _run(spec, index, trial, plan, orders, scratch)
     except (SpecError, UserError) as error:
-        _send(connection, "user_error", str(error))
-    except BaseException:
-        text = traceback.format_exc()
-        sys.stderr.write(text)
-        _send(connection, "failed", text)
+        _send(connection, "user_error", error)
+    except BaseException as error:
+        _send(connection, "failed", cause(error))
+        with suppress(OSError):  # the disk is full
+            logger.info("failed", exc_info=True)
         sys.exit(1)
+    finally:
+        for left in active_children():
+            left.kill()  # exit would wait for it after a SIGTERM, which it blocks too
 
 
 def _run(spec: Spec, index: int, trial: int, plan: Plan, orders: _Orders, scratch: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from slm_lab.experiment.engine import OpenRun, Outcome, stop_on_signal
+from slm_lab.experiment.engine import OpenRun, Outcome, cause
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.progress import Progress
 from slm_lab.lib.log import logger
@@ -22,14 +21,15 @@ def run_inline(spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progress: 
 
     session = Session(spec, 0, plan, trial=trial, stop=stop, report=partial(progress.update, 0)).build()
     try:
+        if stop.requested:
+            return [Outcome(0, "stopped")]
         paths = open_run(session.env.backend)
         with _logged_to(paths.session_log(0, trial)):
             try:
-                with stop_on_signal(stop):
-                    result = session.run(paths)
-            except Exception:
+                result = session.run(paths)
+            except Exception as error:
                 logger.info("failed", exc_info=True)
-                outcome = Outcome(0, "failed", traceback.format_exc())
+                outcome = Outcome(0, "failed", cause(error))
             else:
                 outcome = Outcome(0, "stopped" if result.interrupted else "done")
     finally:
@@ -38,10 +38,16 @@ def run_inline(spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progress: 
     return [outcome]
 
 
+class _Log(logging.FileHandler):
+    """A log that cannot be written (the disk is full) is no error of its own."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...
+
+
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Keep what is logged in the Session's log too."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     level = logger.level
@@ -51,4 +57,5 @@ def _logged_to(path: Path) -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()

@@ -6,6 +6,7 @@ and each begins when told to. So torch is loaded in the children alone, while th
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import tempfile
@@ -13,15 +14,15 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slm_lab.experiment.engine import OpenRun, Outcome, child, stop_on_signal
+from slm_lab.experiment.engine import OpenRun, Outcome, child, signals_blocked
 from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.progress import Progress
 from slm_lab.spec.spec import Spec
 
@@ -29,6 +30,8 @@ _STOP_SECONDS = 60.0
 """So long may a Session take to save itself after Ctrl-C."""
 _TAIL = 20
 """Lines shown of what a killed process printed."""
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
+"""Begin of a line that slm_lab logged, whether it died or not."""
 
 
 class _Child:
@@ -43,7 +46,9 @@ class _Child:
         self.outcome: Outcome | None = None
         self.printed = scratch_dir / f"{index}.log"
         self.process = context.Process(target=child.main, args=(spec, index, trial, plan, theirs, self.printed), name=f"session {index}")
-        with _hidden_main():
+        with signals_blocked():
+            resource_tracker.ensure_running()  # begun by the first process otherwise, and then unblocks signals on its way
+        with signals_blocked(), _hidden_main():
             self.process.start()
         theirs.close()
 
@@ -74,8 +79,8 @@ class _Child:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
         with suppress(OSError):
-            tail = self.printed.read_text(errors="replace").splitlines()[-_TAIL:]
-            return "\n".join([how + hint, *tail])
+            lines = self.printed.read_text(errors="replace").splitlines()
+            return "\n".join([how + hint, *[line for line in lines if line and not _LOGGED.match(line)][-_TAIL:]])
         return how + hint
 
 
@@ -125,9 +130,9 @@ class _Crew:
             case "done":
                 one.outcome = Outcome(one.index, "stopped" if content[0] else "done")
             case "user_error" if self.paths is None:
-                raise UserError(content[0])
+                raise content[0]
             case "user_error" | "failed":
-                one.outcome = Outcome(one.index, "failed", content[0])
+                one.outcome = Outcome(one.index, "failed", str(content[0]))
 
     def _begin(self, one: _Child, backend: str) -> None:
         self.paths = self.paths or self.open_run(backend)
@@ -145,7 +150,8 @@ class _Crew:
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + _STOP_SECONDS
-            self.progress.notice("stopping: every Session saves itself (Ctrl-C again: at once, without)")
+            if any(one.begun for one in self.running):
+                self.progress.notice("stopping: every Session saves itself (Ctrl-C again: at once, without)")
             for one in list(self.running):
                 if one.begun:
                     one.send("stop")
@@ -161,7 +167,7 @@ def run_processes(spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progres
 
     Raises SpecError or UserError where the spec cannot be built or the run not be opened. No process outlives the call.
     """
-    with tempfile.TemporaryDirectory(prefix="slm_lab_") as scratch_dir, stop_on_signal(stop):
+    with tempfile.TemporaryDirectory(prefix="slm_lab_") as scratch_dir:
         return _Crew(spec, plan, trial, open_run, progress, stop, Path(scratch_dir)).run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -37,7 +38,8 @@ class CSVWriter(Observer):
 
     def close(self) -> None:
         for file in self.files.values():
-            file.close()
+            with suppress(OSError):  # a row that could not be written, which has ended the Session already
+                file.close()
 
 
 class TensorBoard(Observer):

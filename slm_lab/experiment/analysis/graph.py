@@ -234,7 +234,7 @@ class Painter:
         axes.tick_params(labelcolor=_INK, labelsize=9, bottom=False, left=False)
         axes.set_xlabel("frames", color=_INK, size=10)
         axes.xaxis.set_label_coords(0.5, -0.1)  # a fixed place saves the search for one
-        axes.yaxis.set_label_coords(-0.115, 0.5)
+        axes.yaxis.set_label_coords(-0.104, 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))

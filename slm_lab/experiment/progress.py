@@ -23,7 +23,7 @@ _WIDE = 16
 """More Sessions than these are shown by their newest."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
-_DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session")
+_DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
 """In this order, where the terminal is narrow."""
 
 

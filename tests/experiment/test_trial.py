@@ -263,7 +263,8 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
     run = command(endless(spec_body))
     process = run.start()
     until(begun(run), process)
-    children = [one for one in run.processes() if one != process.pid]
+    children = [one for one in run.processes() if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    assert len(children) == 2
     for child in children:
         os.kill(child, signal.SIGSTOP)  # so that none saves itself in time
     process.send_signal(signal.SIGINT)

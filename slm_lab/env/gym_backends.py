@@ -76,7 +76,7 @@ class _KeepsLast(gym.Wrapper[Any, Any, Any, Any]):
 def _worker(
     index: int, env_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, autoreset_mode: Any, semaphore: Any
 ) -> None:
-    """Gymnasium's worker, but a constructor that fails is reported, and signals to the whole group are left to the parent, which then closes it."""
+    """Gymnasium's worker, but a constructor that fails is reported, and signals to the whole group are left to the parent."""
     import signal
     import traceback
 

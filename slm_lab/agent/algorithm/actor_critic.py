@@ -67,7 +67,7 @@ class ActorCritic(Algorithm):
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        value_loss = self.value_loss(value_B, batch.target_B).mean()
+        value_loss = self.value_loss(value_B, batch.target_B)
         loss = (
             self.spec.policy_loss_coef * policy_loss
             + self.spec.val_loss_coef * value_loss

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from torch import nn
+import torch
+import torch.nn.functional as F
 
 from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
 from slm_lab.agent.memory.on_policy import MEMORIES, OnPolicyBatchReplay, OnPolicyReplay, slab_bytes
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution, Normal
-from slm_lab.agent.ops.losses import ElementLoss
+from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
@@ -24,13 +26,13 @@ from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.net import LossSpec, RecurrentNetSpec
 from slm_lab.spec.spec import AgentSpec
 
-LOSSES: dict[str, type[nn.Module]] = {
-    "MSELoss": nn.MSELoss,
-    "SmoothL1Loss": nn.SmoothL1Loss,
-    "HuberLoss": nn.HuberLoss,
-    "L1Loss": nn.L1Loss,
+LOSSES: dict[str, ValueLoss] = {
+    "MSELoss": F.mse_loss,
+    "SmoothL1Loss": F.smooth_l1_loss,
+    "HuberLoss": F.huber_loss,
+    "L1Loss": F.l1_loss,
 }
-"""Regression losses for values."""
+"""Regression losses for values, by the names of torch.nn's modules."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Parts:
     policy: Policy
     memory: OnPolicyBatchReplay | OnPolicyReplay
     trainer: Trainer
-    value_loss: ElementLoss
+    value_loss: ValueLoss
     seq_len: int
     rng: np.random.Generator
     """Orders the minibatches."""
@@ -99,14 +101,17 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     return kind(action)
 
 
-def build_value_loss(spec: LossSpec) -> ElementLoss:
-    """The elementwise loss that the spec names."""
+def build_value_loss(spec: LossSpec) -> ValueLoss:
+    """The loss that the spec names, with its arguments."""
     if spec.name not in LOSSES:
         raise SpecError("agent", [Problem("agent.net.loss_spec.name", f"{spec.name!r} is none of {', '.join(LOSSES)}")])
+    arguments = {name: value for name, value in spec.kwargs.items() if name != "reduction"}
+    loss = partial(LOSSES[spec.name], **arguments)
     try:
-        return LOSSES[spec.name](**{**spec.kwargs, "reduction": "none"})
-    except TypeError as error:
+        loss(torch.zeros(1), torch.zeros(1))
+    except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
+    return loss
 
 
 def value_scale(symlog: bool, normalize: bool) -> ValueScale:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
@@ -70,8 +71,9 @@ class PPO(Algorithm):
         if self.spec.clip_vloss:
             value_loss = clipped_value_loss(value_B, batch.value_B, batch.target_B, clip_eps, self.value_loss)
         else:
-            value_loss = self.value_loss(value_B, batch.target_B).mean()
-        return policy_loss + self.spec.val_loss_coef * value_loss - entropy_coef * entropy, entropy
+            value_loss = self.value_loss(value_B, batch.target_B)
+        loss = torch.add(policy_loss, value_loss, alpha=self.spec.val_loss_coef)
+        return (torch.sub(loss, entropy, alpha=entropy_coef) if entropy_coef else loss), entropy
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -173,7 +173,7 @@ class _LocationScale(ActionDistribution):
 
     def _torch(self, params_BP: Tensor) -> tuple[Tensor, Tensor]:
         loc_BD, log_scale_BD = params_BP.chunk(2, dim=1)
-        return loc_BD, log_scale_BD.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return loc_BD, F.hardtanh(log_scale_BD, LOG_STD_MIN, LOG_STD_MAX)  # a clamp whose backward is one kernel
 
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return self._numpy(params_NP)[0]
@@ -192,12 +192,16 @@ class Normal(_LocationScale):
         return self.sample(params_NP, rng)[0]
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        loc_BD, log_std_BD = self._torch(params_BP)
-        z_BD = (action_B - loc_BD) * torch.exp(-log_std_BD)
-        return (-0.5 * z_BD * z_BD - log_std_BD).sum(1) - 0.5 * LOG_2PI * self.action.dim
+        return self.evaluate(params_BP, action_B)[0]
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         return self._torch(params_BP)[1].sum(1) + 0.5 * (1.0 + LOG_2PI) * self.action.dim
+
+    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        loc_BD, log_std_BD = self._torch(params_BP)
+        z_BD = (action_B - loc_BD) * torch.exp(-log_std_BD)
+        volume_B, constant = log_std_BD.sum(1), 0.5 * LOG_2PI * self.action.dim
+        return -0.5 * z_BD.square().sum(1) - volume_B - constant, volume_B + constant + 0.5 * self.action.dim
 
 
 class LogNormal(_LocationScale):

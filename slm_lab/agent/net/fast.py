@@ -84,7 +84,9 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
             if activate is not None:
                 activate(x)
         if log_std is not None:
-            x = np.concatenate([x, np.broadcast_to(log_std, (len(x), len(log_std)))], axis=1)
+            params = np.empty((len(x), x.shape[1] + len(log_std)), np.float32)
+            params[:, : x.shape[1]], params[:, x.shape[1] :] = x, log_std
+            return params
         return x
 
     return act

@@ -169,7 +169,7 @@ class _LocationScale(ActionDistribution):
 
     def _numpy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         loc_ND, log_scale_ND = params_NP[:, : self.action.dim], params_NP[:, self.action.dim :]
-        return loc_ND, np.clip(log_scale_ND, LOG_STD_MIN, LOG_STD_MAX)
+        return loc_ND, np.minimum(np.maximum(log_scale_ND, LOG_STD_MIN), LOG_STD_MAX)  # np.clip takes three times as long
 
     def _torch(self, params_BP: Tensor) -> tuple[Tensor, Tensor]:
         loc_BD, log_scale_BD = params_BP.chunk(2, dim=1)
@@ -185,8 +185,8 @@ class Normal(_LocationScale):
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         loc_ND, log_std_ND = self._numpy(params_NP)
         noise_ND = rng.standard_normal(loc_ND.shape, dtype=np.float32)
-        logp_N = (-0.5 * noise_ND * noise_ND - log_std_ND).sum(axis=1) - np.float32(0.5 * LOG_2PI * self.action.dim)
-        return loc_ND + np.exp(log_std_ND) * noise_ND, logp_N
+        surprise_N = np.add.reduce(0.5 * noise_ND * noise_ND + log_std_ND, axis=1)
+        return loc_ND + np.exp(log_std_ND) * noise_ND, -surprise_N - np.float32(0.5 * LOG_2PI * self.action.dim)
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.sample(params_NP, rng)[0]

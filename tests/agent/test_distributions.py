@@ -120,3 +120,22 @@ def test_extreme_parameters_stay_finite() -> None:
             action, logp = dist.sample(p, np.random.default_rng(0))
             assert np.isfinite(logp).all(), (name, size)
             assert name == "LogNormal" or np.isfinite(action).all(), (name, size)
+
+
+def test_free_log_std_is_the_same_normal() -> None:
+    """A log standard deviation that all states share gives what it gives as an output of the actor, gradients included."""
+    space, log_std = SPACES["continuous"], torch.tensor([-0.3, 0.4], requires_grad=True)
+    free, full = DISTRIBUTIONS["Normal"](space, log_std), DISTRIBUTIONS["Normal"](space)  # type: ignore[call-arg]  # Normal's own
+    loc = torch.from_numpy(params(free, 5)).requires_grad_()
+    both = torch.cat([loc, log_std.expand(5, -1)], dim=1)
+    action, logp = free.sample(loc.detach().numpy(), np.random.default_rng(0))
+    same, same_logp = full.sample(both.detach().numpy(), np.random.default_rng(0))
+    assert np.array_equal(action, same)
+    assert np.allclose(logp, same_logp)
+    gradients = []
+    for dist, p in ((free, loc), (full, both)):
+        log_prob, entropy = dist.evaluate(p, torch.from_numpy(action))
+        assert entropy.shape == dist.entropy(p).shape == (5,)
+        gradients.append(torch.autograd.grad((log_prob + 0.1 * entropy).mean(), (loc, log_std)))
+        assert np.allclose(log_prob.detach().numpy(), logp, atol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))

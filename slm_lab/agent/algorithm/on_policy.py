@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
 from slm_lab.agent.memory.on_policy import MEMORIES, OnPolicyBatchReplay, OnPolicyReplay, slab_bytes
@@ -54,12 +55,16 @@ def build_parts(agent: AgentSpec, info: EnvInfo, clock: Clock, device: str, act_
     """Net, policy, memory and trainer of a policy-gradient algorithm. Raises SpecError where they do not fit each other or the env."""
     assert agent.net is not None  # the spec room refuses a learner without one
     distribution = build_distribution(agent.algorithm, info.action)
-    free = info.action.dim if isinstance(distribution, Normal) and agent.net.log_std_init is not None else 0
-    if agent.net.log_std_init is not None and not free:
-        notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
+    log_std = None
+    if agent.net.log_std_init is not None:
+        if isinstance(distribution, Normal):
+            log_std = nn.Parameter(torch.full((info.action.dim,), agent.net.log_std_init))
+            distribution = Normal(info.action, log_std)
+        else:
+            notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
     if isinstance(agent.memory, OnPolicyBatchReplaySpec):
         _check_room(agent, info)
-    net = ActorCriticNet(agent.net, info.observation, distribution.params, free, critic)
+    net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
     separate = critic and not agent.net.use_same_optim
     trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, device)
     return Parts(

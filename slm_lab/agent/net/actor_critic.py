@@ -12,36 +12,32 @@ from slm_lab.spec.net import NetSpec
 
 
 class ActorHead(nn.Module):
-    """Features → distribution parameters; log standard deviations may be free parameters."""
+    """Features → distribution parameters. `log_std`: the distribution's free parameters, learned with the head."""
 
-    def __init__(self, features: int, params: int, spec: NetSpec, free_log_std: int = 0) -> None:
+    def __init__(self, features: int, params: int, spec: NetSpec, log_std: nn.Parameter | None = None) -> None:
         super().__init__()
         init_fn, out_activation = getattr(spec, "init_fn", None), getattr(spec, "out_layer_activation", None)
-        self.linear = nn.Linear(features, params - free_log_std)
+        self.linear = nn.Linear(features, params)
         init_output(self.linear, init_fn, spec.actor_init_std)
         self.activation = activation(out_activation) if out_activation else None
-        self.log_std = nn.Parameter(torch.full((free_log_std,), float(spec.log_std_init or 0.0))) if free_log_std else None
+        self.log_std = log_std
 
     def forward(self, features_BF: Tensor) -> Tensor:
         params_BP = self.linear(features_BF)
-        if self.activation is not None:
-            params_BP = self.activation(params_BP)
-        if self.log_std is not None:
-            params_BP = torch.cat([params_BP, self.log_std.expand(len(params_BP), -1)], dim=1)
-        return params_BP
+        return params_BP if self.activation is None else self.activation(params_BP)
 
 
 class ActorCriticNet(nn.Module):
     """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
 
-    Args: params: outputs of the actor. free_log_std: how many of them are free parameters. critic: false for
+    Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
     algorithms without one; its value is then 0.
     """
 
-    def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, free_log_std: int = 0, critic: bool = True) -> None:
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
         self.actor_body: Body = build_body(spec, obs, "actor")
-        self.actor_head = ActorHead(self.actor_body.features, params, spec, free_log_std)
+        self.actor_head = ActorHead(self.actor_body.features, params, spec, log_std)
         self.critic_body: Body | None = None
         self.critic_head: nn.Linear | None = None
         if critic:

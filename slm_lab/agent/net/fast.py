@@ -74,7 +74,6 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
     layers = _layers([*_chain(body.layers), head.linear, *([head.activation] if head.activation is not None else [])])
     if not layers:
         return None
-    log_std = None if head.log_std is None else head.log_std.detach().numpy()
 
     def act(obs_N: np.ndarray) -> np.ndarray:
         x = obs_N
@@ -83,10 +82,6 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
             x += bias
             if activate is not None:
                 activate(x)
-        if log_std is not None:
-            params = np.empty((len(x), x.shape[1] + len(log_std)), np.float32)
-            params[:, : x.shape[1]], params[:, x.shape[1] :] = x, log_std
-            return params
         return x
 
     return act

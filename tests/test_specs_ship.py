@@ -22,7 +22,7 @@ BENCHMARKS = [(path, name) for path, name in SPECS if path.parent.parent.name ==
 
 BUDGETS = {
     "CartPole-v1": (200_000, 4, 500),
-    "slm_lab.env.masked:MaskedCartPole-v1": (300_000, 8, 500),
+    "slm_lab.env.masked:MaskedCartPole-v1": (200_000, 8, 500),
     "Acrobot-v1": (300_000, 4, 500),
     "Pendulum-v1": (300_000, 4, 500),
     "LunarLander-v3": (300_000, 8, 1_000),

@@ -8,8 +8,6 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-LIFE_KEYS = ("episodic_life", "life_loss_info")
-
 
 @dataclass(frozen=True)
 class AtariSettings:

@@ -283,9 +283,13 @@ def test_evaluation_explores_as_the_frame_says() -> None:
     assert len({tuple(act(obs, np.ones(3, bool))) for _ in range(50)}) > 1
 
 
-def test_a_rollout_that_does_not_fit_is_a_spec_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecError, match=r"agent.algorithm.time_horizon: 2000000000: .* GiB, this machine has"):
+def test_a_rollout_that_does_not_fit_is_a_spec_error() -> None:
+    with pytest.raises(
+        SpecError, match=r"agent.algorithm.time_horizon: rollouts of 2000000000 steps of 3 envs need .* GiB, this machine has"
+    ):
         agent_of(spec({**PPO, "time_horizon": 2_000_000_000}), info(3))
+    with pytest.raises(SpecError, match=r"env.num_envs: rollouts of 32 steps"):  # by default: no key to blame
+        agent_of(spec({"name": "ActorCritic"}), info(10**10))
 
 
 def test_log_std_init_without_normal_is_a_notice(caplog: pytest.LogCaptureFixture) -> None:

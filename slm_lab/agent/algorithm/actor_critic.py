@@ -33,19 +33,13 @@ class ActorCritic(Algorithm):
         self.spec = agent.algorithm
         self.scale = value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
         self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, clock, device, seeds.act, seeds.update, critic=True)
+        parts = build_parts(agent, info, device, seeds, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, its threads side by side
-        batch = self._with_advantages(rollout.to(self.device))
-        self.learner.begin()
-        for piece, share in batch.pieces():
-            loss, entropy = self._loss(piece)
-            self.learner.add(loss, share, entropy=entropy)
-        self.learner.step()
-        return self.learner.end()
+        return self.learner.step_on(self._with_advantages(rollout.to(self.device)), self._loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         values = critic_outputs(self.net, rollout, self.seq_len)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from slm_lab.agent.algorithm.batch import Batch, Minibatch
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.optim.trainer import Trainer
@@ -93,6 +95,15 @@ class Learner:
         self._sums["grad_norm"] = self._sums.get("grad_norm", 0.0) + self.trainer.step()
         self._steps += 1
         self.clock.opt_step += 1
+
+    def step_on(self, batch: Batch, loss: Callable[[Minibatch], tuple[Tensor, Tensor]]) -> Metrics:
+        """An update of one step on a whole batch. `loss` gives the mean loss and entropy of a part of it."""
+        self.begin()
+        for piece, share in batch.pieces():
+            value, entropy = loss(piece)
+            self.add(value, share, entropy=entropy)
+        self.step()
+        return self.end()
 
     def end(self) -> Metrics:
         """After them: layers as for acting; the means since `begin`."""

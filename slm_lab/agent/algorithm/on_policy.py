@@ -17,10 +17,10 @@ from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS,
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
-from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import notice
 from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import ActionSpace, EnvInfo
+from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import AlgorithmSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
@@ -51,7 +51,7 @@ class Parts:
     """Orders the minibatches."""
 
 
-def build_parts(agent: AgentSpec, info: EnvInfo, clock: Clock, device: str, act_seed: int, update_seed: int, critic: bool) -> Parts:
+def build_parts(agent: AgentSpec, info: EnvInfo, device: str, seeds: Seeds, critic: bool) -> Parts:
     """Net, policy, memory and trainer of a policy-gradient algorithm. Raises SpecError where they do not fit each other or the env."""
     assert agent.net is not None  # the spec room refuses a learner without one
     distribution = build_distribution(agent.algorithm, info.action)
@@ -71,12 +71,12 @@ def build_parts(agent: AgentSpec, info: EnvInfo, clock: Clock, device: str, act_
         distribution=distribution,
         net=net,
         # the policy comes after the trainer: its fast path holds views of the flat parameters
-        policy=Policy(info.action, np.random.default_rng(act_seed), net, distribution, agent.algorithm.action_policy),
+        policy=Policy(info.action, np.random.default_rng(seeds.act), net, distribution, agent.algorithm.action_policy),
         memory=MEMORIES[type(agent.memory)](info, agent.rollout_len, net.state_size),
         trainer=trainer,
         value_loss=build_value_loss(agent.net.loss_spec),
         seq_len=agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1,
-        rng=np.random.default_rng(update_seed),
+        rng=np.random.default_rng(seeds.update),
     )
 
 
@@ -84,11 +84,11 @@ def _check_room(agent: AgentSpec, info: EnvInfo) -> None:
     """Raise SpecError where a rollout and its shuffled copy do not fit this machine."""
     needed, there = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
     if needed > there:
-        keys = ("time_horizon", "num_step_returns", "training_frequency")
-        key = next(key for key in keys if getattr(agent.algorithm, key, None) is not None)
+        lengths = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(agent.algorithm, key, None)]
+        path = f"agent.algorithm.{lengths[0]}" if lengths else "env.num_envs"
         sizes = f"need {needed / 2**30:,.1f} GiB, this machine has {there / 2**30:,.1f}"
-        message = f"{agent.rollout_len}: rollouts of {info.num_envs} envs {sizes}; shorten them, or take fewer envs"
-        raise SpecError("agent", [Problem(f"agent.algorithm.{key}", message)])
+        message = f"rollouts of {agent.rollout_len} steps of {info.num_envs} envs {sizes}; shorten them, or take fewer envs"
+        raise SpecError("agent", [Problem(path, message)])
 
 
 def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:

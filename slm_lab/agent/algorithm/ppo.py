@@ -35,7 +35,7 @@ class PPO(Algorithm):
         self.scale = value_scale(self.spec.symlog, self.spec.normalize_v_targets)
         self.percentile = PercentileScale()
         self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, clock, device, seeds.act, seeds.update, critic=True)
+        parts = build_parts(agent, info, device, seeds, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len, self.rng = parts.distribution, parts.value_loss, parts.seq_len, parts.rng

@@ -29,19 +29,13 @@ class Reinforce(Algorithm):
         assert isinstance(agent.algorithm, ReinforceSpec)
         self.spec = agent.algorithm
         self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, clock, device, seeds.act, seeds.update, critic=False)
+        parts = build_parts(agent, info, device, seeds, critic=False)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.seq_len = parts.distribution, parts.seq_len
 
     def learn(self, rollout: Rollout) -> Metrics:
-        batch = self._with_returns(rollout.to(self.device))
-        self.learner.begin()
-        for piece, share in batch.pieces():
-            loss, entropy = self._loss(piece)
-            self.learner.add(loss, share, entropy=entropy)
-        self.learner.step()
-        return self.learner.end()
+        return self.learner.step_on(self._with_returns(rollout.to(self.device)), self._loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: a truncated episode's return just ends there

@@ -152,7 +152,7 @@ class OnPolicyReplay(OnPolicyMemory):
     def _drop_ended(self) -> None:
         """Keep the rows from the oldest unfinished episode on."""
         keep = int(self.begin_N.min())
-        for name, slab in self.slabs.items():
+        for name, slab in self.slabs.items() if keep else ():
             rows = self.t + (name in ("obs", "first")) - keep
             slab[:rows] = slab[keep : keep + rows].copy()
         self.t -= keep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -58,7 +59,9 @@ def make_env(spec: EnvSpec, seed: int, *, num_envs: int | None = None, gamma: fl
     except UnsupportedSpace as error:
         backend.close()
         raise _problem(spec, "name", f"{spec.name}: {error}") from None
-    info = EnvInfo(target.num_envs, observation, action, name)
+    if target.atari is not None:
+        observation = replace(observation, stack=target.atari.stack_num)
+    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame)
     treats_obs = (spec.normalize_obs or spec.clip_obs is not None) and observation.dtype != "uint8"
     if (spec.normalize_obs or spec.clip_obs is not None) and not treats_obs:
         notice(f"env: normalize_obs and clip_obs have no effect on the images of {spec.name}; a ConvNet's normalize scales them")

@@ -40,6 +40,8 @@ class ObservationSpace:
     shape: tuple[int, ...]
     dtype: Literal["float32", "uint8"] = "float32"
     """uint8 for images, else float32."""
+    stack: int = 1
+    """Frames stacked along the first axis, the newest last: within an episode each observation is the one before, moved on by a frame."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class EnvInfo:
     action: ActionSpace
     backend: str = "sync"
     """The resolved backend."""
+    max_frame: int = 2**62
+    """Frames that are collected in all."""
 
 
 class Episode(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.base import Flag, Fraction, NonNegative, Positive, SpecModel
+from slm_lab.spec.base import Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel
 from slm_lab.spec.schedule import Schedule, constant
 
 ActionPdtype = Literal[
@@ -28,6 +28,7 @@ ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 class AlgorithmSpec(SpecModel):
     """Keys of every algorithm."""
 
+    name: str
     action_pdtype: ActionPdtype = "default"
     """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space."""
     action_policy: ActionPolicy = "default"
@@ -110,4 +111,123 @@ class PPOSpec(OnPolicySpec):
     """Train the critic on returns normalised by their running mean and standard deviation."""
 
 
-Algorithm = Annotated[RandomSpec | ReinforceSpec | ActorCriticSpec | PPOSpec, Field(discriminator="name")]
+class SILKeys(SpecModel):
+    """Keys of self-imitation (arXiv:1806.05635)."""
+
+    sil_policy_loss_coef: NonNegative = 1.0
+    """Weight of the self-imitation policy loss."""
+    sil_val_loss_coef: NonNegative = 0.01
+    """Weight of the self-imitation value loss."""
+    training_batch_iter: Positive = 1
+    """Self-imitation steps on each batch."""
+    training_iter: Positive = 4
+    """Self-imitation batches after each training on fresh experience."""
+
+
+class SILSpec(ActorCriticSpec, SILKeys):
+    """Self-imitation learning (arXiv:1806.05635) on top of ActorCritic."""
+
+    name: Literal["SIL"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+class PPOSILSpec(PPOSpec, SILKeys):
+    """Self-imitation learning (arXiv:1806.05635) on top of PPO."""
+
+    name: Literal["PPOSIL"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+class SARSASpec(AlgorithmSpec):
+    """SARSA (Rummery & Niranjan 1994): on-policy action values."""
+
+    name: Literal["SARSA"]
+    training_frequency: Positive | None = None
+    """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
+
+
+class ReplayAlgorithmSpec(AlgorithmSpec):
+    """Keys of every algorithm that learns from a replay memory."""
+
+    training_frequency: Positive = 1
+    """Train every so many transitions, at most once per vector step."""
+    training_start_step: Count = 0
+    """Transitions gathered before the first training."""
+
+
+class QLearningSpec(ReplayAlgorithmSpec):
+    """Keys of the Q-learning algorithms."""
+
+    training_iter: Positive = 1
+    """Batches of one training."""
+    training_batch_iter: Positive = 1
+    """Gradient steps on each batch."""
+
+
+class VanillaDQNSpec(QLearningSpec):
+    """Q-learning with a net and a replay memory, without a target net (arXiv:1312.5602)."""
+
+    name: Literal["VanillaDQN"]
+
+
+class DQNSpec(QLearningSpec):
+    """Deep Q-learning with a target net (Mnih et al. 2015)."""
+
+    name: Literal["DQN"]
+
+
+class DoubleDQNSpec(QLearningSpec):
+    """Double Q-learning: the net chooses the next action, the target net values it (arXiv:1509.06461)."""
+
+    name: Literal["DoubleDQN"]
+
+
+class SoftActorCriticSpec(ReplayAlgorithmSpec):
+    """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
+
+    name: Literal["SoftActorCritic"]
+    training_iter: Positive | None = None
+    """Batches of one training, one gradient step each; absent: num_envs."""
+    policy_delay: Positive = 1
+    """Critic steps for each step of the actor and the temperature."""
+    target_entropy: Real | Literal["auto"] = "auto"
+    """Entropy in nats that the temperature is tuned to; auto: −dim(A) for continuous actions, 0.98 ln|A| for discrete ones."""
+    entropy_anneal: Flag | Real = False
+    """The target entropy moves linearly to this value by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
+    entropy_penalty_coef: NonNegative = 0.0
+    """Discrete actions: weight β of the penalty ½ (H_behaviour − H)² on sudden changes of entropy (arXiv:2209.10081, eq. 11)."""
+    symlog: Flag = False
+    """Train the critics on symlog(return) (arXiv:2301.04104, eq. 9)."""
+    log_alpha_min: Real = -10.0
+    """Least logarithm of the temperature α."""
+    log_alpha_max: Real = 2.0
+    """Greatest logarithm of the temperature α."""
+    alpha_lr: PositiveReal | None = None
+    """Learning rate of the temperature; absent: the actor's."""
+    fixed_alpha: PositiveReal | None = None
+    """Temperature α, not tuned; absent: tuned to target_entropy."""
+    alpha_anneal_frames: Positive | None = None
+    """fixed_alpha falls linearly to 0 over so many frames; absent: it stays."""
+    spectral_norm: Flag = False
+    """Spectral normalisation (arXiv:1802.05957) of the critics' hidden layers."""
+
+
+class CrossQSpec(SoftActorCriticSpec):
+    """CrossQ (arXiv:1902.05605): soft actor-critic without target nets, critics batch-normalised over states and next states at once."""
+
+    name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+Algorithm = Annotated[
+    RandomSpec
+    | ReinforceSpec
+    | ActorCriticSpec
+    | PPOSpec
+    | SILSpec
+    | PPOSILSpec
+    | SARSASpec
+    | VanillaDQNSpec
+    | DQNSpec
+    | DoubleDQNSpec
+    | SoftActorCriticSpec
+    | CrossQSpec,
+    Field(discriminator="name"),
+]

@@ -69,9 +69,9 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     body = spec.model_dump(mode="json", exclude={"name"})
     search = body.pop("search", None)
     drop_nulls(body)
-    net = body["agent"].get("net")
-    if net is not None:
-        body["agent"]["net"] = {"type": net.pop("name"), **net}
+    for key in ("net", "critic_net"):
+        if (net := body["agent"].get(key)) is not None:
+            body["agent"][key] = {"type": net.pop("name"), **net}
     return {spec.name: body | ({"search": search} if search else {})}
 
 
@@ -250,6 +250,9 @@ _STAND_IN: dict[Path, Any] = {
     ("agent",): {"algorithm": {"name": "Random"}},
     ("agent", "algorithm"): {"name": "Random"},
     ("agent", "net", "conv_hid_layers"): [[1, 1]],
+    ("agent", "critic_net", "conv_hid_layers"): [[1, 1]],
+    ("agent", "net", "hid_layers"): [[], [], []],
+    ("agent", "critic_net", "hid_layers"): [[], [], []],
     ("env",): {"name": "CartPole-v1", "max_frame": 1},
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,

@@ -30,7 +30,8 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
     _algorithm(_section(raw, "agent", "algorithm"), report)
     _env(_section(raw, "env"), report)
     _meta(_section(raw, "meta"), report)
-    _net(_section(raw, "agent", "net"), report)
+    for key in ("net", "critic_net"):
+        _net(_section(raw, "agent", key), ("agent", key), report)
 
 
 def _section(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -115,9 +116,8 @@ def _meta(meta: dict[str, Any], report: Report) -> None:
     _drop(meta, ("meta", "train_mode"), "no longer used (the mode is an argument of the command); dropped", report)
 
 
-def _net(net: dict[str, Any], report: Report) -> None:
+def _net(net: dict[str, Any], place: Path, report: Report) -> None:
     """Published files name a net by `type`; the models by `name`, as everything else. Both are fine, so no note."""
-    place = ("agent", "net")
     if "type" not in net:
         return
     kind = net.pop("type")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from slm_lab.spec.base import Count, Flag, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.base import Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel
 
 
 class _Named(SpecModel):
@@ -68,6 +68,12 @@ class NetSpec(SpecModel):
     """The actor's, where use_same_optim is false."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The critic's, where use_same_optim is false."""
+    update_type: Literal["replace", "polyak"] = "polyak"
+    """How a target net follows: a copy of the net now and then, or an average that moves towards it."""
+    update_frequency: Positive = 1
+    """Frames between two updates of the target net."""
+    polyak_coef: Fraction = 0.005
+    """polyak: weight of the net in each update of the target net."""
     gpu: Flag | Literal["auto"] = False
     """Compute on cuda; "auto": where there is one."""
     cuda_id: Count | None = None
@@ -95,6 +101,20 @@ class MLPNetSpec(_LayersSpec):
     """Units of each hidden layer."""
 
 
+class DuelingMLPNetSpec(MLPNetSpec):
+    """Fully connected layers, then a stream for the state's value and one for the advantages of actions (arXiv:1511.06581)."""
+
+    name: Literal["DuelingMLPNet"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+class HydraMLPNetSpec(_LayersSpec):
+    """Fully connected layers with several heads on the observation, a common body, and a tail for each output."""
+
+    name: Literal["HydraMLPNet"]
+    hid_layers: Annotated[list[Any], Field(min_length=3, max_length=3)]
+    """[heads, body, tails]: heads and tails are lists of lists of units ([[32], [32]]; tails may be []), the body a list of units."""
+
+
 class ConvNetSpec(_LayersSpec):
     """Convolutions, then fully connected layers."""
 
@@ -105,6 +125,12 @@ class ConvNetSpec(_LayersSpec):
     """Units of each fully connected hidden layer."""
     normalize: Flag = True
     """Divide uint8 observations by 255."""
+
+
+class DuelingConvNetSpec(ConvNetSpec):
+    """Convolutions and fully connected layers, then a stream for the state's value and one for the advantages (arXiv:1511.06581)."""
+
+    name: Literal["DuelingConvNet"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
 class RecurrentNetSpec(_LayersSpec):
@@ -141,4 +167,7 @@ class TorchArcNetSpec(NetSpec):
     """Divide uint8 observations by 255."""
 
 
-Net = Annotated[MLPNetSpec | ConvNetSpec | RecurrentNetSpec | TorchArcNetSpec, Field(discriminator="name")]
+Net = Annotated[
+    MLPNetSpec | DuelingMLPNetSpec | HydraMLPNetSpec | ConvNetSpec | DuelingConvNetSpec | RecurrentNetSpec | TorchArcNetSpec,
+    Field(discriminator="name"),
+]

@@ -6,9 +6,31 @@ import importlib.util
 from typing import Any
 
 from slm_lab.spec import env_ids
-from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, RandomSpec
-from slm_lab.spec.memory import OnPolicyReplaySpec
-from slm_lab.spec.net import ConvNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.algorithm import (
+    ActorCriticSpec,
+    AlgorithmSpec,
+    CrossQSpec,
+    DoubleDQNSpec,
+    DQNSpec,
+    PPOSILSpec,
+    PPOSpec,
+    QLearningSpec,
+    RandomSpec,
+    ReplayAlgorithmSpec,
+    SARSASpec,
+    SILSpec,
+    SoftActorCriticSpec,
+)
+from slm_lab.spec.memory import OnPolicyBatchReplaySpec, PrioritizedReplaySpec, ReplaySpec, SILReplayKeys
+from slm_lab.spec.net import (
+    ConvNetSpec,
+    DuelingConvNetSpec,
+    DuelingMLPNetSpec,
+    HydraMLPNetSpec,
+    NetSpec,
+    RecurrentNetSpec,
+    TorchArcNetSpec,
+)
 from slm_lab.spec.report import Path, Report, nearest
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
 from slm_lab.spec.search import NET, redirect_search
@@ -29,14 +51,16 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     if algorithm_known:
         _algorithm(spec, report)
     _schedules(spec.agent.algorithm, report)
-    if spec.agent.net is not None:
-        check_net(spec.agent.net, report)
-        _net(spec.agent, spec.agent.net, report)
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is not None:
+            check_net(net, ("agent", key), report)
+            _net(spec.agent, net, ("agent", key), report)
+    _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
 
 
 def _has_critic(algorithm: AlgorithmSpec) -> bool:
-    return isinstance(algorithm, (ActorCriticSpec, PPOSpec))
+    return isinstance(algorithm, (ActorCriticSpec, PPOSpec, SoftActorCriticSpec))
 
 
 def _algorithm(spec: Spec, report: Report) -> None:
@@ -45,11 +69,17 @@ def _algorithm(spec: Spec, report: Report) -> None:
         report.fail(NET, f"missing; {algorithm.name} needs a net")
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
         report.fail((*ALGORITHM, "num_step_returns"), "excludes lam (generalised advantage estimation); give one of them")
-    if isinstance(algorithm, PPOSpec) and isinstance(agent.memory, OnPolicyReplaySpec):
-        report.fail(
-            ("agent", "memory", "name"),
-            "must be 'OnPolicyBatchReplay' (PPO learns from rollouts of time_horizon steps), not 'OnPolicyReplay'",
-        )
+    if isinstance(algorithm, SoftActorCriticSpec):
+        if algorithm.action_policy not in ("default", "random"):
+            report.fail(
+                (*ALGORITHM, "action_policy"),
+                f"must be 'default' or 'random', not '{algorithm.action_policy}': {algorithm.name} samples its own policy",
+            )
+        if algorithm.log_alpha_min >= algorithm.log_alpha_max:
+            report.fail(
+                (*ALGORITHM, "log_alpha_min"),
+                f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}",
+            )
     if algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
         report.fail((*ALGORITHM, "explore_var_spec"), f"missing; the action_policy '{algorithm.action_policy}' needs it")
 
@@ -66,27 +96,72 @@ def _schedules(algorithm: AlgorithmSpec, report: Report) -> None:
                 report.fail((*ALGORITHM, key, end), f"must be a number ≥ 0, not {value:g}")
 
 
-def _net(agent: AgentSpec, net: NetSpec, report: Report) -> None:
+def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
+    """The memory is of the algorithm's kind, and a batch fits into it."""
+    algorithm, memory, place = agent.algorithm, agent.memory, ("agent", "memory")
+    replays = isinstance(algorithm, ReplayAlgorithmSpec)
+    if isinstance(algorithm, RandomSpec):
+        return
+    if algorithm_known and isinstance(algorithm, PPOSpec) and not isinstance(memory, OnPolicyBatchReplaySpec):
+        why = f"{algorithm.name} learns from rollouts of time_horizon steps"
+        report.fail((*place, "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
+    elif algorithm_known and replays != isinstance(memory, (ReplaySpec, PrioritizedReplaySpec)):
+        name = algorithm.name
+        allowed = "'Replay' or 'PrioritizedReplay'" if replays else "'OnPolicyBatchReplay', 'OnPolicyReplay' or 'OnPolicyCrossEntropy'"
+        why = "learns from old transitions drawn at random" if replays else "learns on-policy, from each transition once"
+        report.fail((*place, "name"), f"must be {allowed} ({name} {why}), not '{memory.name}'")
+    replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
+    if replay.batch_size > replay.max_size:
+        report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
+
+
+def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
     if isinstance(net, TorchArcNetSpec):
-        _arcs(agent, net, report)
+        _arcs(agent, net, place, report)
+    if isinstance(net, RecurrentNetSpec) and isinstance(agent.algorithm, ReplayAlgorithmSpec):
+        report.fail(
+            (*place, "name"), f"'RecurrentNet' needs steps in order, and {agent.algorithm.name} draws single ones; take MLPNet or ConvNet"
+        )
+    if isinstance(net, (DuelingMLPNetSpec, DuelingConvNetSpec)) and not isinstance(agent.algorithm, (QLearningSpec, SARSASpec, RandomSpec)):
+        plain = net.name.removeprefix("Dueling")
+        name = agent.algorithm.name
+        report.fail((*place, "name"), f"must be '{plain}', not '{net.name}': {name} has no action values to split; DQN and its kin have")
+    if isinstance(net, HydraMLPNetSpec):
+        _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):
         for index, layer in enumerate(net.conv_hid_layers):
             for part, what in ((0, "channels"), (1, "a kernel"), (2, "a stride")):
                 sizes = layer[part] if part < len(layer) else 1
                 if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
-                    report.fail((*NET, "conv_hid_layers", index, part), f"must be {what} above 0, not 0")
+                    report.fail((*place, "conv_hid_layers", index, part), f"must be {what} above 0, not 0")
 
 
-def _arcs(agent: AgentSpec, net: TorchArcNetSpec, report: Report) -> None:
+def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:
+    """hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
+
+    def units(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
+
+    heads, body, tails = net.hid_layers
+    for index, (part, what) in enumerate(((heads, "heads"), (tails, "tails"))):
+        if not isinstance(part, list) or not all(units(item) for item in part) or (what == "heads" and not part):
+            report.fail((*place, "hid_layers", 2 * index), f"must be a list with the units of each of the {what}, as [[32], [32]]")
+    if not units(body):
+        report.fail((*place, "hid_layers", 1), "must be a list of units of the body, as [64]")
+
+
+def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -> None:
     """`arc` for both, or one for each that the algorithm has."""
-    if net.arc is not None:
+    if net.arc is not None or (place[-1] == "critic_net" and net.critic_arc is not None):
         return
-    if net.actor_arc is None:
-        report.fail((*NET, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc")
-    elif net.critic_arc is None and _has_critic(agent.algorithm):
-        report.fail((*NET, "critic_arc"), "missing; actor_arc is given, so critic_arc (or arc) is needed too")
+    if place[-1] == "critic_net":
+        report.fail((*place, "arc"), "missing; a TorchArcNet of the critics needs arc or critic_arc")
+    elif net.actor_arc is None:
+        report.fail((*place, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc")
+    elif net.critic_arc is None and _has_critic(agent.algorithm) and agent.critic_net is None:
+        report.fail((*place, "critic_arc"), "missing; actor_arc is given, so critic_arc (or arc) is needed too")
     if net.shared and net.actor_arc is not None and net.critic_arc is not None:
-        report.fail((*NET, "shared"), "a shared body is one: give arc, not actor_arc and critic_arc")
+        report.fail((*place, "shared"), "a shared body is one: give arc, not actor_arc and critic_arc")
 
 
 def _env(spec: Spec, report: Report) -> None:
@@ -107,6 +182,11 @@ def settle(spec: Spec, report: Report) -> Spec:
     change: dict[str, Any] = {"algorithm": _settled_algorithm(spec, report)}
     if spec.agent.net is not None:
         change["net"] = _settled_net(spec.agent.net, spec, report)
+    if spec.agent.critic_net is not None and not isinstance(spec.agent.algorithm, SoftActorCriticSpec):
+        change["critic_net"] = None
+        name = spec.agent.algorithm.name
+        report.note(("agent", "critic_net"), f"has no effect in {name}, only in SoftActorCritic and CrossQ; dropped")
+    change["memory"] = _settled_memory(spec.agent, report)
     agent = spec.agent.model_copy(update=change)
     return spec.model_copy(update={"agent": agent, "search": _settled_search(spec, agent, report)})
 
@@ -130,6 +210,9 @@ def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
     if algorithm.explore_var_spec is not None and algorithm.action_policy in ("default", "random"):
         change["explore_var_spec"] = None
         report.note((*ALGORITHM, "explore_var_spec"), f"has no effect with the action_policy '{algorithm.action_policy}'; dropped")
+    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.alpha_anneal_frames is not None and algorithm.fixed_alpha is None:
+        change["alpha_anneal_frames"] = None
+        report.note((*ALGORITHM, "alpha_anneal_frames"), "has no effect without fixed_alpha; dropped")
     if isinstance(algorithm, PPOSpec):
         rollout = algorithm.time_horizon * spec.env.num_envs
         if algorithm.minibatch_size > rollout:
@@ -145,14 +228,42 @@ def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
     return algorithm.model_copy(update=change)
 
 
+def _settled_memory(agent: AgentSpec, report: Report) -> Any:
+    """The replay keys of an on-policy memory are for self-imitation."""
+    memory = agent.memory
+    if not isinstance(memory, SILReplayKeys) or isinstance(agent.algorithm, (SILSpec, PPOSILSpec)):
+        return memory
+    unused = [key for key in SILReplayKeys.model_fields if getattr(memory, key) is not None]
+    for key in unused:
+        report.note(("agent", "memory", key), f"has no effect in {memory.name}, but for SIL and PPOSIL; dropped")
+    return memory.model_copy(update=dict.fromkeys(unused))
+
+
+TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
+"""Keys of target nets."""
+
+
+def _target_net(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
+    """Notes on keys of target nets where there is none."""
+    if isinstance(algorithm, CrossQSpec) or not isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec, RandomSpec)):
+        keys = [key for key in TARGET_NET if getattr(net, key) != NetSpec.model_fields[key].default]
+        why = f"{algorithm.name} has no target net"
+    else:
+        keys = ["polyak_coef"] if net.update_type == "replace" and net.polyak_coef != NetSpec.model_fields["polyak_coef"].default else []
+        why = "the update_type is 'replace'"
+    for key in keys:
+        report.note((*NET, key), f"has no effect, since {why}; dropped")
+    return {key: NetSpec.model_fields[key].default for key in keys}
+
+
 def _settled_net(net: NetSpec, spec: Spec, report: Report) -> NetSpec:
-    change = _settled_optimizers(net, spec.agent.algorithm, report)
+    change = _settled_optimizers(net, spec.agent.algorithm, report) | _target_net(net, spec.agent.algorithm, report)
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:
             change[key] = activation(word)  # leaky_relu: torch has no underscores
     rollout = spec.agent.rollout_len
-    if isinstance(net, RecurrentNetSpec) and not isinstance(spec.agent.memory, OnPolicyReplaySpec) and net.seq_len > rollout:
+    if isinstance(net, RecurrentNetSpec) and isinstance(spec.agent.memory, OnPolicyBatchReplaySpec) and net.seq_len > rollout:
         change["seq_len"] = rollout
         report.note((*NET, "seq_len"), f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
     return net.model_copy(update=change)
@@ -169,7 +280,7 @@ def _settled_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) 
         return {"use_same_optim": False}
     if _has_critic(algorithm) and not net.use_same_optim:
         return change
-    reason = "use_same_optim is true" if _has_critic(algorithm) else f"{algorithm.name} has no critic"  # type: ignore[attr-defined]
+    reason = "use_same_optim is true" if _has_critic(algorithm) else f"{algorithm.name} has no critic"
     for key in separate:
         common = key.removeprefix("actor_")
         change[key] = None

@@ -158,15 +158,18 @@ def _wrong_arguments(distribution: str, args: Any) -> str | None:
 
 def _check_values(key: SearchKey, where: Path, base: dict[str, Any], report: Report) -> None:
     """Put the values that the key may take (of a range, its ends) into the spec, and see whether it takes them."""
-    path = (*NET, "name") if key.path == (*NET, "type") else key.path  # `base` has the models' words
+    path = (
+        (*key.path[:2], "name") if key.path in ((*NET, "type"), ("agent", "critic_net", "type")) else key.path
+    )  # `base` has the models' words
     form = DISTRIBUTIONS[key.distribution]
     values = key.args[:1000] if form is None else key.args[:2] if form.ordered else key.args[:1]
     for value in values:
         attempt, found = copy.deepcopy(base), Report()
         override(attempt, path, int(value) if form is not None and form.whole else value, found)
         spec = None if found.problems else validate(attempt, found)
-        if spec is not None and spec.agent.net is not None:
-            check_net(spec.agent.net, found)
+        for place in ("net", "critic_net"):
+            if spec is not None and (net := getattr(spec.agent, place)) is not None:
+                check_net(net, ("agent", place), found)
         for problem in found.problems:
             report.fail(where, f"{show(value)} does not fit: {problem}")
         if any("unknown key" in problem.message for problem in found.problems):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec, Algorithm, PPOSpec, RandomSpec, ReinforceSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, Algorithm, PPOSpec, ReinforceSpec, SARSASpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.memory import Memory, OnPolicyBatchReplaySpec
@@ -23,6 +23,8 @@ class AgentSpec(SpecModel):
     """What it learns from."""
     net: Net | None = None
     """The networks; Random needs none."""
+    critic_net: Net | None = None
+    """SoftActorCritic, CrossQ: the critics' network; absent: as `net`."""
 
     @property
     def rollout_len(self) -> int:
@@ -33,9 +35,9 @@ class AgentSpec(SpecModel):
                 return algorithm.time_horizon
             case ActorCriticSpec() if algorithm.num_step_returns:
                 return algorithm.num_step_returns
-            case ReinforceSpec() | ActorCriticSpec():
+            case ReinforceSpec() | ActorCriticSpec() | SARSASpec():
                 return algorithm.training_frequency or (32 if isinstance(self.memory, OnPolicyBatchReplaySpec) else 1)
-            case RandomSpec():
+            case _:
                 return 1
 
 

@@ -10,16 +10,11 @@ from slm_lab.spec.validate import SECTION_KEYS, models_at
 _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
 """Keys whose value is free in form: there null is a value."""
 
-_LATER_ALGORITHM = (
-    "sil_policy_loss_coef", "sil_val_loss_coef", "training_batch_iter", "training_iter", "training_start_step", "policy_delay",
-    "target_entropy", "entropy_anneal", "entropy_penalty_coef", "log_alpha_min", "log_alpha_max", "alpha_lr", "fixed_alpha",
-    "alpha_anneal_frames", "spectral_norm", "with_vtrace", "rho_bar", "c_bar",
-)  # fmt: skip
 _LATER: dict[Path, frozenset[str]] = {
-    ("agent",): frozenset({"critic_net"}),
-    ("agent", "algorithm"): frozenset(_LATER_ALGORITHM),
-    ("agent", "memory"): frozenset(["batch_size", "max_size", "use_cer", "alpha", "epsilon", "beta", "cross_entropy", "sil_replay_name"]),
-    ("agent", "net"): frozenset(["update_type", "update_frequency", "polyak_coef"]),
+    ("agent", "algorithm"): frozenset(["with_vtrace", "rho_bar", "c_bar"]),
+    ("agent", "memory"): frozenset(),
+    ("agent", "net"): frozenset(),
+    ("agent", "critic_net"): frozenset(),
     ("env",): frozenset({"device"}),
     ("meta",): frozenset({"hogwild_lock", "max_restart", "save_replay"}),
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slm_lab.spec import torch_names
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec, OptimSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, OptimSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 
 OPTIMIZERS = torch_names.OPTIMIZERS | {"GlobalAdam": torch_names.OPTIMIZERS["Adam"], "GlobalRMSprop": torch_names.OPTIMIZERS["RMSprop"]}
@@ -38,9 +38,8 @@ def activation(name: str) -> str | None:
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
-def check_net(net: NetSpec, report: Report) -> None:
-    """Add a problem for each name or argument in agent.net that torch does not have."""
-    place = ("agent", "net")
+def check_net(net: NetSpec, place: Path, report: Report) -> None:
+    """Add a problem for each name or argument in the net at `place` that torch does not have."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         if (optim := getattr(net, key)) is not None:
             _optimizer(optim, (*place, key), report)
@@ -51,9 +50,9 @@ def check_net(net: NetSpec, report: Report) -> None:
                 _arguments(scheduler.kwargs, SCHEDULERS[scheduler.name], scheduler.name, here, report)
     if _name(net.loss_spec.name, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report):
         _arguments(net.loss_spec.kwargs, torch_names.LOSSES[net.loss_spec.name], net.loss_spec.name, (*place, "loss_spec"), report)
-    if isinstance(net, (MLPNetSpec, ConvNetSpec, RecurrentNetSpec, TorchArcNetSpec)) and net.init_fn is not None:
+    if isinstance(net, (MLPNetSpec, HydraMLPNetSpec, ConvNetSpec, RecurrentNetSpec, TorchArcNetSpec)) and net.init_fn is not None:
         _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
-    if isinstance(net, (MLPNetSpec, ConvNetSpec, RecurrentNetSpec)):
+    if isinstance(net, (MLPNetSpec, HydraMLPNetSpec, ConvNetSpec, RecurrentNetSpec)):
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
                 report.fail((*place, key), f"'{name}' is no activation of torch.nn{nearest(name, torch_names.ACTIVATIONS)}")

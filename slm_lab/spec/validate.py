@@ -16,10 +16,7 @@ from slm_lab.spec.base import SpecModel
 from slm_lab.spec.report import Path, Report, nearest, show, show_path
 from slm_lab.spec.spec import Spec
 
-LATER = (
-    "SIL", "PPOSIL", "SARSA", "VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "OnPolicyCrossEntropy", "Replay",
-    "PrioritizedReplay", "DuelingMLPNet", "DuelingConvNet", "HydraMLPNet", "shared", "synced",
-)  # fmt: skip
+LATER = ("shared", "synced")
 """Values that SLM Lab knows, and this version does not have yet."""
 
 
@@ -255,7 +252,7 @@ def _section_keys() -> dict[Path, frozenset[str]]:
     agent = Spec.model_fields["agent"].annotation
     assert isinstance(agent, type)
     assert issubclass(agent, SpecModel)
-    sections: dict[Path, Any] = {("agent", key): agent.model_fields[key] for key in ("algorithm", "memory", "net")}
+    sections: dict[Path, Any] = {("agent", key): agent.model_fields[key] for key in ("algorithm", "memory", "net", "critic_net")}
     sections |= {(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")}
     return {place: frozenset(name for model in members(field) for name in model.model_fields) for place, field in sections.items()}
 

@@ -135,7 +135,7 @@ def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> Non
         elif isinstance(node, dict):
             key = str(key)
             if last:
-                if path[:2] == ("agent", "net") and key in ("name", "type"):
+                if path[:2] in (("agent", "net"), ("agent", "critic_net")) and key in ("name", "type"):
                     node.pop("type" if key == "name" else "name", None)  # two words for one key
                 node[key] = value
             elif node.get(key) is None:

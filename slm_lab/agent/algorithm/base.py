@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.batch import Batch, Minibatch
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
+from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
@@ -25,7 +26,7 @@ class Algorithm(ABC):
     policy: Policy
     """What acts."""
     clock: Clock
-    memory: OnPolicyMemory | None = None
+    memory: OnPolicyMemory | Replay | None = None
     """What is learned from; None for what learns nothing."""
     trainer: Trainer | None = None
     """What steps the parameters; None for what learns nothing."""
@@ -43,13 +44,13 @@ class Algorithm(ABC):
 
     def update(self) -> Metrics:
         """Learn from what was observed."""
-        if self.memory is None:
-            raise RuntimeError(f"{type(self).__name__} does not learn")
+        if not isinstance(self.memory, OnPolicyMemory):
+            raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
         return self.learn(self.memory.rollout())
 
-    @abstractmethod
     def learn(self, rollout: Rollout) -> Metrics:
         """Learn from a rollout, wherever it was gathered."""
+        raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
 
     @property
     def lr(self) -> float | None:
@@ -63,12 +64,15 @@ class Algorithm(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learned, without what is gathered for the next training."""
-        return {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
+        state: dict[str, Any] = {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
+        return state | ({"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
         if self.trainer is not None:
             self.trainer.load_state_dict(state["trainer"])
+        if isinstance(self.memory, Replay):
+            self.memory.load_state_dict(state["memory"])
 
 
 class Learner:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import EnvInfo, Metrics
+from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.spec import AgentSpec
 
@@ -19,6 +18,3 @@ class Random(Algorithm):
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
         self.clock = clock
         self.policy = Policy(info.action, np.random.default_rng(seeds.act))
-
-    def learn(self, rollout: Rollout) -> Metrics:
-        raise RuntimeError("Random does not learn")

@@ -1,0 +1,72 @@
+"""What the algorithms that learn from a replay memory share: the memory itself, and target nets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.memory.replay import REPLAYS, Replay
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds
+from slm_lab.spec.algorithm import ReplayAlgorithmSpec
+from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.spec import AgentSpec
+
+
+def build_replay(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds) -> Replay:
+    """The replay memory of an agent. Raises SpecError where it does not fit this machine."""
+    algorithm, memory = agent.algorithm, agent.memory
+    assert isinstance(algorithm, ReplayAlgorithmSpec)  # the spec room has seen to both
+    assert isinstance(memory, ReplaySpec | PrioritizedReplaySpec)
+    rng = np.random.default_rng(seeds.update)
+    return REPLAYS[type(memory)](memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step)
+
+
+class TargetNet:
+    """A net that follows another: a copy of it now and then (Mnih et al. 2015), or a moving average (arXiv:1509.02971, Algorithm 1).
+
+    Args:
+        net: a module built like the one it follows.
+        source: the flat parameters that it follows.
+        spec: update_type, update_frequency (frames) and polyak_coef (weight of the source).
+    """
+
+    def __init__(self, net: nn.Module, source: FlatParams, spec: NetSpec, device: str) -> None:
+        self.net, self.source, self.spec = net, source, spec
+        self.flat = FlatParams(net, device=device)
+        self.flat.load(source.param, source.buffer)
+        for parameter in net.parameters():
+            parameter.requires_grad_(False)
+        net.eval()
+        self.followed = 0
+        """Crossings of update_frequency that have been followed."""
+
+    @torch.no_grad()
+    def follow(self, frame: int) -> None:
+        """Follow the source, once per crossing of a multiple of update_frequency frames."""
+        due = frame // self.spec.update_frequency
+        if due == self.followed:
+            return
+        self.followed = due
+        if self.spec.update_type == "replace":
+            self.flat.param.copy_(self.source.param)
+        else:
+            self.flat.param.lerp_(self.source.param, self.spec.polyak_coef)
+        self.flat.buffer.copy_(self.source.buffer)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        return self.net(*inputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        param, buffer = self.flat.clone()
+        return {"param": param, "buffer": buffer, "followed": self.followed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.flat.load(state["param"], state["buffer"])
+        self.followed = int(state["followed"])

@@ -1,0 +1,249 @@
+"""Replay memories: transitions that are learned from again and again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.memory.store import FrameStore, Store, VectorStore
+from slm_lab.agent.memory.sum_tree import SumTree
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.machine import memory_bytes
+from slm_lab.lib.records import ActOut, EnvInfo, VecStep
+from slm_lab.lib.rng import generator_state, set_generator_state
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+
+
+class Transitions(NamedTuple):
+    """A batch of B transitions."""
+
+    obs_B: Tensor
+    """[B, *shape], dtype as the env's."""
+    action_B: Tensor
+    """int64 [B] or [B, D], or float32 [B, D]."""
+    logp_B: Tensor
+    """float32 [B]: log-probability of the action under the policy that chose it."""
+    reward_B: Tensor
+    """float32 [B]."""
+    next_obs_B: Tensor
+    """[B, *shape]: the true next observation, also where the episode was truncated."""
+    terminated_B: Tensor
+    """float32 [B], 0 or 1: cuts the bootstrap. A truncation does not."""
+    weight_B: Tensor | None
+    """float32 [B]: importance weights, at most 1; None where all are 1."""
+    row_B: np.ndarray
+    """int64 [B]: where they lie in the memory."""
+
+    def to(self, device: str) -> Transitions:
+        """The same on `device`."""
+        if device == "cpu":
+            return self
+        return Transitions(*(item.to(device, non_blocking=True) if isinstance(item, Tensor) else item for item in self))
+
+
+class Replay:
+    """The newest `capacity` transitions in a ring, drawn uniformly and independently (Lin 1992).
+
+    Args:
+        spec: batch_size, max_size, use_cer.
+        info: the env; at most info.max_frame transitions come, so no more are reserved.
+        clock: tells the frame that schedules go by.
+        rng: draws the batches.
+        frequency: transitions between two trainings. start: transitions before the first.
+
+    Raises SpecError where it does not fit this machine.
+    """
+
+    def __init__(
+        self,
+        spec: ReplaySpec | PrioritizedReplaySpec,
+        info: EnvInfo,
+        clock: Clock,
+        rng: np.random.Generator,
+        frequency: int = 1,
+        start: int = 0,
+    ) -> None:
+        self.batch_size, self.use_cer, self.clock, self.rng = spec.batch_size, spec.use_cer, clock, rng
+        self.frequency, self.start = frequency, max(start, spec.batch_size)
+        self.capacity = min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs)
+        self.nbytes = replay_bytes(self.capacity, info)
+        if self.nbytes > memory_bytes():
+            raise SpecError("agent", [Problem("agent.memory.max_size", does_not_fit(self.capacity, self.nbytes))])
+        self.store: Store = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info)
+        action, shape = info.action, () if info.action.kind == "discrete" else (info.action.dim,)
+        self.columns = {
+            "action": np.zeros((self.capacity, *shape), np.float32 if action.kind == "continuous" else np.int64),
+            "logp": np.zeros(self.capacity, np.float32),
+            "reward": np.zeros(self.capacity, np.float32),
+            "terminated": np.zeros(self.capacity, np.float32),
+        }
+        self.seen = 0
+        """Transitions ever added; the newest lies in row (seen − 1) mod capacity."""
+        self.size = 0
+        """Transitions that can be drawn: the newest `size`."""
+        self.ready = False
+        """The last step has completed what one training waits for."""
+
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        """Take one step; rows that are no transition are left out."""
+        env_K = np.flatnonzero(step.valid_N)
+        row_K = (self.seen + np.arange(len(env_K))) % self.capacity
+        self.store.put(row_K, env_K, obs_N, first_N, step)
+        columns = self.columns
+        columns["action"][row_K] = out.action_N[env_K]
+        columns["logp"][row_K] = out.logp_N[env_K]
+        columns["reward"][row_K] = step.reward_N[env_K]
+        columns["terminated"][row_K] = step.terminated_N[env_K]
+        before, self.seen = self.seen, self.seen + len(env_K)
+        self.size = min(self.size + len(env_K), self.capacity)
+        while self.size and self.store.lost((self.seen - self.size) % self.capacity):
+            self._drop((self.seen - self.size) % self.capacity)
+            self.size -= 1
+        self._added(row_K)
+        self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
+
+    def sample(self) -> Transitions:
+        """A batch of batch_size transitions."""
+        row_B = self._draw()
+        if self.use_cer:
+            row_B[-1] = (self.seen - 1) % self.capacity
+        weight_B = self._weights(row_B)
+        obs_B, next_obs_B = self.store.get(row_B)
+        columns = {name: torch.from_numpy(column.take(row_B, axis=0)) for name, column in self.columns.items()}
+        return Transitions(
+            torch.from_numpy(obs_B),
+            columns["action"],
+            columns["logp"],
+            columns["reward"],
+            torch.from_numpy(next_obs_B),
+            columns["terminated"],
+            None if weight_B is None else torch.from_numpy(weight_B),
+            row_B,
+        )
+
+    def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
+        """Told the errors of a batch; has no use for them."""
+
+    def _draw(self) -> np.ndarray:
+        """Rows of a batch."""
+        age_B = self.rng.integers(1, self.size + 1, self.batch_size)
+        return (self.seen - age_B) % self.capacity
+
+    def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
+        """Importance weights of rows; None: all alike."""
+        return None
+
+    def _added(self, row_K: np.ndarray) -> None:
+        """Called with the rows that are new."""
+
+    def _drop(self, row: int) -> None:
+        """Called with each row that can be drawn no longer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Random stream and counts; not the transitions (see `contents`)."""
+        return {"rng": generator_state(self.rng)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        set_generator_state(self.rng, state["rng"])
+
+    def contents(self) -> dict[str, Any]:
+        """The transitions, as tensors and numbers, without copies."""
+        return _tensors({"seen": self.seen, "size": self.size, "columns": self.columns, "store": self.store.state_dict()})
+
+    def load_contents(self, state: dict[str, Any]) -> None:
+        """Take over what `contents` gave."""
+        self.seen, self.size = int(state["seen"]), int(state["size"])
+        for name, column in self.columns.items():
+            column[:] = state["columns"][name]
+        self.store.load_state_dict(state["store"])
+
+
+class PrioritizedReplay(Replay):
+    """Transitions drawn in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
+
+    A transition's priority is (|error| + epsilon)^alpha, a new one's the greatest so far. The mass is drawn in batch_size equal strata
+    (section B.2.1); importance weights (N · P)^−beta are divided by the batch's greatest.
+    """
+
+    def __init__(
+        self,
+        spec: PrioritizedReplaySpec,
+        info: EnvInfo,
+        clock: Clock,
+        rng: np.random.Generator,
+        frequency: int = 1,
+        start: int = 0,
+    ) -> None:
+        super().__init__(spec, info, clock, rng, frequency, start)
+        self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
+        self.tree = SumTree(self.capacity)
+        self.greatest = 1.0
+        """Of all priorities so far."""
+
+    def _added(self, row_K: np.ndarray) -> None:
+        self.tree.set(row_K, self.greatest)
+
+    def _drop(self, row: int) -> None:
+        self.tree.set(np.array([row]), 0.0)
+
+    def _draw(self) -> np.ndarray:
+        strata_B = np.arange(self.batch_size) + self.rng.random(self.batch_size)
+        return self.tree.find(strata_B * (self.tree.total / self.batch_size))
+
+    def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
+        beta = self.beta if isinstance(self.beta, float) else self.beta.value(self.clock.frame)
+        # N and the sum of all weights are the same for each and cancel out
+        weight_B = self.tree.get(row_B) ** -beta
+        return (weight_B / weight_B.max()).astype(np.float32)
+
+    def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
+        """Set the priorities of rows by their errors [B], of any sign."""
+        priority_B = (np.abs(error_B.detach().cpu().numpy().astype(np.float64)) + self.epsilon) ** self.alpha
+        self.tree.set(row_B, priority_B)
+        self.greatest = max(self.greatest, float(priority_B.max()))
+
+    def contents(self) -> dict[str, Any]:
+        return {**super().contents(), **_tensors({"weights": self.tree.levels[0].reshape(-1)[: self.capacity], "greatest": self.greatest})}
+
+    def load_contents(self, state: dict[str, Any]) -> None:
+        super().load_contents(state)
+        self.tree.set(np.arange(self.capacity), np.asarray(state["weights"]))
+        self.greatest = float(state["greatest"])
+
+
+def _is_image(info: EnvInfo) -> bool:
+    return info.observation.dtype == "uint8" and len(info.observation.shape) == 3
+
+
+def replay_bytes(capacity: int, info: EnvInfo) -> int:
+    """Bytes that a replay memory of so many transitions takes."""
+    action = info.action
+    row = (4 if action.kind == "continuous" else 8) * (1 if action.kind == "discrete" else action.dim) + 3 * 4 + 8
+    return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
+
+
+def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:
+    """What to say of memories of `capacity` transitions and `needed` bytes each that do not fit this machine."""
+    there = memory_bytes()
+    fitting = math.floor(capacity * there / (needed * memories) * 0.9)
+    each = f"{memories} at once of {needed / 2**30:,.1f} GiB each" if memories > 1 else f"{needed / 2**30:,.1f} GiB"
+    return f"{capacity:,} transitions take {each}, this machine has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """Arrays as tensors on the same memory: what a checkpoint can hold."""
+    if isinstance(state, dict):
+        return {name: _tensors(value) for name, value in state.items()}
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state  # type: ignore[unreachable]  # the leaves of the dict
+
+
+REPLAYS: dict[type[ReplaySpec] | type[PrioritizedReplaySpec], type[Replay]] = {
+    ReplaySpec: Replay,
+    PrioritizedReplaySpec: PrioritizedReplay,
+}

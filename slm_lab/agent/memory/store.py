@@ -1,0 +1,140 @@
+"""Where a replay memory keeps observations: whole vectors, or the frames that images are stacked of, each once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
+
+
+class Store(Protocol):
+    """Observations of `capacity` transitions, by their row in the ring."""
+
+    def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
+        """Keep obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
+
+    def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Observations and true next observations [B, *shape] of rows."""
+
+    def lost(self, row: int) -> bool:
+        """Whether the frames of a row have made room for newer ones."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything kept, as arrays."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+
+
+class VectorStore:
+    """Both observations of each transition, whole."""
+
+    def __init__(self, capacity: int, info: EnvInfo) -> None:
+        shape, dtype = info.observation.shape, info.observation.dtype
+        self.obs, self.next_obs = np.zeros((capacity, *shape), dtype), np.zeros((capacity, *shape), dtype)
+
+    @staticmethod
+    def nbytes(capacity: int, info: EnvInfo) -> int:
+        """Bytes that it takes."""
+        return 2 * capacity * math.prod(info.observation.shape) * np.dtype(info.observation.dtype).itemsize
+
+    def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
+        self.obs[row_K] = obs_N[env_K]
+        self.next_obs[row_K] = step.last_obs_N[env_K]
+
+    def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.obs.take(row_B, axis=0), self.next_obs.take(row_B, axis=0)
+
+    def lost(self, row: int) -> bool:
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"obs": self.obs, "next_obs": self.next_obs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.obs[:], self.next_obs[:] = state["obs"], state["next_obs"]
+
+
+class FrameStore:
+    """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations are stacked of.
+
+    An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered on and
+    on; number f lies in slot f mod slots. A frame that the ring has reused is lost, and with it the transitions that are stacked of it:
+    they are the oldest, so the memory drops them from its end.
+    """
+
+    def __init__(self, capacity: int, info: EnvInfo) -> None:
+        self.space, self.slots, self.count = info.observation, self._slots(capacity, info), 0
+        stack = self.space.stack
+        self.frames = np.zeros((self.slots, *self._frame_shape(self.space)), np.uint8)
+        self.slot = np.zeros((capacity, 2, stack), np.int32)
+        """Slots of the frames of each transition's observation and next one."""
+        self.oldest = np.zeros(capacity, np.int64)
+        """Smallest frame number of each transition."""
+        self.current = np.zeros((info.num_envs, stack), np.int64)
+        """Frame numbers of each env's next observation."""
+        self.known_N = np.zeros(info.num_envs, np.bool_)
+
+    @staticmethod
+    def _frame_shape(space: ObservationSpace) -> tuple[int, ...]:
+        return (space.shape[0] // space.stack, *space.shape[1:])
+
+    @staticmethod
+    def _slots(capacity: int, info: EnvInfo) -> int:
+        # room for the first frames of episodes, one in every 64 steps, and for the episodes under way
+        return capacity + capacity // 64 + 2 * (info.observation.stack + 1) * info.num_envs
+
+    @staticmethod
+    def nbytes(capacity: int, info: EnvInfo) -> int:
+        """Bytes that it takes."""
+        frame = math.prod(FrameStore._frame_shape(info.observation))
+        return FrameStore._slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
+
+    def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
+        for n in env_K[first_N[env_K] | ~self.known_N[env_K]]:
+            self._begin(int(n), obs_N[n])
+        before_KS = self.current[env_K]
+        new_K = self._write(self._frames_of(step.last_obs_N[env_K])[:, -1])
+        after_KS = np.concatenate([before_KS[:, 1:], new_K[:, None]], axis=1)
+        self.current[env_K] = after_KS
+        self.slot[row_K, 0], self.slot[row_K, 1] = before_KS % self.slots, after_KS % self.slots
+        self.oldest[row_K] = np.minimum(before_KS.min(axis=1), after_KS.min(axis=1))
+
+    def _frames_of(self, obs_K: np.ndarray) -> np.ndarray:
+        """[K, C, H, W] → [K, stack, C / stack, H, W]."""
+        return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
+
+    def _begin(self, n: int, obs: np.ndarray) -> None:
+        """Keep the frames of an episode's first observation."""
+        frames = self._frames_of(obs[None])[0]
+        for index, frame in enumerate(frames):
+            if index and np.array_equal(frame, frames[index - 1]):
+                self.current[n, index] = self.current[n, index - 1]
+            else:
+                self.current[n, index] = self._write(frame[None])[0]
+        self.known_N[n] = True
+
+    def _write(self, frames_K: np.ndarray) -> np.ndarray:
+        number_K = np.arange(self.count, self.count + len(frames_K))
+        self.frames[number_K % self.slots] = frames_K
+        self.count += len(frames_K)
+        return number_K
+
+    def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        slot_B2S = self.slot.take(row_B, axis=0)
+        obs, next_obs = (self.frames.take(slot_B2S[:, which].reshape(-1), axis=0) for which in (0, 1))
+        return obs.reshape(len(row_B), *self.space.shape), next_obs.reshape(len(row_B), *self.space.shape)
+
+    def lost(self, row: int) -> bool:
+        return bool(self.oldest[row] < self.count - self.slots)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "frames": self.frames, "slot": self.slot, "oldest": self.oldest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = int(state["count"])
+        self.frames[:], self.slot[:], self.oldest[:] = state["frames"], state["slot"], state["oldest"]
+        self.known_N[:] = False  # new episodes begin

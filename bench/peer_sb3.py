@@ -11,7 +11,7 @@ from typing import Any
 
 import stable_baselines3
 import torch
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -41,7 +41,40 @@ class Stopwatch(BaseCallback):
 
 
 def build(spec: dict[str, Any]) -> BaseAlgorithm:
-    """The peer's algorithm with the spec's hyperparameters; its policy's default nets are the spec's: separate 64 × 64 tanh."""
+    """The peer's algorithm with the spec's hyperparameters; its policy's default nets are the spec's."""
+    return (on_policy if "lam" in spec["agent"]["algorithm"] else off_policy)(spec)
+
+
+def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
+    """DQN (64 × 64 relu) and SAC (256 × 256 relu)."""
+    algorithm, net, env, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"], spec["agent"]["memory"]
+    common: dict[str, Any] = {
+        "policy": "MlpPolicy",
+        "env": make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]),
+        "learning_rate": net["optim_spec"]["lr"],
+        "gamma": algorithm["gamma"],
+        "batch_size": memory["batch_size"],
+        "buffer_size": memory["max_size"],
+        "learning_starts": algorithm["training_start_step"],
+        "train_freq": algorithm["training_frequency"],
+        "gradient_steps": algorithm["training_iter"],
+        "seed": spec["meta"]["random_seed"],
+        "device": "cpu",
+    }
+    if algorithm["name"] == "SoftActorCritic":
+        return SAC(tau=net["polyak_coef"], **common)
+    explore = algorithm["explore_var_spec"]
+    return DQN(
+        target_update_interval=net["update_frequency"],
+        max_grad_norm=net["clip_grad_val"],
+        exploration_fraction=explore["end_step"] / env["max_frame"],
+        exploration_final_eps=explore["end_val"],
+        **common,
+    )
+
+
+def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
+    """PPO and A2C, with separate 64 × 64 tanh."""
     algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",

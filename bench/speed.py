@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PEER_HOME = ROOT / ".peers" / "sb3"
 PEER_PACKAGES = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0"]
-CASES = ("ppo_cartpole", "a2c_cartpole", "ppo_halfcheetah")
+CASES = ("ppo_cartpole", "a2c_cartpole", "ppo_halfcheetah", "dqn_cartpole", "sac_halfcheetah")
 
 
 def peer_python() -> Path:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.fast import fast_actor
+from slm_lab.agent.net.fast import SMALL, fast_actor, widest
+from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.algorithm import ActionPolicy
@@ -29,7 +31,7 @@ class Policy:
         self,
         action: ActionSpace,
         rng: np.random.Generator,
-        net: ActorCriticNet | None = None,
+        net: ActorCriticNet | QNet | None = None,
         distribution: ActionDistribution | None = None,
         action_policy: ActionPolicy = "default",
     ) -> None:
@@ -39,7 +41,12 @@ class Policy:
         self.version = 0
         """Updates that the net has learned from."""
         self.state_size = 0 if net is None else net.state_size
+        self._nvec = np.array(action.nvec or (2,) * action.dim)
+        self._choices = float(self._nvec.prod(dtype=np.float64))
+        """Actions to choose from, where they can be counted."""
         self._fast = None if net is None else fast_actor(net.actor_body, net.actor_head)
+        self._fast_rows = 0 if self._fast is None or net is None else SMALL // widest(net)
+        """Envs up to which the numpy twin is the faster one."""
         self._take: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
             "default": self._sample,
             "boltzmann": self._boltzmann,
@@ -59,10 +66,14 @@ class Policy:
         """Choose actions. `state_N`: hidden state, zero for an env at the start of its episode."""
         if self.action_policy == "random":
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
-        if self._fast is not None:
+        if self._fast is not None and len(obs_N) <= self._fast_rows:
             return ActOut(*self._take(self._fast(obs_N)), None, self.version)
         params_NP, state_N = self._forward(obs_N, state_N)
         return ActOut(*self._take(params_NP), state_N, self.version)
+
+    def choose(self, params_NP: np.ndarray) -> np.ndarray:
+        """Actions of distribution parameters that are there already."""
+        return self._take(params_NP)[0]
 
     @torch.inference_mode()
     def _forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -85,13 +96,16 @@ class Policy:
     def _epsilon_greedy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.distribution is not None
         greedy_N = self.distribution.mode(params_NP)
-        random_N, uniform_logp_N = self._uniform(len(params_NP))
         explore_N = self.rng.random(len(params_NP)) < self.explore_var
-        wide_N = explore_N if greedy_N.ndim == 1 else explore_N[:, None]
-        action_N = np.where(wide_N, random_N, greedy_N)
-        same_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
-        probability_N = self.explore_var * np.exp(uniform_logp_N) + (1.0 - self.explore_var) * same_N
-        return action_N, np.log(probability_N).astype(np.float32)
+        if explore_N.any():
+            wide_N = explore_N if greedy_N.ndim == 1 else explore_N[:, None]
+            action_N = np.where(wide_N, self._uniform(len(params_NP))[0], greedy_N)
+            same_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
+        else:
+            action_N, same_N = greedy_N, True
+        # a random action may be the greedy one
+        lucky = self.explore_var / self._choices
+        return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
     def _uniform(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
         """Uniform actions; standard normal where a component has no bounds."""
@@ -102,7 +116,7 @@ class Policy:
                 return rng.uniform(-1.0, 1.0, shape).astype(np.float32), np.full(num_envs, -action.dim * np.log(2.0), np.float32)
             noise_ND = rng.standard_normal(shape, dtype=np.float32)
             return noise_ND, (-0.5 * (noise_ND**2 + np.log(2.0 * np.pi))).sum(axis=1).astype(np.float32)
-        nvec = np.array(action.nvec if action.kind != "multi_binary" else (2,) * action.dim)
-        action_ND = rng.integers(nvec, size=(num_envs, len(nvec)))
-        logp_N = np.full(num_envs, -np.log(nvec).sum(), np.float32)
-        return (action_ND[:, 0] if action.kind == "discrete" else action_ND), logp_N
+        logp_N = np.full(num_envs, -math.log(self._choices), np.float32)
+        if action.kind == "discrete":
+            return rng.integers(action.nvec[0], size=num_envs), logp_N
+        return rng.integers(self._nvec, size=(num_envs, len(self._nvec))), logp_N

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.q_net import QNet
 
 PIECE_BYTES = 32 * 2**20
 """Observations that go through a net at once, at most: a convolution needs some twenty times that for its gradient."""
@@ -29,7 +30,7 @@ class Values:
     """The critic's outputs over a rollout, as it was when they were computed."""
 
     output_TN: Tensor
-    """float32 [T, N]: of each observation."""
+    """float32 [T, N]: of each observation; of a Q-net [T, N, A], as next_output_TN."""
     next_output_TN: Tensor
     """float32 [T, N]: of the true next observation (after a termination meaningless)."""
     state_CNS: Tensor
@@ -37,12 +38,13 @@ class Values:
 
 
 @torch.no_grad()
-def critic_outputs(net: ActorCriticNet, rollout: Rollout, seq_len: int) -> Values:
+def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int) -> Values:
     """Run the critic over a rollout on its own device, truncated ends included."""
     cut = rollout.truncations
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
-        output_TN = torch.cat([net.critic(piece) for piece in obs_B.split(piece_length(obs_B, 1))]).view(rollout.obs_TN.shape[:2])
+        output_TN = torch.cat([net.critic(piece) for piece in obs_B.split(piece_length(obs_B, 1))])
+        output_TN = output_TN.unflatten(0, rollout.obs_TN.shape[:2])
         cut_K = net.critic(cut.obs_K)
         states = [rollout.state_NS]
     else:
@@ -54,7 +56,7 @@ def critic_outputs(net: ActorCriticNet, rollout: Rollout, seq_len: int) -> Value
             _, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
             outputs.append(value_LN)
         output_TN = torch.cat(outputs)
-        cut_K = output_TN.new_zeros(0)
+        cut_K = output_TN.new_zeros(0, *output_TN.shape[2:])
         if len(cut.t_K):
             going_on = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
             cut_K = net.unroll(cut.obs_K.unsqueeze(0), going_on, cut.state_KS)[1][0]
@@ -87,8 +89,8 @@ class Minibatch:
     value_B: Tensor
     """What it was."""
 
-    def forward(self, net: ActorCriticNet) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [B, P] and values [B] of the transitions, with gradients."""
+    def forward(self, net: ActorCriticNet | QNet) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [B, P] and values [B] of the transitions, with gradients; of a Q-net its values [B, A], twice."""
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
         inputs = self.inputs

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
-from slm_lab.agent.memory.on_policy import MEMORIES, OnPolicyBatchReplay, OnPolicyReplay, slab_bytes
+from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyReplay, build_memory, slab_bytes
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution, Normal
 from slm_lab.agent.ops.losses import ValueLoss
@@ -62,8 +62,6 @@ def build_parts(agent: AgentSpec, info: EnvInfo, device: str, seeds: Seeds, crit
             distribution = Normal(info.action, log_std)
         else:
             notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
-    if isinstance(agent.memory, OnPolicyBatchReplaySpec):
-        _check_room(agent, info)
     net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
     separate = critic and not agent.net.use_same_optim
     trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, device)
@@ -72,12 +70,19 @@ def build_parts(agent: AgentSpec, info: EnvInfo, device: str, seeds: Seeds, crit
         net=net,
         # the policy comes after the trainer: its fast path holds views of the flat parameters
         policy=Policy(info.action, np.random.default_rng(seeds.act), net, distribution, agent.algorithm.action_policy),
-        memory=MEMORIES[type(agent.memory)](info, agent.rollout_len, net.state_size),
+        memory=build_on_policy_memory(agent, info, net.state_size),
         trainer=trainer,
         value_loss=build_value_loss(agent.net.loss_spec),
         seq_len=agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1,
         rng=np.random.default_rng(seeds.update),
     )
+
+
+def build_on_policy_memory(agent: AgentSpec, info: EnvInfo, state_size: int) -> OnPolicyBatchReplay | OnPolicyReplay:
+    """The memory that the spec names. Raises SpecError where it does not fit this machine."""
+    if isinstance(agent.memory, OnPolicyBatchReplaySpec):
+        _check_room(agent, info)
+    return build_memory(agent.memory, info, agent.rollout_len, state_size)
 
 
 def _check_room(agent: AgentSpec, info: EnvInfo) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from slm_lab.agent.memory.replay import REPLAYS, Replay
 from slm_lab.agent.optim.flat import FlatParams
@@ -28,7 +28,10 @@ def build_replay(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds) ->
     return REPLAYS[type(memory)](memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step)
 
 
-class TargetNet:
+Net = TypeVar("Net", bound=nn.Module)
+
+
+class TargetNet(Generic[Net]):
     """A net that follows another: a copy of it now and then (Mnih et al. 2015), or a moving average (arXiv:1509.02971, Algorithm 1).
 
     Args:
@@ -37,7 +40,7 @@ class TargetNet:
         spec: update_type, update_frequency (frames) and polyak_coef (weight of the source).
     """
 
-    def __init__(self, net: nn.Module, source: FlatParams, spec: NetSpec, device: str) -> None:
+    def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str) -> None:
         self.net, self.source, self.spec = net, source, spec
         self.flat = FlatParams(net, device=device)
         self.flat.load(source.param, source.buffer)
@@ -45,23 +48,20 @@ class TargetNet:
             parameter.requires_grad_(False)
         net.eval()
         self.followed = 0
-        """Crossings of update_frequency that have been followed."""
+        """Multiples of update_frequency that have been followed."""
 
     @torch.no_grad()
     def follow(self, frame: int) -> None:
-        """Follow the source, once per crossing of a multiple of update_frequency frames."""
+        """Follow the source, once for each multiple of update_frequency frames that was crossed since the last call."""
         due = frame // self.spec.update_frequency
-        if due == self.followed:
+        times, self.followed = due - self.followed, due
+        if times == 0:
             return
-        self.followed = due
         if self.spec.update_type == "replace":
             self.flat.param.copy_(self.source.param)
-        else:
-            self.flat.param.lerp_(self.source.param, self.spec.polyak_coef)
+        else:  # so many moving averages in one
+            self.flat.param.lerp_(self.source.param, 1.0 - (1.0 - self.spec.polyak_coef) ** times)
         self.flat.buffer.copy_(self.source.buffer)
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        return self.net(*inputs)
 
     def state_dict(self) -> dict[str, Any]:
         param, buffer = self.flat.clone()

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorHead
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import Body, RecurrentBody
+from slm_lab.agent.net.q_net import QNet
 
 InPlace = Callable[[np.ndarray], object]
 
@@ -71,7 +73,8 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
     """obs_N float32 [N, D] → distribution parameters float32 [N, P], or None where the net has no numpy twin."""
     if isinstance(body, RecurrentBody) or any(p.is_cuda for p in head.parameters()):
         return None
-    layers = _layers([*_chain(body.layers), head.linear, *([head.activation] if head.activation is not None else [])])
+    tail = _chain(head.tail) if head.tail is not None else []
+    layers = _layers([*_chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])])
     if not layers:
         return None
 
@@ -85,3 +88,21 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
         return x
 
     return act
+
+
+SMALL = 64**3
+"""Multiplications of a layer below which numpy's lighter calls beat torch's faster kernels; numpy's also stay in one thread."""
+
+
+def widest(net: nn.Module) -> int:
+    """Numbers in the largest parameter of a net."""
+    return max(parameter.numel() for parameter in net.parameters())
+
+
+def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor]:
+    """obs_B [B, *shape] → action values [B, A], without gradients: by the numpy twin where net and batch are small, else by the net."""
+    small = widest(net) * batch_size <= SMALL
+    act = fast_actor(net.actor_body, net.actor_head) if net.value_head is None and small else None
+    if act is None:
+        return torch.no_grad()(net.critic)
+    return lambda obs_B: torch.from_numpy(act(obs_B.numpy()))

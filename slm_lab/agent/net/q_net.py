@@ -1,0 +1,60 @@
+"""The net of the value-based algorithms: a value for each action."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.body import Body, RecurrentBody, build_body
+from slm_lab.agent.net.layers import init_output
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
+
+
+class QNet(nn.Module):
+    """Q(s, ·): a body and a head, dueling or plain.
+
+    Dueling (arXiv:1511.06581, eq. 9): the head gives advantages, a second one the state's value. It acts on the advantages alone: the
+    value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it.
+    """
+
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, actions: int) -> None:
+        super().__init__()
+        self.actor_body: Body = build_body(spec, obs, "actor")
+        self.actor_head = ActorHead(self.actor_body.features, actions, spec)
+        self.value_head: nn.Linear | None = None
+        if isinstance(spec, (DuelingMLPNetSpec, DuelingConvNetSpec)):
+            self.value_head = nn.Linear(self.actor_body.features, 1)
+            init_output(self.value_head, spec.init_fn, spec.critic_init_std)
+
+    @property
+    def state_size(self) -> int:
+        """Size of the hidden state; 0: feed-forward."""
+        return self.actor_body.state_size
+
+    def actor(self, obs_B: Tensor) -> Tensor:
+        """What to act on [B, A]: values, or advantages where dueling; feed-forward nets only."""
+        return self.actor_head(self.actor_body(obs_B))
+
+    def critic(self, obs_B: Tensor) -> Tensor:
+        """Action values [B, A]; feed-forward nets only."""
+        return self._values(self.actor_body(obs_B))
+
+    def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Action values [B, A] as what to act on and as the critic's; feed-forward nets only."""
+        q_BA = self.critic(obs_B)
+        return q_BA, q_BA
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Recurrent nets: action values [T, N, A], twice, and the state after the last step [N, S]."""
+        assert isinstance(self.actor_body, RecurrentBody)
+        features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
+        q_TNA = self._values(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
+        return q_TNA, q_TNA, state_NS
+
+    def _values(self, features_BF: Tensor) -> Tensor:
+        q_BA = self.actor_head(features_BF)
+        if self.value_head is None:
+            return q_BA
+        return torch.add(self.value_head(features_BF), q_BA - q_BA.mean(dim=1, keepdim=True))

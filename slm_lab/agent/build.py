@@ -9,13 +9,27 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
+from slm_lab.agent.algorithm.sil import SIL
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, RandomSpec, ReinforceSpec
+from slm_lab.spec.algorithm import (
+    ActorCriticSpec,
+    AlgorithmSpec,
+    DoubleDQNSpec,
+    DQNSpec,
+    PPOSILSpec,
+    PPOSpec,
+    RandomSpec,
+    ReinforceSpec,
+    SARSASpec,
+    SILSpec,
+    VanillaDQNSpec,
+)
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
@@ -24,6 +38,12 @@ ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
     ReinforceSpec: Reinforce,
     ActorCriticSpec: ActorCritic,
     PPOSpec: PPO,
+    SILSpec: SIL,
+    PPOSILSpec: SIL,
+    SARSASpec: Sarsa,
+    VanillaDQNSpec: QLearning,
+    DQNSpec: QLearning,
+    DoubleDQNSpec: QLearning,
 }
 
 

@@ -122,6 +122,12 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
         report.fail(
             (*place, "name"), f"'RecurrentNet' needs steps in order, and {agent.algorithm.name} draws single ones; take MLPNet or ConvNet"
         )
+    if isinstance(net, RecurrentNetSpec) and isinstance(agent.algorithm, (SILSpec, PPOSILSpec)):
+        report.fail(
+            (*place, "name"),
+            f"'RecurrentNet' needs steps in order, and {agent.algorithm.name} imitates single ones; "
+            "take MLPNet, ConvNet, HydraMLPNet or TorchArcNet",
+        )
     if isinstance(net, (DuelingMLPNetSpec, DuelingConvNetSpec)) and not isinstance(agent.algorithm, (QLearningSpec, SARSASpec, RandomSpec)):
         plain = net.name.removeprefix("Dueling")
         name = agent.algorithm.name
@@ -148,6 +154,8 @@ def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:
             report.fail((*place, "hid_layers", 2 * index), f"must be a list with the units of each of the {what}, as [[32], [32]]")
     if not units(body):
         report.fail((*place, "hid_layers", 1), "must be a list of units of the body, as [64]")
+    if isinstance(tails, list) and len(tails) > 2:
+        report.fail((*place, "hid_layers", 2), f"must be at most two tails, the actor's and the critic's, not {len(tails)}")
 
 
 def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -> None:

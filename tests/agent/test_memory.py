@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyReplay
+from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
 from slm_lab.lib.records import ActOut, VecStep
-from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, info
+from slm_lab.spec.memory import OnPolicyCrossEntropySpec, OnPolicyReplaySpec
+from slm_lab.spec.spec import Spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info, spec
 
 
 def gather(memory: OnPolicyBatchReplay | OnPolicyReplay, env: ToyEnv, state_size: int = 0) -> list[tuple[np.ndarray, ActOut, VecStep]]:
@@ -112,6 +114,58 @@ def test_episode_replay_holds_each_episode_once(next_step: bool) -> None:
                 )
     assert sorted(seen) == sorted(expected[: len(seen)])
     assert len(seen) > 40
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.85, 1.0])
+@pytest.mark.parametrize("next_step", [False, True])
+def test_cross_entropy_keeps_the_best_episodes(share: float, next_step: bool) -> None:
+    """Beside a memory that keeps all: those whose rewards sum highest, in the order in which they ended, each as it was."""
+    env_info = info(3)
+    best = build_memory(OnPolicyCrossEntropySpec(name="OnPolicyCrossEntropy", cross_entropy=share), env_info, 6, 0)
+    every = build_memory(OnPolicyReplaySpec(name="OnPolicyReplay"), env_info, 6, 0)
+    env = ToyEnv(env_info, 11, next_step)
+    for _ in range(3):  # a rollout's rest is gone for good
+        for obs, out, step in gather(best, env):
+            every.add(obs, np.zeros(3, bool), None, out, step)
+        kept, whole = best.rollout(), every.rollout()
+        total_E = (whole.reward_TN * whole.valid_TN).sum(dim=0)
+        count = max(1, round(share * len(total_E)))
+        columns = total_E.argsort(descending=True)[:count].sort().values
+        T = len(kept.reward_TN)
+        assert kept.reward_TN.shape[1] == count
+        for name in ("obs_TN", "action_TN", "reward_TN", "valid_TN", "truncated_TN"):
+            theirs = getattr(whole, name)[: T + (name == "obs_TN"), columns]
+            live = torch.cat([kept.valid_TN, torch.zeros(1, count, dtype=torch.bool)])[: len(theirs)]
+            assert torch.equal(getattr(kept, name)[live], theirs[live]), name
+        assert int(kept.valid_TN.sum()) == int(whole.valid_TN[:, columns].sum())
+        cuts = set(zip(kept.truncations.t_K.tolist(), kept.truncations.n_K.tolist(), strict=True))
+        assert cuts == {tuple(where) for where in kept.truncated_TN.nonzero().tolist()}
+
+
+def test_cross_entropy_of_equal_episodes_takes_the_first() -> None:
+    memory = OnPolicyCrossEntropy(info(1), 4, 0, share=0.5)
+    no = np.zeros(1, bool)
+    for t, reward in enumerate([1.0, 2.0, 1.0, 1.0]):
+        obs = np.full((1, 4), t, np.float32)
+        step = VecStep(np.array([reward], np.float32), ~no, no, obs, obs, ~no, ~no, [])
+        memory.add(obs, ~no, None, ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32)), step)
+    for _ in range(2):  # asked twice it says the same
+        assert memory.rollout().obs_TN[0, :, 0].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["Reinforce", "ActorCritic"])
+def test_agents_learn_from_the_best_episodes(name: str) -> None:
+    """With a share of 1 as from all episodes, with less differently."""
+    weights = {}
+    for memory in ({"name": "OnPolicyReplay"}, {"name": "OnPolicyCrossEntropy"}, {"name": "OnPolicyCrossEntropy", "cross_entropy": 0.3}):
+        toy = spec({"name": name, "training_frequency": 6}, memory="OnPolicyReplay").model_dump()
+        toy["agent"]["memory"] = memory
+        agent = agent_of(Spec.model_validate(toy), info(3))
+        assert len(drive(agent, ToyEnv(info(3), 2), 40)) > 3
+        weights[str(memory)] = torch.cat([w.flatten() for w in agent.weights().values()])
+    every, same, best = weights.values()
+    assert torch.equal(every, same)
+    assert not torch.equal(every, best)
 
 
 def test_rollout_moves_to_a_device() -> None:

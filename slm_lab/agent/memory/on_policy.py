@@ -10,7 +10,8 @@ import torch
 
 from slm_lab.agent.memory.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyReplaySpec
+from slm_lab.spec.base import SpecModel
+from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
 """Slabs with a row per step; `obs` and `first` have one row more."""
@@ -121,6 +122,10 @@ class OnPolicyBatchReplay(OnPolicyMemory):
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
 
 
+Span = tuple[int, int, int]
+"""An episode: (env, first row, row after its last)."""
+
+
 class OnPolicyReplay(OnPolicyMemory):
     """Whole episodes. A rollout holds those that have ended, each as one column; the others go on being gathered."""
 
@@ -129,7 +134,7 @@ class OnPolicyReplay(OnPolicyMemory):
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
         super().__init__(info, length, self.FIRST_ROWS, state_size)
         self.begin_N = np.zeros(info.num_envs, np.int64)
-        self.ended: list[tuple[int, int, int]] = []
+        self.ended: list[Span] = []
         self._taken = False
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
@@ -165,21 +170,56 @@ class OnPolicyReplay(OnPolicyMemory):
     def ready(self) -> bool:
         return not self._taken and len(self.ended) >= self.length
 
+    def _episodes(self) -> list[Span]:
+        """The episodes that a rollout holds."""
+        return self.ended
+
     def rollout(self) -> Rollout:
-        T, E = max(end - begin for _, begin, end in self.ended), len(self.ended)
+        episodes = self._episodes()
+        T, E = max(end - begin for _, begin, end in episodes), len(episodes)
         padded = {name: np.zeros((T + (name in ("obs", "first")), E, *slab.shape[2:]), slab.dtype) for name, slab in self.slabs.items()}
-        for column, (n, begin, end) in enumerate(self.ended):
+        for column, (n, begin, end) in enumerate(episodes):
             for name in ("obs", *ROW_ARRAYS):
                 padded[name][: end - begin, column] = self.slabs[name][begin:end, n]
         padded["first"][0] = True
-        where = {(n, end - 1): (end - 1 - begin, column) for column, (n, begin, end) in enumerate(self.ended)}
+        where = {(n, end - 1): (end - 1 - begin, column) for column, (n, begin, end) in enumerate(episodes)}
         cuts = [(*where[n, t], obs, state) for t, n, obs, state in self.truncations if (n, t) in where]
         self._taken = True
         arrays = {f"{name}_TN": torch.from_numpy(slab) for name, slab in padded.items()}
         return Rollout(**arrays, state_NS=torch.zeros(E, self.state_size), truncations=self._pack(cuts))
 
 
+class OnPolicyCrossEntropy(OnPolicyReplay):
+    """Whole episodes, of which a rollout holds only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
+
+    Args: share: of the episodes gathered for a training, to the nearest number and at least one, by their sum of rewards as they
+    are trained on; of equal ones those that ended first.
+    """
+
+    def __init__(self, info: EnvInfo, length: int, state_size: int, share: float) -> None:
+        super().__init__(info, length, state_size)
+        self.share = share
+
+    def _episodes(self) -> list[Span]:
+        reward_TN = self.slabs["reward"]
+        best_first = sorted(range(len(self.ended)), key=lambda i: -self._total(reward_TN, self.ended[i]))
+        kept = sorted(best_first[: max(1, round(self.share * len(self.ended)))])
+        return [self.ended[i] for i in kept]
+
+    @staticmethod
+    def _total(reward_TN: np.ndarray, episode: Span) -> float:
+        n, begin, end = episode
+        return float(reward_TN[begin:end, n].sum(dtype=np.float64))
+
+
 MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {
     OnPolicyBatchReplaySpec: OnPolicyBatchReplay,
     OnPolicyReplaySpec: OnPolicyReplay,
+    OnPolicyCrossEntropySpec: OnPolicyCrossEntropy,
 }
+
+
+def build_memory(spec: SpecModel, info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay | OnPolicyReplay:
+    """The memory that an on-policy spec names. `length`: training_frequency, in its unit; `state_size`: S of the hidden state."""
+    arguments = {"share": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
+    return MEMORIES[type(spec)](info, length, state_size, **arguments)

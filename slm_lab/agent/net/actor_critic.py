@@ -5,17 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.body import Body, RecurrentBody, build_body
+from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
 from slm_lab.agent.net.layers import activation, init_output
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.net import NetSpec
 
 
 class ActorHead(nn.Module):
-    """Features → distribution parameters. `log_std`: the distribution's free parameters, learned with the head."""
+    """Features → distribution parameters.
 
-    def __init__(self, features: int, params: int, spec: NetSpec, log_std: nn.Parameter | None = None) -> None:
+    Args: log_std: the distribution's free parameters, learned with the head. tail: hidden layers of its own that come first.
+    """
+
+    def __init__(
+        self, features: int, params: int, spec: NetSpec, log_std: nn.Parameter | None = None, tail: nn.Sequential | None = None
+    ) -> None:
         super().__init__()
+        self.tail = tail
         init_fn, out_activation = getattr(spec, "init_fn", None), getattr(spec, "out_layer_activation", None)
         self.linear = nn.Linear(features, params)
         init_output(self.linear, init_fn, spec.actor_init_std)
@@ -23,7 +29,7 @@ class ActorHead(nn.Module):
         self.log_std = log_std
 
     def forward(self, features_BF: Tensor) -> Tensor:
-        params_BP = self.linear(features_BF)
+        params_BP = self.linear(features_BF if self.tail is None else self.tail(features_BF))
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
@@ -36,15 +42,23 @@ class ActorCriticNet(nn.Module):
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
-        self.actor_body: Body = build_body(spec, obs, "actor")
-        self.actor_head = ActorHead(self.actor_body.features, params, spec, log_std)
+        shared = spec.shared and critic
+        self.actor_body: Body = build_body(spec, obs, "shared" if shared else "actor")
+        tail, features = self._tail(spec, self.actor_body, "actor", shared)
+        self.actor_head = ActorHead(features, params, spec, log_std, nn.Sequential(*tail) if tail else None)
         self.critic_body: Body | None = None
-        self.critic_head: nn.Linear | None = None
+        self.critic_head: nn.Linear | nn.Sequential | None = None
         if critic:
-            self.critic_body = None if spec.shared else build_body(spec, obs, "critic")
-            features = (self.critic_body or self.actor_body).features
-            self.critic_head = nn.Linear(features, 1)
-            init_output(self.critic_head, getattr(spec, "init_fn", None), spec.critic_init_std)
+            self.critic_body = None if shared else build_body(spec, obs, "critic")
+            tail, features = self._tail(spec, self.critic_body or self.actor_body, "critic", shared)
+            linear = nn.Linear(features, 1)
+            init_output(linear, getattr(spec, "init_fn", None), spec.critic_init_std)
+            self.critic_head = nn.Sequential(*tail, linear) if tail else linear
+
+    @staticmethod
+    def _tail(spec: NetSpec, body: Body, role: str, shared: bool) -> tuple[list[nn.Module], int]:
+        """What lies between a body and its output layer, and the features there: a body that is not shared ends with its tail."""
+        return build_tail(spec, body.features, role) if shared else ([], body.features)
 
     @property
     def bodies(self) -> list[Body]:

@@ -12,7 +12,16 @@ from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.layers import Pixels, activation, flat_size, init_layer, mlp
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.net import (
+    ConvNetSpec,
+    DuelingConvNetSpec,
+    DuelingMLPNetSpec,
+    HydraMLPNetSpec,
+    MLPNetSpec,
+    NetSpec,
+    RecurrentNetSpec,
+    TorchArcNetSpec,
+)
 
 
 class Body(nn.Module):
@@ -72,6 +81,45 @@ def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace) -> Body:
     sizes = [flat_size(obs.shape), *spec.hid_layers]
     layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
     return Body(nn.Sequential(*_flatten(obs), *layers), sizes[-1])
+
+
+class Heads(nn.Module):
+    """x [B, D] through several nets side by side → their outputs in a row [B, F]."""
+
+    def __init__(self, heads: list[nn.Sequential]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return torch.cat([head(x_BD) for head in self.heads], dim=1)
+
+
+def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
+    """Heads over the whole observation, their outputs into the common body, then the role's tail."""
+    heads, common, _ = spec.hid_layers
+    size = flat_size(obs.shape)
+    branches = [nn.Sequential(*_mlp_of(spec, [size, *units])) for units in heads]
+    joined: nn.Module = branches[0] if len(branches) == 1 else Heads(branches)  # one head makes a chain
+    sizes = [sum([size, *units][-1] for units in heads), *common]
+    tail, features = build_tail(spec, sizes[-1], role)
+    return Body(nn.Sequential(*_flatten(obs), joined, *_mlp_of(spec, sizes), *tail), features)
+
+
+def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
+    """The hidden layers that only one output has, from so many features on, and how many features they give.
+
+    Only a HydraMLPNet has such: the first tail is the actor's (or that of action values), the second the critic's, which has one like
+    the first where only one is given. A body for both ("shared") ends before them.
+    """
+    if not isinstance(spec, HydraMLPNetSpec) or role == "shared":
+        return [], features
+    tails = spec.hid_layers[2] or [[]]
+    sizes = [features, *tails[-1 if role == "critic" else 0]]
+    return _mlp_of(spec, sizes), sizes[-1]
+
+
+def _mlp_of(spec: HydraMLPNetSpec, sizes: list[int]) -> list[nn.Module]:
+    return mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
 
 
 def _flatten(obs: ObservationSpace) -> list[nn.Module]:
@@ -146,13 +194,17 @@ def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
 
 BODIES: dict[type[NetSpec], Callable[..., Body]] = {
     MLPNetSpec: _mlp_body,
+    DuelingMLPNetSpec: _mlp_body,
     ConvNetSpec: _conv_body,
+    DuelingConvNetSpec: _conv_body,
     RecurrentNetSpec: _recurrent_body,
 }
 
 
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
-    """The body of `role` ("actor" or "critic"; a shared one is the actor's). Raises SpecError where it does not fit the observations."""
+    """The body of `role`: "actor", "critic", or "shared" for both. Raises SpecError where it does not fit the observations."""
+    if isinstance(spec, HydraMLPNetSpec):
+        return _hydra_body(spec, obs, role)
     if isinstance(spec, TorchArcNetSpec):
-        return _arc_body(spec, obs, role)
+        return _arc_body(spec, obs, "critic" if role == "critic" else "actor")
     return BODIES[type(spec)](spec, obs)

@@ -41,6 +41,21 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
     return torch.maximum(loss_fn(value_B, target_B, reduction="none"), loss_fn(near_B, target_B, reduction="none")).mean()
 
 
+def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor, weight_B: Tensor) -> Tensor:
+    """−E[w log π(a|s) · (R − V(s))₊], eq. 2 of arXiv:1806.05635: actions that turned out better than V are made likelier.
+
+    `weight_B` are importance weights. No gradient flows into V.
+    """
+    _check(logp_B, return_B, value_B, weight_B)
+    return -(weight_B * logp_B * (return_B - value_B.detach()).clamp(min=0.0)).mean()
+
+
+def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tensor) -> Tensor:
+    """E[w ½ ((R − V(s))₊)²], eq. 3 of arXiv:1806.05635: V is only ever raised, towards returns above it."""
+    _check(value_B, return_B, weight_B)
+    return 0.5 * (weight_B * (return_B - value_B).clamp(min=0.0).square()).mean()
+
+
 def symlog(x: Tensor) -> Tensor:
     """sign(x) · ln(|x| + 1), eq. 9 of arXiv:2301.04104. Any shape."""
     return torch.sign(x) * torch.log1p(torch.abs(x))

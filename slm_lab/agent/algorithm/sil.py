@@ -1,0 +1,100 @@
+"""Self-imitation learning (arXiv:1806.05635) on top of A2C or PPO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.actor_critic import ActorCritic
+from slm_lab.agent.algorithm.base import Algorithm, Learner
+from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.memory.on_policy import OnPolicyMemory
+from slm_lab.agent.memory.replay import Transitions
+from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.memory.sil import SILReplay
+from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
+from slm_lab.lib.rng import Seeds
+from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
+from slm_lab.spec.memory import SILReplayKeys
+from slm_lab.spec.schedule import Schedule
+from slm_lab.spec.spec import AgentSpec
+
+ON_POLICY: dict[type[SILSpec | PPOSILSpec], type[ActorCritic | PPO]] = {SILSpec: ActorCritic, PPOSILSpec: PPO}
+"""What learns from fresh experience."""
+
+
+class SIL(Algorithm):
+    """An on-policy algorithm, and after each of its trainings steps towards those past actions that turned out better than V."""
+
+    memory: OnPolicyMemory
+    entropy_schedule: Schedule
+
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+        assert isinstance(agent.algorithm, SILSpec | PPOSILSpec)
+        assert isinstance(agent.memory, SILReplayKeys)  # the spec room has seen to it
+        self.spec, self.clock, self.device = agent.algorithm, clock, device
+        self.on_policy = ON_POLICY[type(self.spec)](agent, info, clock, seeds, device)
+        self.policy, self.memory, self.trainer = self.on_policy.policy, self.on_policy.memory, self.on_policy.trainer
+        self.entropy_schedule = self.on_policy.entropy_schedule
+        self.net, self.distribution, self.scale = self.on_policy.net, self.on_policy.distribution, self.on_policy.scale
+        self.learner = Learner(self.on_policy.learner.trainer, clock)
+        rng = np.random.default_rng([seeds.update, 1])  # not the stream that orders PPO's minibatches
+        self.replay = SILReplay(agent.memory.sil_replay, info, clock, rng, self.spec.gamma, self._value)
+
+    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        super().observe(obs_N, first_N, state_N, out, step)
+        self.replay.add(obs_N, first_N, state_N, out, step)
+
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay holds what was observed here
+        metrics = self.on_policy.learn(rollout)
+        self.replay.take_in()
+        # without a loss a step would still follow the optimizer's momentum
+        if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
+            imitation = self._imitate()
+            metrics.extra |= {"sil_loss": imitation.loss, **imitation.extra}
+        return metrics
+
+    def _imitate(self) -> Metrics:
+        for _ in range(self.spec.training_iter):
+            batch = self.replay.sample().to(self.device)  # asks for V, so layers are as for acting
+            self.learner.begin()
+            for _ in range(self.spec.training_batch_iter):
+                better_B = self._step(batch)
+            self.on_policy.learner.trainer.learning(False)
+            self.replay.update_priorities(batch.row_B, better_B)
+        return self.learner.end()
+
+    def _step(self, batch: Transitions) -> Tensor:
+        """One gradient step on a batch; returns (R − V)₊ [B] as it was before, in reward units.
+
+        The policy weighs in reward units. The critic learns on its own scale, as it does from fresh experience; where V is above R, it
+        is so on either.
+        """
+        params_BP, output_B = self.net(batch.obs_B)
+        logp_B = self.distribution.log_prob(params_BP, batch.action_B)
+        return_B, value_B = batch.reward_B, self.scale.decode(output_B.detach())
+        weight_B = torch.ones_like(return_B) if batch.weight_B is None else batch.weight_B
+        policy_loss = self_imitation_policy_loss(logp_B, return_B, value_B, weight_B)  # eq. 2
+        value_loss = self_imitation_value_loss(output_B, self.scale.encode(return_B), weight_B)  # eq. 3
+        loss = self.spec.sil_policy_loss_coef * policy_loss + self.spec.sil_val_loss_coef * value_loss  # eq. 1
+        better_B = (return_B - value_B).clamp(min=0.0)
+        self.learner.add(loss, sil_policy_loss=policy_loss, sil_val_loss=value_loss, sil_share=(better_B > 0.0).float().mean())
+        self.learner.step()
+        return better_B
+
+    @torch.no_grad()
+    def _value(self, obs_K: Tensor) -> Tensor:
+        """V of observations, in reward units."""
+        return self.scale.decode(self.net.critic(obs_K.to(self.device))).cpu()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.on_policy.state_dict(), "sil_replay": self.replay.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.on_policy.load_state_dict(state)
+        self.replay.load_state_dict(state["sil_replay"])

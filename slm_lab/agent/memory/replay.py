@@ -43,7 +43,8 @@ class Transitions(NamedTuple):
         """The same on `device`."""
         if device == "cpu":
             return self
-        return Transitions(*(item.to(device, non_blocking=True) if isinstance(item, Tensor) else item for item in self))
+        moved: dict[str, Any] = {name: item.to(device) for name, item in self._asdict().items() if isinstance(item, Tensor)}
+        return self._replace(**moved)
 
 
 class Replay:
@@ -101,10 +102,10 @@ class Replay:
         columns["terminated"][row_K] = step.terminated_N[env_K]
         before, self.seen = self.seen, self.seen + len(env_K)
         self.size = min(self.size + len(env_K), self.capacity)
+        self._added(row_K)
         while self.size and self.store.lost((self.seen - self.size) % self.capacity):
             self._drop((self.seen - self.size) % self.capacity)
             self.size -= 1
-        self._added(row_K)
         self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
 
     def sample(self) -> Transitions:
@@ -157,11 +158,11 @@ class Replay:
         return _tensors({"seen": self.seen, "size": self.size, "columns": self.columns, "store": self.store.state_dict()})
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Take over what `contents` gave."""
+        """Take over what `contents` gave. Raises ValueError where it is of another size."""
+        self.store.load_state_dict(state["store"])
         self.seen, self.size = int(state["seen"]), int(state["size"])
         for name, column in self.columns.items():
             column[:] = state["columns"][name]
-        self.store.load_state_dict(state["store"])
 
 
 class PrioritizedReplay(Replay):

@@ -26,7 +26,7 @@ class Store(Protocol):
         """Everything kept, as arrays."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave. Raises ValueError where it is of another size."""
 
 
 class VectorStore:
@@ -55,6 +55,8 @@ class VectorStore:
         return {"obs": self.obs, "next_obs": self.next_obs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["obs"].shape != self.obs.shape:
+            raise ValueError(f"observations of another replay: {tuple(state['obs'].shape)}; here {self.obs.shape}")
         self.obs[:], self.next_obs[:] = state["obs"], state["next_obs"]
 
 
@@ -62,8 +64,8 @@ class FrameStore:
     """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations are stacked of.
 
     An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered on and
-    on; number f lies in slot f mod slots. A frame that the ring has reused is lost, and with it the transitions that are stacked of it:
-    they are the oldest, so the memory drops them from its end.
+    on; number f lies in slot f mod slots. A frame that the ring has reused is lost, and with it the transitions that are stacked of it;
+    the memory drops them from its end.
     """
 
     def __init__(self, capacity: int, info: EnvInfo) -> None:
@@ -73,7 +75,8 @@ class FrameStore:
         self.slot = np.zeros((capacity, 2, stack), np.int32)
         """Slots of the frames of each transition's observation and next one."""
         self.oldest = np.zeros(capacity, np.int64)
-        """Smallest frame number of each transition."""
+        """A frame number that neither the transition nor any later one goes below: what is lost is then always the oldest. (Their own
+        smallest would not do: an env whose episode goes on may be stacked of older frames than one that has just begun.)"""
         self.current = np.zeros((info.num_envs, stack), np.int64)
         """Frame numbers of each env's next observation."""
         self.known_N = np.zeros(info.num_envs, np.bool_)
@@ -96,12 +99,14 @@ class FrameStore:
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
         for n in env_K[first_N[env_K] | ~self.known_N[env_K]]:
             self._begin(int(n), obs_N[n])
+        if not len(env_K):
+            return
+        self.oldest[row_K] = self.current[self.known_N].min()
         before_KS = self.current[env_K]
         new_K = self._write(self._frames_of(step.last_obs_N[env_K])[:, -1])
         after_KS = np.concatenate([before_KS[:, 1:], new_K[:, None]], axis=1)
         self.current[env_K] = after_KS
         self.slot[row_K, 0], self.slot[row_K, 1] = before_KS % self.slots, after_KS % self.slots
-        self.oldest[row_K] = np.minimum(before_KS.min(axis=1), after_KS.min(axis=1))
 
     def _frames_of(self, obs_K: np.ndarray) -> np.ndarray:
         """[K, C, H, W] → [K, stack, C / stack, H, W]."""
@@ -135,6 +140,8 @@ class FrameStore:
         return {"count": self.count, "frames": self.frames, "slot": self.slot, "oldest": self.oldest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["frames"].shape != self.frames.shape:
+            raise ValueError(f"frames of another replay: {tuple(state['frames'].shape)}; here {self.frames.shape}")
         self.count = int(state["count"])
         self.frames[:], self.slot[:], self.oldest[:] = state["frames"], state["slot"], state["oldest"]
         self.known_N[:] = False  # new episodes begin

@@ -1,0 +1,550 @@
+"""Replay memories against a list of everything that happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.memory import replay as replay_module
+from slm_lab.agent.memory.replay import PrioritizedReplay, Replay, Transitions, does_not_fit, replay_bytes
+from slm_lab.agent.memory.store import FrameStore, VectorStore
+from slm_lab.env import make_env
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.schedule import LinearDecay
+from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, info
+
+MULTI = ActionSpace("multi_discrete", (2, 3), 2)
+KINDS = {"Replay": (Replay, ReplaySpec), "PrioritizedReplay": (PrioritizedReplay, PrioritizedReplaySpec)}
+
+
+def build(env_info: EnvInfo, kind: str = "Replay", frequency: int = 1, start: int = 0, clock: Clock | None = None, **keys: Any) -> Any:
+    memory, spec = KINDS[kind]
+    keys = {"batch_size": 8, "max_size": 50} | keys
+    return memory(spec(name=kind, **keys), env_info, clock or Clock(), np.random.default_rng(3), frequency, start)
+
+
+class Happened(NamedTuple):
+    """One transition of one env."""
+
+    obs: np.ndarray
+    action: np.ndarray
+    logp: float
+    reward: float
+    next_obs: np.ndarray
+    terminated: bool
+    truncated: bool
+
+
+class StackEnv:
+    """Stacked images as Atari's: an episode begins with zeros and its first frame, or, where a life was lost, with the stack as it was.
+
+    Frames hold their own number, so that no two are alike.
+    """
+
+    def __init__(self, env_info: EnvInfo, seed: int = 0, next_step: bool = False, ends: float = 0.1, repeat: bool = False) -> None:
+        self.info, self.next_step, self.ends, self.repeat = env_info, next_step, ends, repeat
+        self.rng, self.ticks = np.random.default_rng(seed), 0
+        self.ended_N = np.zeros(env_info.num_envs, bool)
+        self.obs_N = np.zeros((env_info.num_envs, *env_info.observation.shape), np.uint8)
+
+    def _frame(self) -> np.ndarray:
+        space = self.info.observation
+        self.ticks += 1
+        frame = self.rng.integers(0, 256, (space.shape[0] // space.stack, *space.shape[1:])).astype(np.uint8)
+        frame.reshape(-1)[:3] = np.frombuffer(self.ticks.to_bytes(3, "big"), np.uint8)
+        return frame
+
+    def _pushed(self, obs: np.ndarray) -> np.ndarray:
+        frame = self._frame()
+        return np.concatenate([obs[len(frame) :], frame])
+
+    def _begun(self) -> np.ndarray:
+        space = self.info.observation
+        if self.repeat:  # the first frame again and again, as other envs do
+            return np.concatenate([self._frame()] * space.stack)
+        return self._pushed(np.zeros(space.shape, np.uint8))
+
+    def reset(self) -> np.ndarray:
+        self.obs_N = np.stack([self._begun() for _ in range(self.info.num_envs)])
+        return self.obs_N
+
+    def step(self, action_N: np.ndarray) -> VecStep:
+        n, rng = self.info.num_envs, self.rng
+        valid_N = ~self.ended_N if self.next_step else np.ones(n, bool)
+        terminated_N = (rng.random(n) < self.ends) & valid_N
+        truncated_N = (rng.random(n) < self.ends) & valid_N & ~terminated_N
+        life_N = (rng.random(n) < self.ends) & valid_N & ~terminated_N & ~truncated_N
+        over_N = terminated_N | truncated_N
+        last_obs_N = np.stack([self._pushed(obs) if going else self._begun() for obs, going in zip(self.obs_N, valid_N, strict=True)])
+        obs_N, first_N = last_obs_N, life_N
+        if self.next_step:
+            first_N, self.ended_N = first_N | self.ended_N, over_N
+        elif over_N.any():
+            obs_N, first_N = last_obs_N.copy(), first_N | over_N
+            for i in np.flatnonzero(over_N):
+                obs_N[i] = self._begun()
+        self.obs_N = obs_N
+        reward_N = rng.normal(size=n).astype(np.float32)
+        return VecStep(reward_N, terminated_N | life_N, truncated_N, last_obs_N, obs_N, first_N, valid_N, [])
+
+
+def images(num_envs: int = 1, stack: int = 4, channels: int = 1, max_frame: int = 2**62) -> EnvInfo:
+    return EnvInfo(num_envs, ObservationSpace((stack * channels, 3, 4), "uint8", stack), DISCRETE, max_frame=max_frame)
+
+
+def feed(memory: Replay, env: Any, steps: int, seed: int = 5, first: bool = True) -> Iterator[list[Happened]]:
+    """Step the env, feed the memory, and yield everything that has happened so far after each step, as the memory sees it."""
+    rng, happened = np.random.default_rng(seed), list[Happened]()
+    action_space, n = env.info.action, env.info.num_envs
+    obs_N, first_N = env.reset(), np.full(n, first)
+    for _ in range(steps):
+        shape = (n,) if action_space.kind == "discrete" else (n, action_space.dim)
+        action_N = rng.normal(size=shape).astype(np.float32) if action_space.kind == "continuous" else rng.integers(0, 2, shape)
+        out = ActOut(action_N, rng.normal(size=n).astype(np.float32))
+        step = env.step(action_N)
+        memory.add(obs_N, first_N, None, out, step)
+        for i in np.flatnonzero(step.valid_N):
+            happened.append(
+                Happened(
+                    obs_N[i].copy(),
+                    action_N[i].copy(),
+                    float(out.logp_N[i]),
+                    float(step.reward_N[i]),
+                    step.last_obs_N[i].copy(),
+                    bool(step.terminated_N[i]),
+                    bool(step.truncated_N[i]),
+                )
+            )
+        obs_N, first_N = step.obs_N, step.first_N
+        yield happened
+
+
+def everything(memory: Replay) -> Transitions:
+    """All that can be drawn, oldest first."""
+    memory._draw = lambda: (memory.seen - np.arange(memory.size, 0, -1)) % memory.capacity  # type: ignore[method-assign]
+    cer, memory.use_cer = memory.use_cer, False
+    batch = memory.sample()
+    memory.use_cer = cer
+    del memory._draw
+    return batch
+
+
+def assert_holds(memory: Replay, happened: list[Happened]) -> None:
+    """The memory holds the newest `size` of what happened, bit for bit."""
+    batch = everything(memory)
+    newest = happened[len(happened) - memory.size :]
+    assert len(batch.reward_B) == len(newest)
+    for name, item in (("obs", batch.obs_B), ("action", batch.action_B), ("next_obs", batch.next_obs_B)):
+        expected = np.stack([getattr(one, name) for one in newest])
+        assert item.numpy().dtype == expected.dtype
+        assert np.array_equal(item.numpy(), expected), name
+    for name, item in (("logp", batch.logp_B), ("reward", batch.reward_B), ("terminated", batch.terminated_B)):
+        assert item.dtype == torch.float32
+        assert np.array_equal(item.numpy(), np.array([getattr(one, name) for one in newest], np.float32)), name
+
+
+# ---- the ring
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize(("num_envs", "max_size"), [(1, 50), (4, 50), (4, 48), (3, 2), (4, 1)])
+def test_it_holds_the_newest_of_what_happened(kind: str, next_step: bool, num_envs: int, max_size: int) -> None:
+    """Over two wraps and more, also where max_size is no multiple of num_envs, or below it."""
+    env_info = info(num_envs)
+    memory = build(env_info, kind, max_size=max_size, batch_size=1)
+    happened: list[Happened] = []
+    for number, happened in enumerate(feed(memory, ToyEnv(env_info, 2, next_step), 150 // num_envs)):
+        assert (memory.seen, memory.size) == (len(happened), min(len(happened), max_size))
+        if number % 5 == 0 and happened:
+            assert_holds(memory, happened)
+    assert_holds(memory, happened)
+    assert len(happened) > 2 * max_size
+    ends = [(one.terminated, one.truncated) for one in happened]
+    assert {(True, False), (False, True), (False, False)} == set(ends), "all kinds of steps have come"
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_no_state_is_paired_with_the_next_episodes_first(next_step: bool) -> None:
+    """Defect 11. Observations here tell episode and step."""
+
+    class Counting(ToyEnv):
+        episode = 0
+        at: np.ndarray
+
+        def step(self, action_N: np.ndarray) -> VecStep:
+            before = self.at
+            step = super().step(action_N)
+            done = step.terminated_N | step.truncated_N
+            self.at = before + np.array([0.0, 1.0])
+            last = self.at.copy()
+            over = step.first_N if next_step else done
+            for i in np.flatnonzero(over):
+                Counting.episode += 1
+                self.at[i] = [Counting.episode, 0.0]
+            return step._replace(last_obs_N=self.at.copy() if next_step else last, obs_N=self.at.copy())
+
+        def reset(self) -> np.ndarray:
+            self.at = np.stack([[-1.0 - i, 0.0] for i in range(self.info.num_envs)])
+            return self.at.copy()
+
+    env_info = info(3, shape=(2,))
+    memory = build(env_info, max_size=10**4)
+    *_, happened = feed(memory, Counting(env_info, 1, next_step), 200)
+    batch = everything(memory)
+    assert torch.equal(batch.next_obs_B, batch.obs_B + torch.tensor([0.0, 1.0]))
+    truncated = np.array([one.truncated for one in happened])
+    assert truncated.sum() > 20
+    assert not batch.terminated_B[torch.from_numpy(truncated)].any(), "a truncation keeps its bootstrap"
+
+
+@pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS, MULTI])
+def test_dtypes_are_kept(action: ActionSpace) -> None:
+    for env_info, env in (
+        (info(2, action), ToyEnv(info(2, action))),
+        (EnvInfo(2, ObservationSpace((2, 3, 3), "uint8"), action), ToyEnv(EnvInfo(2, ObservationSpace((2, 3, 3), "uint8"), action))),
+    ):
+        memory = build(env_info)
+        list(feed(memory, env, 20))
+        batch = memory.sample()
+        kind = torch.uint8 if env_info.observation.dtype == "uint8" else torch.float32
+        assert (batch.obs_B.dtype, batch.next_obs_B.dtype) == (kind, kind)
+        assert batch.action_B.dtype == (torch.float32 if action.kind == "continuous" else torch.int64)
+        assert batch.action_B.shape == ((8,) if action.kind == "discrete" else (8, 2))
+        assert {batch.logp_B.dtype, batch.reward_B.dtype, batch.terminated_B.dtype} == {torch.float32}
+
+
+def test_draws_are_uniform_over_the_newest() -> None:
+    env_info = info(1)
+    memory = build(env_info, max_size=20, batch_size=20)
+    list(feed(memory, ToyEnv(env_info), 33))
+    counts = np.zeros(20)
+    for _ in range(1000):
+        np.add.at(counts, memory.sample().row_B, 1)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # χ² with 19 degrees of freedom: 0.1 % exceed it
+
+
+def test_few_transitions_are_drawn_alone() -> None:
+    """Rows that have never been written are no transitions."""
+    memory = build(info(1), max_size=1000, batch_size=64)
+    list(feed(memory, ToyEnv(info(1)), 3))
+    assert set(memory.sample().row_B.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cer_puts_the_newest_into_every_batch(kind: str) -> None:
+    env_info = info(2)
+    memory = build(env_info, kind, use_cer=True, max_size=37)
+    for happened in feed(memory, ToyEnv(env_info, next_step=True), 60):
+        batch = memory.sample()
+        assert float(batch.reward_B[-1]) == np.float32(happened[-1].reward)
+        assert len(batch.reward_B) == 8
+
+
+# ---- when it is ready
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "frequency", "start", "expected"),
+    [
+        (1, 1, 0, [8, 9, 10]),  # batch_size is there at last
+        (1, 4, 0, [8, 12, 16]),
+        (1, 4, 9, [12, 16, 20]),
+        (4, 1, 0, [8, 12, 16]),  # four transitions at a time: one training
+        (4, 6, 0, [8, 12, 20]),  # the multiples of 6 that were crossed
+        (4, 4, 33, [36, 40, 44]),
+        (3, 2, 20, [21, 24, 27]),
+    ],
+)
+def test_ready_counts_transitions(num_envs: int, frequency: int, start: int, expected: list[int]) -> None:
+    memory = build(info(num_envs), frequency=frequency, start=start)
+    found = [memory.seen for _ in feed(memory, ToyEnv(info(num_envs)), 40) if memory.ready]
+    assert found[:3] == expected
+
+
+def test_dummy_rows_never_make_it_ready() -> None:
+    env_info = info(1)
+    memory, env = build(env_info, batch_size=1), ToyEnv(env_info, 1, next_step=True)
+    trained = before = dummies = 0
+    for _ in feed(memory, env, 200):
+        assert memory.ready == (memory.seen > before)
+        dummies += memory.seen == before
+        trained, before = trained + memory.ready, memory.seen
+    assert trained == memory.seen == 200 - dummies
+    assert dummies > 20
+
+
+# ---- how much it keeps
+
+
+@pytest.mark.parametrize(("max_size", "max_frame", "capacity"), [(100, 1000, 100), (100, 60, 60), (100, 61, 64), (7, 1000, 7)])
+def test_no_more_than_can_come_is_reserved(max_size: int, max_frame: int, capacity: int) -> None:
+    memory = build(EnvInfo(4, ObservationSpace((3,)), DISCRETE, max_frame=max_frame), max_size=max_size)
+    assert memory.capacity == capacity == len(memory.store.obs)
+
+
+def array_bytes(memory: Replay) -> int:
+    """Bytes of every array that the memory holds."""
+    arrays = [*memory.columns.values(), *(item for item in vars(memory.store).values() if isinstance(item, np.ndarray))]
+    arrays += getattr(memory, "tree", None).levels if isinstance(memory, PrioritizedReplay) else []  # type: ignore[union-attr]
+    return sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_million_atari_frames_take_7_3_gb(kind: str) -> None:
+    atari = EnvInfo(1, ObservationSpace((4, 84, 84), "uint8", 4), ActionSpace("discrete", (6,), 1))
+    assert replay_bytes(1_000_000, atari) <= 7.3e9
+    small, large = (array_bytes(build(atari, kind, max_size=size)) for size in (1000, 3000))
+    scaled = small + (large - small) / 2000 * 999_000
+    assert scaled <= 7.3e9
+    assert scaled == pytest.approx(replay_bytes(1_000_000, atari), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("env_info", [info(2), info(2, CONTINUOUS, (17,)), info(2, MULTI), images(2), images(2, 1, 3)])
+def test_bytes_are_those_of_the_arrays(kind: str, env_info: EnvInfo) -> None:
+    memory = build(env_info, kind, max_size=64**2)
+    assert memory.nbytes == pytest.approx(array_bytes(memory), rel=0.25 if len(env_info.observation.shape) == 3 else 0.2)
+
+
+def test_a_memory_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    atari = EnvInfo(1, ObservationSpace((4, 84, 84), "uint8", 4), DISCRETE)
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: 2 * 2**30)
+    with pytest.raises(SpecError) as caught:
+        build(atari, max_size=1_000_000)
+    (problem,) = caught.value.problems
+    assert problem.path == "agent.memory.max_size"
+    fitting = int(problem.message.split("at most ")[1].split(" ")[0].replace(",", ""))
+    assert problem.message == f"1,000,000 transitions take 6.7 GiB, this machine has 2.0 GiB; at most {fitting:,} would fit"
+    assert 0.8 * 2**31 < replay_bytes(fitting, atari) < 2**31
+    assert "2 at once of 6.7 GiB each" in does_not_fit(1_000_000, replay_bytes(1_000_000, atari), memories=2)
+    build(atari, max_size=1_000)
+
+
+# ---- priorities
+
+
+def prioritised(size: int = 40, batch_size: int = 16, **keys: Any) -> PrioritizedReplay:
+    memory: PrioritizedReplay = build(info(1), "PrioritizedReplay", max_size=size, batch_size=batch_size, **keys)
+    list(feed(memory, ToyEnv(info(1)), size + 7))
+    return memory
+
+
+def test_priorities_are_the_papers() -> None:
+    memory = prioritised(alpha=0.7, epsilon=0.01)
+    errors = torch.tensor([-2.0, 0.0, 0.5])
+    memory.update_priorities(np.array([3, 5, 39]), errors)
+    assert memory.tree.get(np.array([3, 5, 39])) == pytest.approx((np.abs(errors.numpy()) + 0.01) ** 0.7, rel=1e-6)
+
+
+def test_draws_follow_the_priorities() -> None:
+    memory = prioritised()
+    rng = np.random.default_rng(0)
+    memory.update_priorities(np.arange(40), torch.from_numpy(rng.normal(size=40) * 3.0))
+    probability = memory.tree.get(np.arange(40)) / memory.tree.total
+    counts, draws = np.zeros(40), 1000
+    for _ in range(draws):
+        np.add.at(counts, memory.sample().row_B, 1)
+    expected = 16 * draws * probability
+    # strata make the counts steadier than independent draws: χ² with 39 degrees of freedom bounds them from above
+    assert ((counts - expected) ** 2 / expected).sum() < 72.1
+    assert counts.max() > 4 * max(1.0, counts.min())
+
+
+def test_each_stratum_is_drawn_once() -> None:
+    """Section B.2.1: the mass is cut into batch_size equal parts, one draw from each."""
+    memory = prioritised(batch_size=4)
+    memory.tree.set(np.arange(40), np.repeat([1.0, 2.0, 5.0, 2.0], 10))  # the third quarter of rows has half of the mass
+    for _ in range(50):
+        rows = memory.sample().row_B
+        end_B = np.cumsum(memory.tree.get(np.arange(40)))[rows]
+        begin_B = end_B - memory.tree.get(rows)
+        assert ((end_B > np.arange(4) * 25) & (begin_B < np.arange(1, 5) * 25)).all()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_importance_weights_are_the_papers(beta: float) -> None:
+    """(N · P)^−β over the batch's greatest, Algorithm 1, line 10."""
+    memory = prioritised(beta=beta)
+    memory.update_priorities(np.arange(40), torch.from_numpy(np.random.default_rng(1).normal(size=40)))
+    batch = memory.sample()
+    probability = memory.tree.get(batch.row_B) / memory.tree.get(np.arange(40)).sum()
+    weight = (memory.size * probability) ** -beta
+    assert batch.weight_B is not None
+    assert batch.weight_B.dtype == torch.float32
+    np.testing.assert_allclose(batch.weight_B, weight / weight.max(), rtol=1e-6)
+    assert float(batch.weight_B.max()) == 1.0
+    assert build(info(1))._weights(batch.row_B) is None
+
+
+def test_beta_follows_its_schedule_by_frame() -> None:
+    clock = Clock()
+    memory = build(
+        info(1),
+        "PrioritizedReplay",
+        clock=clock,
+        beta=LinearDecay(name="linear_decay", start_val=0.4, end_val=1.0, start_step=100, end_step=200),
+    )
+    list(feed(memory, ToyEnv(info(1)), 30))
+    memory.update_priorities(np.arange(30), torch.arange(30.0))
+    rows = np.array([3, 20])
+    ratio = memory.tree.get(rows)[1] / memory.tree.get(rows)[0]
+    for frame, beta in ((0, 0.4), (150, 0.7), (500, 1.0)):
+        clock.frame = frame
+        assert memory._weights(rows)[1] == pytest.approx(ratio**-beta, rel=1e-5)
+
+
+def test_new_transitions_get_the_greatest_priority_so_far() -> None:
+    memory, env = build(info(2), "PrioritizedReplay", max_size=10), ToyEnv(info(2))
+    stream = feed(memory, env, 20)
+    next(stream)
+    assert memory.tree.get(np.arange(3)).tolist() == [1.0, 1.0, 0.0]
+    memory.update_priorities(np.array([0, 1]), torch.tensor([9.0, -1.0]))
+    greatest = (9.0 + memory.epsilon) ** memory.alpha
+    next(stream)
+    assert memory.tree.get(np.array([2, 3])) == pytest.approx([greatest] * 2)
+    memory.update_priorities(np.array([0, 1, 2, 3]), torch.full((4,), 0.1))
+    for _ in range(6):  # over the end of the ring
+        next(stream)
+    rows = (memory.seen - 1 - np.arange(2)) % 10
+    assert memory.tree.get(rows) == pytest.approx([greatest] * 2), "the greatest of all time, though it has been replaced"
+
+
+def test_rows_that_cannot_be_drawn_weigh_nothing() -> None:
+    env_info = images(2)
+    memory, env = build(env_info, "PrioritizedReplay", max_size=60), StackEnv(env_info, ends=0.3)
+    rng = np.random.default_rng(0)
+    for _ in feed(memory, env, 150):
+        weights = memory.tree.get(np.arange(60))
+        held = (memory.seen - 1 - np.arange(memory.size)) % 60
+        assert set(np.flatnonzero(weights).tolist()) == set(held.tolist())
+        batch = memory.sample()
+        memory.update_priorities(batch.row_B, torch.from_numpy(rng.normal(size=8)))
+    assert memory.size < 60, "frames were lost"
+
+
+# ---- images
+
+
+@pytest.mark.parametrize(("stack", "channels"), [(4, 1), (2, 3), (1, 1), (1, 3)])
+@pytest.mark.parametrize(("num_envs", "max_size"), [(1, 90), (3, 100), (4, 7)])
+@pytest.mark.parametrize("next_step", [False, True])
+def test_stacks_come_back_as_they_went_in(stack: int, channels: int, num_envs: int, max_size: int, next_step: bool) -> None:
+    """Each row that can be drawn, after each step, while frames are lost and resets come of two kinds."""
+    env_info = images(num_envs, stack, channels)
+    memory = build(env_info, max_size=max_size, batch_size=1)
+    assert isinstance(memory.store, FrameStore)
+    sizes = []
+    for number, happened in enumerate(feed(memory, StackEnv(env_info, num_envs, next_step, repeat=channels == 3), 400 // num_envs)):
+        assert memory.seen == len(happened)
+        sizes.append(memory.size)
+        if memory.size and number % 3 == 0:
+            assert_holds(memory, happened)
+    assert len(happened) > 2 * max_size
+    assert min(sizes[len(sizes) // 2 :]) > 0.4 * max_size
+
+
+def test_long_episodes_fill_the_ring() -> None:
+    """Room for the first frames of an episode in every 64 steps; where they are longer nothing is lost."""
+    env_info = images(2)
+    memory = build(env_info, max_size=1000)
+    *_, happened = feed(memory, StackEnv(env_info, ends=1 / 512), 1200)
+    assert memory.size == 1000
+    assert_holds(memory, happened)
+
+
+def test_an_env_that_goes_on_among_others_that_begin_loses_no_frame_unseen() -> None:
+    """An old stack in a newer row: rows are dropped from the oldest on, so each must tell of those that follow it."""
+    env_info = images(4)
+    memory = build(env_info, max_size=24)
+
+    class Uneven(StackEnv):
+        """Three envs begin again and again with four new frames, one hardly ever."""
+
+        def step(self, action_N: np.ndarray) -> VecStep:
+            pushed_N = np.stack([self._pushed(obs) for obs in self.obs_N])
+            first_N = self.rng.random(4) < [0.9, 0.02, 0.9, 0.9]
+            begun_N = np.stack([np.concatenate([self._frame() for _ in range(4)]) for _ in range(4)])
+            self.obs_N = np.where(first_N[:, None, None, None], begun_N, pushed_N)
+            none_N, all_N = np.zeros(4, bool), np.ones(4, bool)
+            return VecStep(np.zeros(4, np.float32), first_N, none_N, pushed_N, self.obs_N, first_N, all_N, [])
+
+    for happened in feed(memory, Uneven(env_info), 200):
+        if memory.size:
+            assert_holds(memory, happened)
+
+
+@pytest.mark.parametrize(
+    ("backend", "game", "steps", "keys"),
+    [
+        ("ale", "Pong", 300, {}),
+        ("sync", "Pong", 150, {}),
+        ("ale", "Breakout", 150, {"life_loss_info": True, "use_fire_reset": False}),
+        ("sync", "Pong", 100, {"grayscale": False, "stack_num": 2}),
+    ],
+)
+def test_atari_observations_are_the_envs_own(backend: str, game: str, steps: int, keys: dict[str, Any]) -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    spec = EnvSpec(name=f"ALE/{game}-v5", max_frame=10**6, num_envs=2, max_t=75, backend=backend, noop_max=4, **keys)
+    env = make_env(spec, 1)
+    memory = build(env.info, max_size=10**4)
+    assert isinstance(memory.store, FrameStore)
+    *_, happened = feed(memory, env, steps)
+    env.close()
+    assert memory.size == len(happened)
+    assert sum(one.terminated or one.truncated for one in happened) >= 2
+    assert_holds(memory, happened)
+    assert len(np.unique(np.stack([one.obs for one in happened[::7]]))) > 5
+
+
+# ---- state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("image", [False, True])
+def test_contents_go_on_in_another_memory(kind: str, image: bool, tmp_path: Any) -> None:
+    env_info = images(2) if image else info(2)
+    env_of = StackEnv if image else ToyEnv
+    memory, twin = (build(env_info, kind, max_size=33) for _ in range(2))
+    *_, happened = feed(memory, env_of(env_info, 1), 40)
+    memory.update_priorities(np.arange(8), torch.arange(8.0))
+    torch.save({"contents": memory.contents(), "state": memory.state_dict()}, tmp_path / "x.pt")
+    saved = torch.load(tmp_path / "x.pt", weights_only=True)
+    list(feed(twin, env_of(env_info, 9), 3))  # whatever was there goes
+    twin.load_contents(saved["contents"])
+    twin.load_state_dict(saved["state"])
+    assert_holds(twin, happened)
+    # the same transitions and draws from here on, over the end of the ring
+    for one in (memory, twin):
+        # a memory that was filled knows no env yet, so that every observation is a first one
+        *_, more = feed(one, env_of(env_info, 7), 30, 11, first=one is memory)
+        assert_holds(one, happened + more)
+    for _ in range(3):
+        ours, theirs = memory.sample(), twin.sample()
+        for left, right in zip(ours, theirs, strict=True):
+            assert left is right is None or np.array_equal(left, right)
+        memory.update_priorities(ours.row_B, ours.reward_B)
+        twin.update_priorities(theirs.row_B, theirs.reward_B)
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_contents_of_another_size_are_refused(image: bool) -> None:
+    env_info = images(1) if image else info(1)
+    memory = build(env_info, max_size=1)
+    list(feed(memory, (StackEnv if image else ToyEnv)(env_info), 3))
+    with pytest.raises(ValueError, match="of another replay"):
+        build(env_info, max_size=10).load_contents(memory.contents())
+
+
+def test_vectors_are_kept_whole() -> None:
+    assert isinstance(build(info(1)).store, VectorStore)
+    assert isinstance(build(info(1, shape=(3, 3, 3))).store, VectorStore), "float images are no frames"

@@ -14,12 +14,14 @@ from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sil import SIL
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import (
     ActorCriticSpec,
     AlgorithmSpec,
+    CrossQSpec,
     DoubleDQNSpec,
     DQNSpec,
     PPOSILSpec,
@@ -28,6 +30,7 @@ from slm_lab.spec.algorithm import (
     ReinforceSpec,
     SARSASpec,
     SILSpec,
+    SoftActorCriticSpec,
     VanillaDQNSpec,
 )
 from slm_lab.spec.base import Problem, SpecError
@@ -44,6 +47,8 @@ ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
     VanillaDQNSpec: QLearning,
     DQNSpec: QLearning,
     DoubleDQNSpec: QLearning,
+    SoftActorCriticSpec: SoftActorCritic,
+    CrossQSpec: SoftActorCritic,
 }
 
 

@@ -226,6 +226,46 @@ class Normal(_LocationScale):
         return -0.5 * z_BD.square().sum(1) - volume_B - constant, entropy_B
 
 
+class SquashedNormal(Normal):
+    """tanh of independent Gaussians: actions in [-1, 1] (arXiv:1812.05905, appendix C)."""
+
+    needs_bounds = True
+    EDGE = 1.0 - 1e-6
+    """Actions beyond are taken for this: float32 knows no u with tanh(u) nearer to 1 that atanh would find again."""
+
+    def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        u_ND, logp_N = super().sample(params_NP, rng)
+        volume_ND = 2.0 * (math.log(2.0) - u_ND - np.logaddexp(np.float32(0.0), -2.0 * u_ND))
+        return np.tanh(u_ND), logp_N - np.add.reduce(volume_ND, axis=1)
+
+    def mode(self, params_NP: np.ndarray) -> np.ndarray:
+        """tanh of the Gaussian's mean: the median of each component."""
+        return np.tanh(super().mode(params_NP))
+
+    def rsample(self, params_BP: Tensor, noise_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, D] of standard normal noise [B, D], differentiable in the parameters, and their log π(a|s) [B]."""
+        loc_BD, log_std_BD = self._torch(params_BP)
+        u_BD = torch.addcmul(loc_BD, log_std_BD.exp(), noise_BD)
+        # log N(u) with (u - loc) / std = noise, less the log of the tanh's derivative
+        surprise_BD = 0.5 * noise_BD.square() + log_std_BD + _log_tanh_slope(u_BD)
+        return torch.tanh(u_BD), -surprise_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
+
+    def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
+        u_BD = torch.atanh(action_B.clamp(-self.EDGE, self.EDGE))
+        return super().evaluate(params_BP, u_BD)[0] - _log_tanh_slope(u_BD).sum(1)
+
+    def entropy(self, params_BP: Tensor) -> Tensor:
+        raise NotImplementedError("the entropy of a squashed Gaussian has no closed form; it is the mean of -log π over rsample")
+
+    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_prob(params_BP, action_B), self.entropy(params_BP)
+
+
+def _log_tanh_slope(u: Tensor) -> Tensor:
+    """log(1 - tanh²(u)) = 2 (log 2 - u - softplus(-2u)), which loses no digits where tanh is near ±1. Any shape."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
 class LogNormal(_LocationScale):
     """exp of a Gaussian: positive actions only."""
 

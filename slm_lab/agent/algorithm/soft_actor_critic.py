@@ -1,0 +1,348 @@
+"""Soft actor-critic (arXiv:1812.05905; discrete actions arXiv:1910.07207), and CrossQ (arXiv:1902.05605): the same without target nets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slm_lab.agent.algorithm.base import Algorithm, Learner
+from slm_lab.agent.algorithm.on_policy import build_value_loss, value_scale
+from slm_lab.agent.algorithm.replay import TargetNet, build_replay
+from slm_lab.agent.memory.replay import Replay, Transitions
+from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.q_critics import QCritics, build_critics
+from slm_lab.agent.ops.distributions import Categorical, SquashedNormal
+from slm_lab.agent.optim.optimizers import FlatAdam
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.policy import Policy
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
+from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
+from slm_lab.spec.algorithm import CrossQSpec, SoftActorCriticSpec
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.spec import AgentSpec
+
+
+class SoftActorCritic(Algorithm):
+    """Learns the policy of greatest reward and entropy from old transitions. CrossQ differs only in how its critics value."""
+
+    memory: Replay
+    trainer: Trainer
+    """The critics'."""
+
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+        assert isinstance(agent.algorithm, SoftActorCriticSpec)
+        assert agent.net is not None  # the spec room refuses a learner without one
+        check_fit(agent, agent.algorithm, agent.net, info.action)
+        self.spec, self.clock, self.device = agent.algorithm, clock, device
+        self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
+        self.steps_per_update = self.spec.training_iter or info.num_envs
+        self.distribution, self.net = build_actor(agent.net, info)
+        self.actor_trainer = Trainer(self.net, agent.net, {"actor": self.net.actor_parameters()}, device)
+        # the policy comes after the trainer: its fast path holds views of the flat parameters
+        act_rng = np.random.default_rng(seeds.act)
+        self.policy = Policy(info.action, act_rng, self.net, self.distribution, self.spec.action_policy)
+        self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, device)
+        self.trainer = self.critics.trainer
+        self.learner = Learner(self.trainer, clock)
+        self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)
+        self.scale = value_scale(self.spec.symlog, normalize=False)
+        self.temperature = Temperature(self.spec, info)
+        self.memory = build_replay(agent, info, clock, seeds)
+        self.rng = np.random.default_rng([seeds.update, 1])
+        """Draws the noise of actions; the memory's own is seeds.update's."""
+        self.critic_steps = 0
+        self.frame = 0
+        """Of the last update."""
+        self.actor_report: tuple[float, float, float] | None = None
+        """The actor's last loss, entropy and gradient norm."""
+
+    def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
+        self.learner.begin()
+        self.actor_trainer.set_lr(self.clock.frame)
+        reports = [] if self.actor_report is None else [self.actor_report]
+        fresh = []
+        for frame in self._frames():
+            batch = self.memory.sample().to(self.device)
+            alpha = self.temperature.value(frame)
+            self._critic_step(batch, alpha)
+            if self.critic_steps % self.spec.policy_delay == 0:
+                self.actor_report = self._actor_step(batch, alpha)
+                self.temperature.step(self.actor_report[1], frame, self.actor_trainer.lr)
+                fresh.append(self.actor_report)
+            self.critics.follow(frame)
+        return self._metrics(fresh or reports)
+
+    def _frames(self) -> list[int]:
+        """The frames since the last update, shared out evenly over the gradient steps: the frame at which each one is taken."""
+        before, self.frame = self.frame, self.clock.frame
+        return [before + (self.frame - before) * (i + 1) // self.steps_per_update for i in range(self.steps_per_update)]
+
+    def _critic_step(self, batch: Transitions, alpha: float) -> None:
+        q_CB, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
+        # eq. 6, with r + γ V(s') on the critics' scale; a truncated episode keeps its bootstrap
+        target_B = self.scale.encode(batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B)
+        target_CB = target_B.expand_as(q_CB)
+        if batch.weight_B is None:
+            loss = len(q_CB) * self.value_loss(q_CB, target_CB)
+        else:  # arXiv:1511.05952, Algorithm 1, line 13
+            loss = (batch.weight_B * self.value_loss(q_CB, target_CB, reduction="none")).sum(0).mean()
+            self.memory.update_priorities(batch.row_B, (q_CB.detach() - target_CB).abs().mean(0))
+        self.learner.add(loss)
+        self.learner.step()
+        self.critic_steps += 1
+
+    def _continuous_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+        """Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
+        with torch.no_grad():
+            next_action_BD, next_logp_B = self._act(batch.next_obs_B)
+        q_CB, next_q_CB = self.critics(batch.obs_B, batch.next_obs_B, batch.action_B, next_action_BD)
+        return q_CB, self.scale.decode(torch.minimum(*next_q_CB)) - alpha * next_logp_B  # eq. 3
+
+    def _discrete_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+        """Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
+        with torch.no_grad():
+            next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
+        q_CBA, next_q_CBA = self.critics(batch.obs_B, batch.next_obs_B)
+        q_CB = q_CBA.gather(2, batch.action_B.expand(len(q_CBA), -1).unsqueeze(2)).squeeze(2)
+        next_q_BA = self.scale.decode(torch.minimum(*next_q_CBA))
+        return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
+
+    def _actor_step(self, batch: Transitions, alpha: float) -> tuple[float, float, float]:
+        """A step of the actor against the critics as they stand; its loss, its entropy and the norm of the gradient."""
+        self.trainer.learning(False)
+        self.actor_trainer.learning(True)
+        self._freeze_critics(True)
+        loss, entropy = (self._discrete_loss if self.discrete else self._continuous_loss)(batch, alpha)
+        self.actor_trainer.backward(loss)
+        norm = self.actor_trainer.step()
+        self._freeze_critics(False)
+        self.actor_trainer.learning(False)
+        self.trainer.learning(True)
+        return loss.item(), entropy.item(), norm
+
+    def _freeze_critics(self, frozen: bool) -> None:
+        """Spare a backward pass the gradients of the critics' weights."""
+        for parameter in self.trainer.flat.params:
+            parameter.requires_grad_(not frozen)
+
+    def _continuous_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+        action_BD, logp_B = self._act(batch.obs_B)
+        q_B = self.scale.decode(torch.minimum(*self.critics.net(batch.obs_B, action_BD)))
+        return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
+
+    def _discrete_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+        logp_BA = F.log_softmax(self.net.actor(batch.obs_B), dim=1)
+        with torch.no_grad():
+            q_BA = self.scale.decode(torch.minimum(*self.critics.net(batch.obs_B)))
+        p_BA = logp_BA.exp()
+        entropy_B = -(p_BA * logp_BA).sum(1)
+        loss = -(p_BA * q_BA).sum(1).mean() - alpha * entropy_B.mean()  # arXiv:1910.07207, eq. 12
+        if self.spec.entropy_penalty_coef:
+            # -log of the probability of the action taken has the behaviour's entropy as its mean, so that the gradient has the right one
+            jump_B = -batch.logp_B - entropy_B
+            loss = loss + self.spec.entropy_penalty_coef * 0.5 * jump_B.square().mean()  # arXiv:2209.10081, eq. 11
+        return loss, entropy_B.detach().mean()
+
+    def _act(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, D] of the policy as it stands, and their log-probabilities [B]."""
+        assert isinstance(self.distribution, SquashedNormal)
+        noise_BD = torch.from_numpy(self.rng.standard_normal((len(obs_B), self.action_dim), np.float32)).to(self.device)
+        return self.distribution.rsample(self.net.actor(obs_B), noise_BD)
+
+    def _metrics(self, reports: list[tuple[float, float, float]]) -> Metrics:
+        """Means over the gradient steps, the critics' and the actor's losses and gradients together."""
+        critics = self.learner.end()
+        extra = {"alpha": self.temperature.value(self.frame)}
+        if not reports:
+            return Metrics(critics.loss, critics.grad_norm, None, extra)
+        loss, entropy, norm = (sum(values) / len(reports) for values in zip(*reports, strict=True))
+        return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, extra)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "actor_trainer": self.actor_trainer.state_dict(),
+            "critics": self.critics.state_dict(),
+            "temperature": self.temperature.state_dict(),
+            "rng": generator_state(self.rng),
+            "critic_steps": self.critic_steps,
+            "frame": self.frame,
+            "actor_report": self.actor_report,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.actor_trainer.load_state_dict(state["actor_trainer"])
+        self.critics.load_state_dict(state["critics"])
+        self.temperature.load_state_dict(state["temperature"])
+        set_generator_state(self.rng, state["rng"])
+        self.critic_steps, self.frame = int(state["critic_steps"]), int(state["frame"])
+        self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
+
+
+class Critics:
+    """Two critics that learn, and how they value a transition. `net` values alone, for the actor."""
+
+    def __init__(self, agent: AgentSpec, info: EnvInfo, device: str) -> None:
+        assert isinstance(agent.algorithm, SoftActorCriticSpec)
+        spec = agent.critic_net or agent.net
+        assert spec is not None
+        self.spec: NetSpec = spec
+        self.net = self.build(agent.algorithm, info)
+        self.trainer = Trainer(self.net, self.spec, {"critic": list(self.net.parameters())}, device)
+
+    def build(self, algorithm: SoftActorCriticSpec, info: EnvInfo) -> QCritics:
+        """Critics with fresh weights."""
+        return build_critics(self.spec, info.observation, info.action, algorithm.spectral_norm)
+
+    def __call__(
+        self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Values to learn, with gradients, and values to bootstrap from, without: [C, B] of actions, [C, B, A] without any."""
+        raise NotImplementedError
+
+    def follow(self, frame: int) -> None:
+        """After each gradient step, taken at `frame`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What there is beside the trainer's."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+
+
+class TargetCritics(Critics):
+    """SoftActorCritic's: the next state is valued by target nets that follow."""
+
+    def __init__(self, agent: AgentSpec, info: EnvInfo, device: str) -> None:
+        super().__init__(agent, info, device)
+        assert isinstance(agent.algorithm, SoftActorCriticSpec)
+        self.target = TargetNet(self.build(agent.algorithm, info), self.trainer.flat, self.spec, device)
+
+    def __call__(
+        self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.net(obs_B, action_B), self.target.net(next_obs_B, next_action_B)
+
+    def follow(self, frame: int) -> None:
+        self.target.follow(frame)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"target": self.target.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+
+
+class JointCritics(Critics):
+    """CrossQ's: both states go through at once, so that the batch statistics are those of both, and no target net is needed (eq. 2)."""
+
+    def __call__(
+        self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        both_B = None if action_B is None or next_action_B is None else torch.cat((action_B, next_action_B))
+        q_CB, next_q_CB = self.net(torch.cat((obs_B, next_obs_B)), both_B).split(len(obs_B), dim=1)
+        return q_CB, next_q_CB.detach()
+
+
+class Temperature:
+    """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed."""
+
+    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo) -> None:
+        self.spec, self.max_frame = spec, info.max_frame
+        self.begin, self.end = target_entropies(spec, info.action)
+        self.log_alpha, self.grad = torch.zeros(1), torch.zeros(1)
+        self.log_alpha.clamp_(spec.log_alpha_min, spec.log_alpha_max)
+        self.optimizer = FlatAdam(self.log_alpha, self.grad, spec.alpha_lr or 1e-3)
+
+    def value(self, frame: int) -> float:
+        """α now."""
+        if self.spec.fixed_alpha is None:
+            return math.exp(self.log_alpha.item())
+        left = 1.0 - frame / self.spec.alpha_anneal_frames if self.spec.alpha_anneal_frames else 1.0
+        return self.spec.fixed_alpha * max(left, 0.0)
+
+    def target_entropy(self, frame: int) -> float:
+        """In nats."""
+        return self.begin + (self.end - self.begin) * min(frame / self.max_frame, 1.0)
+
+    def step(self, entropy: float, frame: int, lr: float) -> None:
+        """One gradient step towards the target entropy, given the policy's own. `lr`: where alpha_lr does not say."""
+        if self.spec.fixed_alpha is not None:
+            return
+        # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
+        self.grad.fill_(entropy - self.target_entropy(frame))
+        self.optimizer.lr = self.spec.alpha_lr or lr
+        self.optimizer.step()
+        self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"log_alpha": self.log_alpha.clone(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.log_alpha.copy_(state["log_alpha"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
+    """The target entropy at the first frame and at the last, in nats."""
+    discrete = action.kind == "discrete"
+    auto = 0.98 * math.log(action.nvec[0]) if discrete else -float(action.dim)
+    begin = auto if spec.target_entropy == "auto" else spec.target_entropy
+    if spec.entropy_anneal is False:
+        return begin, begin
+    return begin, (0.0 if discrete else -2.0 * action.dim) if spec.entropy_anneal is True else spec.entropy_anneal
+
+
+def build_actor(spec: NetSpec, info: EnvInfo) -> tuple[Categorical | SquashedNormal, ActorCriticNet]:
+    """The policy's distribution and net."""
+    log_std = None if spec.log_std_init is None else nn.Parameter(torch.full((info.action.dim,), spec.log_std_init))
+    distribution = Categorical(info.action) if info.action.kind == "discrete" else SquashedNormal(info.action, log_std)
+    return distribution, ActorCriticNet(spec, info.observation, distribution.params, log_std, critic=False)
+
+
+def check_fit(agent: AgentSpec, spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> None:
+    """Raise SpecError with every key that does not fit the env's actions."""
+    if action.kind not in ("discrete", "continuous") or not action.bounded:
+        space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
+        message = f"{spec.name!r} needs one discrete action or bounded continuous ones, this env has {space}; allowed: PPO, ActorCritic"
+        raise SpecError("agent", [Problem("agent.algorithm.name", message)])
+    discrete = action.kind == "discrete"
+    problems = []
+    names = ("default", "Categorical", "GumbelSoftmax") if discrete else ("default", "Normal")
+    if spec.action_pdtype not in names:
+        message = f"{spec.action_pdtype!r}, but {spec.name} learns {action.kind} actions; allowed: {', '.join(names)}"
+        problems.append(Problem("agent.algorithm.action_pdtype", message))
+    if discrete:
+        problems += _entropy_problems(spec, action.nvec[0])
+        if net.log_std_init is not None:
+            message = f"{net.log_std_init:g}, but this env's actions are discrete and have no standard deviation; leave it out"
+            problems.append(Problem("agent.net.log_std_init", message))
+    elif spec.entropy_penalty_coef > 0:
+        message = f"{spec.entropy_penalty_coef:g}, but the penalty is for discrete actions, this env's are continuous; leave it out"
+        problems.append(Problem("agent.algorithm.entropy_penalty_coef", message))
+    if problems:
+        raise SpecError("agent", problems)
+    if net.shared:
+        notice(f"agent.net.shared: no effect in {spec.name}, whose actor and critics have bodies of their own")
+
+
+def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
+    """Entropies that no policy over so many discrete actions can have."""
+    greatest = math.log(actions)
+    bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
+    given = {"target_entropy": spec.target_entropy, "entropy_anneal": spec.entropy_anneal}
+    return [
+        Problem(f"agent.algorithm.{key}", f"{value:g}, but {bounds}; give one of these, or {'auto' if key == 'target_entropy' else 'true'}")
+        for key, value in given.items()
+        if isinstance(value, float) and not 0.0 <= value <= greatest
+    ]

@@ -1,0 +1,148 @@
+"""The two critics of soft actor-critic: Q(s, a), or Q(s, ·) over discrete actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from slm_lab.agent.net.body import build_body
+from slm_lab.agent.net.layers import activation, init_layer, init_output
+from slm_lab.lib.records import ActionSpace, ObservationSpace
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
+
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
+"""Activations that treat a stack of batches as they treat each batch."""
+
+
+class QCritic(nn.Module):
+    """One critic: a body, and outputs on top of it.
+
+    A vector of observations meets the action before the body; an image's features meet it after the body, in one more hidden layer.
+    Over discrete actions there is an output for each instead.
+    """
+
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False) -> None:
+        super().__init__()
+        init_fn, actions = getattr(spec, "init_fn", None), action.dim if action.kind == "continuous" else 0
+        self.late = bool(actions) and (obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3)
+        if actions and not self.late:
+            obs = ObservationSpace((torch.Size(obs.shape).numel() + actions,))
+        self.body = build_body(spec, obs, "critic")
+        features = self.body.features
+        self.joint = nn.Sequential()
+        if self.late:
+            act = activation(getattr(spec, "hid_layers_activation", "relu"))
+            self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
+            init_layer(self.joint[0], init_fn, type(act).__name__.lower())
+        self.head = nn.Linear(features, 1 if actions else action.nvec[0])
+        init_output(self.head, init_fn, spec.critic_init_std)
+        if spectral:
+            for layer in [*self.body.modules(), *self.joint.modules()]:
+                if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                    spectral_norm(layer)
+
+    def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
+        """Q [B, 1] of actions [B, D]; without them Q [B, A]."""
+        if action_B is None:
+            return self.head(self.body(obs_B))
+        if not self.late:
+            return self.head(self.body(torch.cat((obs_B.flatten(1), action_B), dim=1)))
+        return self.head(self.joint(torch.cat((self.body(obs_B), action_B), dim=1)))
+
+
+class SeparateCritics(nn.Module):
+    """C critics that run one after the other."""
+
+    def __init__(self, critics: Sequence[QCritic]) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(critics)
+
+    def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
+        """Q [C, B] of actions [B, D]; without them Q [C, B, A]."""
+        q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics])
+        return q_CBA if action_B is None else q_CBA.squeeze(2)
+
+
+class StackedCritics(nn.Module):
+    """C critics of plain fully connected layers, as one batched product per layer. Takes over the weights of `critics`."""
+
+    def __init__(self, critics: Sequence[QCritic]) -> None:
+        super().__init__()
+        self.layers: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.activations: list[nn.Module] = []
+        for index, layers in enumerate(zip(*(_chain(critic) for critic in critics), strict=True)):
+            if isinstance(layers[0], nn.Linear):
+                # laid out as nn.Linear's: the transposed product is a fifth faster forward and backward
+                weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))
+                bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1))
+                self.register_parameter(f"weight_{index}", weight)
+                self.register_parameter(f"bias_{index}", bias)
+                self.layers.append((weight, bias))
+            else:
+                self.activations.append(layers[0])
+        self.rectified = all(isinstance(act, nn.ReLU) for act in self.activations)
+
+    def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
+        """Q [C, B] of actions [B, D]; without them Q [C, B, A]."""
+        x_BF = obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
+        x_CBF = x_BF.expand(len(self.layers[0][0]), -1, -1)
+        if self.rectified:
+            q_CBA = _RectifiedStack.apply(x_CBF, *(parameter for layer in self.layers for parameter in layer))
+        else:
+            for (weight, bias), act in zip(self.layers, self.activations, strict=False):
+                x_CBF = act(torch.baddbmm(bias, x_CBF, weight.transpose(1, 2)))
+            weight, bias = self.layers[-1]
+            q_CBA = torch.baddbmm(bias, x_CBF, weight.transpose(1, 2))
+        return q_CBA if action_B is None else q_CBA.squeeze(2)
+
+
+class _RectifiedStack(torch.autograd.Function):
+    """Linear layers with ReLUs between them, C nets at once: x [C, B, I], weights [C, O, I] and biases [C, 1, O] in turn → [C, B, O].
+
+    Left to itself, autograd takes a fresh tensor for each step forward and backward; here biases, ReLUs and their derivatives are in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_CBI: Tensor, *params: Tensor) -> Tensor:
+        inputs, last = [x_CBI], len(params) - 2
+        for index in range(0, len(params), 2):
+            out_CBO = torch.bmm(inputs[-1], params[index].transpose(1, 2)).add_(params[index + 1])
+            inputs.append(out_CBO if index == last else out_CBO.relu_())
+        ctx.save_for_backward(*inputs[:-1], *params)
+        return inputs[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        layers = len(ctx.saved_tensors) // 3
+        inputs, params = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
+        needs_x, *needs = ctx.needs_input_grad
+        (grad_CBO,) = grads
+        out: list[Tensor | None] = [None] * len(params)
+        for layer in reversed(range(layers)):
+            if needs[2 * layer]:
+                out[2 * layer] = torch.bmm(grad_CBO.transpose(1, 2), inputs[layer])
+                out[2 * layer + 1] = grad_CBO.sum(1, keepdim=True)
+            if layer or needs_x:
+                grad_CBO = torch.bmm(grad_CBO, params[2 * layer])
+            if layer:  # where the ReLU before let nothing through
+                torch.ops.aten.threshold_backward.grad_input(grad_CBO, inputs[layer], 0.0, grad_input=grad_CBO)
+        return (grad_CBO if needs_x else None, *out)
+
+
+QCritics = SeparateCritics | StackedCritics
+
+
+def _chain(critic: QCritic) -> list[nn.Module]:
+    return [layer for layer in [*critic.body.layers, critic.head] if not isinstance(layer, nn.Flatten)]
+
+
+def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, number: int = 2) -> QCritics:
+    """Critics with weights of their own. Raises SpecError where the spec does not fit the observations."""
+    critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
+    layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
+    plain = layers and not critics[0].late and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
+    return StackedCritics(critics) if plain else SeparateCritics(critics)

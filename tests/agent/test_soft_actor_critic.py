@@ -1,0 +1,591 @@
+"""Soft actor-critic and CrossQ: the squashed Gaussian, the critics, each equation on tiny nets, and what specs may not ask for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic, TargetCritics, Temperature, target_entropies
+from slm_lab.agent.memory.replay import Transitions
+from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
+from slm_lab.agent.ops.distributions import SquashedNormal
+from slm_lab.agent.ops.losses import symexp, symlog
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.spec import Spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info
+
+OBS = ObservationSpace((4,))
+BRN: dict[str, Any] = {
+    "name": "TorchArcNet",
+    "critic_arc": {
+        "modules": {
+            "body": {"Sequential": [{"LazyBatchRenorm1d": {"warmup_steps": 10}}, {"LazyLinear": {"out_features": 8}}, {"ReLU": None}]}
+        }
+    },
+    "optim_spec": {"name": "Adam", "lr": 0.01},
+}
+CONV = {"name": "ConvNet", "conv_hid_layers": [[4, 3, 2]], "fc_hid_layers": [8], "optim_spec": {"name": "Adam", "lr": 0.01}}
+
+
+def sac_spec(
+    net: dict[str, Any] | None = None,
+    memory: dict[str, Any] | None = None,
+    critic_net: dict[str, Any] | None = None,
+    num_envs: int = 3,
+    **algorithm: Any,
+) -> Spec:
+    algorithm = {"name": "SoftActorCritic", **algorithm}
+    if algorithm["name"] == "CrossQ" and critic_net is None:
+        critic_net = BRN
+    agent = {
+        "algorithm": algorithm,
+        "memory": memory or {"name": "Replay", "batch_size": 8, "max_size": 500},
+        "net": net or MLP,
+        "critic_net": critic_net,
+    }
+    env = {"name": "Toy-v0", "num_envs": num_envs, "max_frame": 1000}
+    return Spec.model_validate({"name": "toy", "agent": agent, "env": env})
+
+
+def build(action: ActionSpace = CONTINUOUS, shape: tuple[int, ...] = (4,), dtype: Any = "float32", **kwargs: Any) -> tuple[Agent, ToyEnv]:
+    env_info = EnvInfo(3, ObservationSpace(shape, dtype), action, max_frame=1000)
+    return agent_of(sac_spec(**kwargs), env_info), ToyEnv(env_info)
+
+
+def algorithm_of(agent: Agent) -> SoftActorCritic:
+    assert isinstance(agent.algorithm, SoftActorCritic)
+    return agent.algorithm
+
+
+def transitions(action_B: Tensor, seed: int = 0, weight_B: Tensor | None = None, logp_B: Tensor | None = None) -> Transitions:
+    """Random ones; those of odd rows terminate."""
+    rng = torch.Generator().manual_seed(seed)
+    B = len(action_B)
+    terminated_B = (torch.arange(B) % 2).float()
+    draw = lambda *shape: torch.randn(*shape, generator=rng)  # noqa: E731
+    logp_B = draw(B) if logp_B is None else logp_B
+    return Transitions(draw(B, 4), action_B, logp_B, draw(B), draw(B, 4), terminated_B, weight_B, np.arange(B))
+
+
+class Scripted:
+    """A random generator whose normals are given."""
+
+    def __init__(self, *noise: np.ndarray) -> None:
+        self.noise = [item.astype(np.float32) for item in noise]
+
+    def standard_normal(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        noise = self.noise.pop(0)
+        assert noise.shape == shape
+        return noise
+
+
+# the squashed Gaussian
+
+
+def test_density_integrates_to_one() -> None:
+    distribution = SquashedNormal(ActionSpace("continuous", (), 1))
+    for loc, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.2, 0.3)):
+        edges = np.tanh(np.linspace(-6.0, 6.0, 20_001))  # fine where the density is steep
+        middle = torch.from_numpy((0.5 * (edges[1:] + edges[:-1])).astype(np.float32)).unsqueeze(1)
+        params = torch.tensor([[loc, log_std]]).expand(len(middle), 2)
+        density = distribution.log_prob(params, middle).double().exp().numpy()
+        assert (density * np.diff(edges)).sum() == pytest.approx(1.0, abs=2e-3)
+
+
+def test_log_prob_is_the_change_of_variables() -> None:
+    distribution = SquashedNormal(CONTINUOUS)
+    rng = torch.Generator().manual_seed(0)
+    params, noise = torch.randn(64, 4, generator=rng).clamp(max=1.5), torch.randn(64, 2, generator=rng)
+    action, logp = distribution.rsample(params, noise)
+    loc, std = params[:, :2].double(), params[:, 2:].double().exp()
+    u = loc + std * noise.double()
+    expected = (torch.distributions.Normal(loc, std).log_prob(u) - torch.log(1.0 - torch.tanh(u) ** 2)).sum(1)
+    near = u.abs().amax(1) < 3.0  # beyond, the textbook form of the correction loses digits
+    torch.testing.assert_close(logp[near].double(), expected[near], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(action.double(), torch.tanh(u), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(distribution.log_prob(params, action)[near], logp[near], rtol=1e-2, atol=2e-2)
+
+
+def test_log_prob_holds_far_out() -> None:
+    distribution = SquashedNormal(ActionSpace("continuous", (), 1))
+    action, logp = distribution.rsample(torch.tensor([[30.0, 0.0], [-30.0, 0.0]]), torch.zeros(2, 1))
+    # log(1 - tanh²(u)) → 2 log 2 - 2 |u|
+    torch.testing.assert_close(logp, torch.full((2,), -0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 60.0))
+    assert torch.isfinite(distribution.log_prob(torch.zeros(2, 2), action)).all()
+
+
+def test_numpy_draws_are_the_same_distribution() -> None:
+    distribution = SquashedNormal(CONTINUOUS)
+    params = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    action, logp = distribution.sample(params, np.random.default_rng(1))
+    noise = np.random.default_rng(1).standard_normal((5, 2), np.float32)
+    same, same_logp = distribution.rsample(torch.from_numpy(params), torch.from_numpy(noise))
+    np.testing.assert_allclose(action, same, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logp, same_logp, rtol=1e-4, atol=1e-5)
+    assert action.dtype == logp.dtype == np.float32
+    np.testing.assert_allclose(distribution.mode(params), np.tanh(params[:, :2]), rtol=1e-6)
+
+
+def test_rsample_has_the_derivative() -> None:
+    distribution = SquashedNormal(ActionSpace("continuous", (), 1))
+    noise = torch.tensor([[0.3]])
+
+    def logp(loc: float, log_std: float) -> float:
+        return float(distribution.rsample(torch.tensor([[loc, log_std]]), noise)[1])
+
+    params = torch.tensor([[0.4, -0.2]], requires_grad=True)
+    distribution.rsample(params, noise)[1].sum().backward()
+    assert params.grad is not None
+    step = 1e-2
+    expected = [
+        (logp(0.4 + step, -0.2) - logp(0.4 - step, -0.2)) / (2 * step),
+        (logp(0.4, -0.2 + step) - logp(0.4, -0.2 - step)) / (2 * step),
+    ]
+    np.testing.assert_allclose(params.grad[0], expected, rtol=1e-2, atol=1e-3)
+
+
+# critics
+
+
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+@pytest.mark.parametrize("name", ["ReLU", "tanh"])
+def test_stack_equals_separate_critics(action: ActionSpace, name: str) -> None:
+    spec = MLPNetSpec(name="MLPNet", hid_layers=[8, 6], hid_layers_activation=name, init_fn="orthogonal_")
+    critics = [QCritic(spec, OBS, action) for _ in range(2)]
+    stacked, separate = StackedCritics(critics), SeparateCritics(critics)
+    obs, given = torch.randn(5, 4), [torch.rand(5, 2, requires_grad=True)] if action is CONTINUOUS else []
+    q, same = stacked(obs, *given), separate(obs, *given)
+    torch.testing.assert_close(q, same)
+    assert q.shape == ((2, 5) if action is CONTINUOUS else (2, 5, 3))
+    assert not torch.equal(q[0], q[1]), "each has weights of its own"
+    weight_grads = torch.autograd.grad(same.square().sum(), [*separate.parameters(), *given])
+    grads = torch.autograd.grad(q.square().sum(), [*stacked.parameters(), *given])
+    one, two = weight_grads[:6], weight_grads[6:12]  # in the order of the layers: weight, bias
+    for stack, *apart in zip(grads, one, two, strict=False):
+        torch.testing.assert_close(stack.flatten(), torch.stack(apart).flatten())
+    if given:
+        torch.testing.assert_close(grads[-1], weight_grads[-1])
+        for parameter in stacked.parameters():
+            parameter.requires_grad_(False)
+        frozen = torch.autograd.grad(stacked(obs, *given).square().sum(), given)
+        torch.testing.assert_close(frozen[0], grads[-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, StackedCritics),
+        ({"layer_norm": True}, SeparateCritics),
+        ({"batch_norm": True}, SeparateCritics),
+        ({"hid_layers_activation": "PReLU"}, SeparateCritics),
+    ],
+)
+def test_only_plain_layers_are_stacked(changes: dict[str, Any], kind: type) -> None:
+    assert type(build_critics(MLPNetSpec(name="MLPNet", **changes), OBS, CONTINUOUS)) is kind
+
+
+def test_image_features_meet_the_action_late() -> None:
+    spec = ConvNetSpec.model_validate(CONV)
+    critics = build_critics(spec, ObservationSpace((3, 9, 9), "uint8"), CONTINUOUS)
+    obs = torch.randint(0, 256, (5, 3, 9, 9), dtype=torch.uint8)
+    q = critics(obs, torch.zeros(5, 2))
+    assert q.shape == (2, 5)
+    assert not torch.equal(q, critics(obs, torch.ones(5, 2)))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_spectral_norm_bounds_the_hidden_layers(flat: bool) -> None:
+    critics = build_critics(MLPNetSpec(name="MLPNet", hid_layers=[16, 16], init_fn="orthogonal_"), OBS, CONTINUOUS, spectral=True)
+    vectors = FlatParams(critics) if flat else None
+    for parameter in critics.parameters():
+        parameter.data.mul_(5.0)
+    assert isinstance(critics, SeparateCritics)
+    for _ in range(50):  # power iterations
+        critics(torch.randn(5, 4), torch.randn(5, 2))
+    for critic in critics.critics:
+        for layer in (critic.body.layers[0], critic.body.layers[2]):  # type: ignore[union-attr,index]
+            assert torch.linalg.matrix_norm(layer.weight.detach(), 2) == pytest.approx(1.0, abs=1e-3)
+        assert torch.linalg.matrix_norm(critic.head.weight.detach(), 2) > 2.0, "the output layer is free"  # type: ignore[union-attr]
+    critics.eval()
+    before = [buffer.clone() for buffer in critics.buffers()]
+    critics(torch.randn(5, 4), torch.randn(5, 2))
+    assert all(torch.equal(a, b) for a, b in zip(before, critics.buffers(), strict=True))
+    if vectors is not None:
+        assert torch.equal(torch.cat([buffer.flatten() for buffer in critics.buffers()]), vectors.buffer), "still views"
+
+
+# the equations
+
+
+def q_of(algorithm: SoftActorCritic, obs: Tensor, action: Tensor | None, target: bool = False) -> Tensor:
+    with torch.no_grad():
+        assert isinstance(algorithm.critics, TargetCritics)
+        return (algorithm.critics.target.net if target else algorithm.critics.net)(obs, action).clone()
+
+
+def move_target(algorithm: SoftActorCritic) -> None:
+    """Make the target nets differ from the critics."""
+    assert isinstance(algorithm.critics, TargetCritics)
+    algorithm.critics.target.flat.param.add_(0.1 * torch.randn_like(algorithm.critics.target.flat.param))
+
+
+def critic_loss(algorithm: SoftActorCritic, batch: Transitions, alpha: float) -> float:
+    algorithm.learner.begin()
+    algorithm._critic_step(batch, alpha)
+    return algorithm.learner.end().loss
+
+
+@pytest.mark.parametrize("symlogged", [False, True])
+def test_critic_loss_of_continuous_actions(symlogged: bool) -> None:
+    agent, _ = build(gamma=0.9, symlog=symlogged)
+    algorithm = algorithm_of(agent)
+    move_target(algorithm)
+    batch = transitions(torch.rand(6, 2) - 0.5)
+    noise = np.random.default_rng(3).normal(size=(6, 2))
+    algorithm.rng = Scripted(noise)  # type: ignore[assignment]
+    decode, encode = (symexp, symlog) if symlogged else (torch.clone, torch.clone)
+    with torch.no_grad():
+        params = algorithm.net.actor(batch.next_obs_B)
+    u = params[:, :2] + params[:, 2:].exp() * torch.from_numpy(noise.astype(np.float32))
+    next_action = torch.tanh(u)
+    logp = (torch.distributions.Normal(params[:, :2], params[:, 2:].exp()).log_prob(u) - torch.log(1 - next_action**2)).sum(1)
+    next_q = q_of(algorithm, batch.next_obs_B, next_action, target=True)
+    value = decode(torch.min(next_q[0], next_q[1])) - 0.3 * logp
+    target = encode(batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value))
+    q = q_of(algorithm, batch.obs_B, batch.action_B)
+    expected = F.mse_loss(q[0], target) + F.mse_loss(q[1], target)
+    assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_critic_loss_of_discrete_actions() -> None:
+    agent, _ = build(DISCRETE, gamma=0.9)
+    algorithm = algorithm_of(agent)
+    move_target(algorithm)
+    batch = transitions(torch.tensor([0, 2, 1, 1, 0, 2]))
+    with torch.no_grad():
+        p = F.softmax(algorithm.net.actor(batch.next_obs_B), dim=1)
+    next_q = q_of(algorithm, batch.next_obs_B, None, target=True).amin(0)
+    value = torch.stack([sum(p[b, a] * (next_q[b, a] - 0.3 * p[b, a].log()) for a in range(3)) for b in range(6)])  # type: ignore[arg-type]
+    target = batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value)
+    q = q_of(algorithm, batch.obs_B, None)[:, torch.arange(6), batch.action_B]
+    expected = F.mse_loss(q[0], target) + F.mse_loss(q[1], target)
+    assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_importance_weights_scale_errors_and_priorities_are_their_means() -> None:
+    memory = {"name": "PrioritizedReplay", "batch_size": 4, "max_size": 500}
+    agent, env = build(DISCRETE, gamma=0.0, memory=memory)
+    drive(agent, env, 10)
+    algorithm = algorithm_of(agent)
+    batch = transitions(torch.tensor([0, 2, 1, 1]), weight_B=torch.tensor([1.0, 0.5, 0.0, 0.25]))
+    told: list[tuple[np.ndarray, Tensor]] = []
+    algorithm.memory.update_priorities = lambda row_B, error_B: told.append((row_B, error_B))  # type: ignore[method-assign]
+    q = q_of(algorithm, batch.obs_B, None)[:, torch.arange(4), batch.action_B]
+    error = q - batch.reward_B
+    assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float((batch.weight_B * error.square()).sum(0).mean()), rel=1e-4)
+    np.testing.assert_array_equal(told[0][0], batch.row_B)
+    torch.testing.assert_close(told[0][1], error.abs().mean(0))
+
+
+def test_actor_loss_of_continuous_actions_moves_only_the_actor() -> None:
+    agent, _ = build()
+    algorithm = algorithm_of(agent)
+    batch = transitions(torch.rand(6, 2) - 0.5)
+    noise = np.random.default_rng(3).normal(size=(6, 2))
+    algorithm.rng = Scripted(noise)  # type: ignore[assignment]
+    critics, actor = algorithm.trainer.flat.param.clone(), algorithm.actor_trainer.flat.param.clone()
+    with torch.no_grad():
+        params = algorithm.net.actor(batch.obs_B)
+        action, logp = SquashedNormal(CONTINUOUS).rsample(params, torch.from_numpy(noise.astype(np.float32)))
+    q = q_of(algorithm, batch.obs_B, action)
+    loss, entropy, norm = algorithm._actor_step(batch, 0.3)
+    assert loss == pytest.approx(float((0.3 * logp - q.amin(0)).mean()), rel=1e-4)
+    assert entropy == pytest.approx(float(-logp.mean()), rel=1e-4)
+    assert norm > 0.0
+    assert torch.equal(critics, algorithm.trainer.flat.param)
+    assert not algorithm.trainer.flat.grad.any(), "the critics' next step takes no gradient of the actor's loss"
+    assert all(parameter.requires_grad for parameter in algorithm.critics.net.parameters())
+    assert not torch.equal(actor, algorithm.actor_trainer.flat.param)
+
+
+def test_entropy_penalty_pulls_towards_the_behaviour() -> None:
+    agent, _ = build(DISCRETE, entropy_penalty_coef=0.7, target_entropy=0.5)
+    algorithm = algorithm_of(agent)
+    batch = transitions(torch.tensor([0, 2, 1, 1]), logp_B=torch.full((4,), -0.2))
+    with torch.no_grad():
+        p = F.softmax(algorithm.net.actor(batch.obs_B), dim=1)
+    entropy = -(p * p.log()).sum(1)
+    q = q_of(algorithm, batch.obs_B, None).amin(0)
+    expected = (p * (0.3 * p.log() - q)).sum(1).mean() + 0.7 * 0.5 * (0.2 - entropy).square().mean()
+    assert algorithm._actor_step(batch, 0.3)[0] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
+    reward = np.array([1.0, 0.5, 0.0], np.float32)
+    net = {**MLP, "optim_spec": {"name": "Adam", "lr": 0.02}}
+    toy = sac_spec(net, {"name": "Replay", "batch_size": 32, "max_size": 500}, num_envs=8, gamma=0.9, fixed_alpha=0.5, training_iter=2)
+    agent = agent_of(toy, EnvInfo(8, OBS, DISCRETE, max_frame=8000))
+    env = ToyEnv(info(8))
+    obs = np.ones((8, 4), np.float32)
+    for _ in range(400):
+        out = agent.act(obs)
+        step = env.step(out.action_N)
+        every = np.ones(8, np.bool_)
+        step = step._replace(
+            reward_N=reward[out.action_N], last_obs_N=obs, obs_N=obs, terminated_N=every, truncated_N=~every, first_N=every
+        )
+        agent.clock.tick(8)
+        agent.observe(obs, out, step)
+        if agent.ready():
+            agent.update()
+    with torch.no_grad():
+        p = F.softmax(algorithm_of(agent).net.actor(torch.ones(1, 4)), dim=1)[0]
+    np.testing.assert_allclose(p, F.softmax(torch.from_numpy(reward) / 0.5, dim=0), atol=0.03)
+
+
+def test_temperature_moves_towards_the_target_entropy() -> None:
+    spec = sac_spec(target_entropy=-1.0, alpha_lr=0.1, log_alpha_min=-0.15, log_alpha_max=0.25).agent.algorithm
+    temperature = Temperature(spec, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
+    temperature.step(0.5, 0, 1e-3)
+    assert temperature.log_alpha.item() == pytest.approx(-0.1, rel=1e-3), "too random: α falls, by Adam's first step"
+    temperature.step(0.5, 0, 1e-3)
+    assert temperature.log_alpha.item() == pytest.approx(-0.15), "its bound"
+    for _ in range(50):
+        temperature.step(-3.0, 0, 1e-3)
+    assert temperature.log_alpha.item() == pytest.approx(0.25)
+
+
+def test_temperature_takes_the_actors_lr_unless_told() -> None:
+    spec = sac_spec().agent.algorithm
+    temperature = Temperature(spec, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
+    temperature.step(0.5, 0, 0.02)
+    assert temperature.log_alpha.item() == pytest.approx(-0.02, rel=1e-3)
+
+
+def test_fixed_temperature_and_its_anneal() -> None:
+    temperature = Temperature(sac_spec(fixed_alpha=0.4, alpha_anneal_frames=100).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
+    temperature.step(5.0, 0, 1.0)
+    assert [temperature.value(frame) for frame in (0, 50, 100, 200)] == pytest.approx([0.4, 0.2, 0.0, 0.0])
+    constant = Temperature(sac_spec(fixed_alpha=0.4).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
+    assert constant.value(10**9) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("keys", "action", "expected"),
+    [
+        ({}, CONTINUOUS, (-2.0, -2.0)),
+        ({}, DISCRETE, (0.98 * math.log(3), 0.98 * math.log(3))),
+        ({"entropy_anneal": True}, CONTINUOUS, (-2.0, -4.0)),
+        ({"entropy_anneal": True}, DISCRETE, (0.98 * math.log(3), 0.0)),
+        ({"target_entropy": 0.5, "entropy_anneal": 0.1}, DISCRETE, (0.5, 0.1)),
+        ({"target_entropy": 0.5, "entropy_anneal": 0.0}, DISCRETE, (0.5, 0.0)),
+        ({"target_entropy": -3.0}, CONTINUOUS, (-3.0, -3.0)),
+    ],
+)
+def test_target_entropies(keys: dict[str, Any], action: ActionSpace, expected: tuple[float, float]) -> None:
+    spec = sac_spec(**keys).agent.algorithm
+    assert target_entropies(spec, action) == pytest.approx(expected)  # type: ignore[arg-type]
+    temperature = Temperature(spec, EnvInfo(1, OBS, action, max_frame=200))  # type: ignore[arg-type]
+    middle = 0.5 * (expected[0] + expected[1])
+    assert [temperature.target_entropy(frame) for frame in (0, 100, 200, 300)] == pytest.approx(
+        [expected[0], middle, expected[1], expected[1]]
+    )
+
+
+# the whole update
+
+
+def test_policy_delay_counts_the_critics_steps() -> None:
+    agent, env = build(policy_delay=3, training_iter=1)
+    drive(agent, env, 3)
+    algorithm = algorithm_of(agent)
+    moved = []
+    for _ in range(9):
+        before, log_alpha = algorithm.actor_trainer.flat.param.clone(), algorithm.temperature.log_alpha.clone()
+        critics = algorithm.trainer.flat.param.clone()
+        agent.update()
+        assert not torch.equal(critics, algorithm.trainer.flat.param)
+        moved.append(not torch.equal(before, algorithm.actor_trainer.flat.param))
+        assert moved[-1] == (not torch.equal(log_alpha, algorithm.temperature.log_alpha))
+    assert moved == [steps % 3 == 0 for steps in range(algorithm.critic_steps - 8, algorithm.critic_steps + 1)]
+
+
+@pytest.mark.parametrize(("training_iter", "steps"), [(None, 3), (5, 5)])
+def test_an_update_is_training_iter_batches(training_iter: int | None, steps: int) -> None:
+    agent, env = build(training_iter=training_iter)
+    updates = len(drive(agent, env, 6))
+    assert updates == 4  # 3 transitions a step, from the first full batch of 8 on
+    assert agent.clock.opt_step == steps * updates == algorithm_of(agent).critic_steps
+
+
+def test_target_nets_follow_by_frames() -> None:
+    net = {**MLP, "update_type": "replace", "update_frequency": 9}
+    agent, env = build(net=net)
+    algorithm = algorithm_of(agent)
+    assert isinstance(algorithm.critics, TargetCritics)
+    target = algorithm.critics.target.flat.param
+    assert torch.equal(target, algorithm.trainer.flat.param), "a copy at the start"
+    obs, equal = env.reset(), {}
+    for _ in range(12):
+        out = agent.act(obs)
+        step = env.step(out.action_N)
+        agent.clock.tick(3)
+        agent.observe(obs, out, step)
+        before = target.clone()
+        if agent.ready():
+            agent.update()
+            equal[agent.clock.frame] = torch.equal(before, target)
+        obs = step.obs_N
+    assert equal == {frame: frame % 9 != 0 for frame in range(9, 37, 3)}
+
+
+def test_steps_of_an_update_share_its_frames() -> None:
+    agent, env = build(net={**MLP, "polyak_coef": 0.5}, training_iter=3)
+    drive(agent, env, 5)
+    algorithm = algorithm_of(agent)
+    frames: list[int] = []
+    algorithm.critics.follow = frames.append  # type: ignore[method-assign]
+    agent.clock.tick(3)
+    agent.update()
+    assert frames == [16, 17, 18]
+
+
+def test_truncation_keeps_the_bootstrap() -> None:
+    agent, env = build(DISCRETE)
+    drive(agent, env, 60)
+    memory = algorithm_of(agent).memory
+    ended = ToyEnv(EnvInfo(3, OBS, DISCRETE, max_frame=1000))
+    obs = ended.reset()
+    first = memory.seen
+    steps = []
+    for _ in range(30):
+        out = agent.act(obs)
+        steps.append(ended.step(out.action_N))
+        agent.clock.tick(3)
+        agent.observe(obs, out, steps[-1])
+        obs = steps[-1].obs_N
+    stored = memory.columns["terminated"][(first + np.arange(90)) % memory.capacity].reshape(30, 3)
+    np.testing.assert_array_equal(stored, [step.terminated_N for step in steps])
+    assert any(step.truncated_N.any() for step in steps)
+
+
+OWN_OPTIMIZERS = {
+    "use_same_optim": False,
+    "actor_optim_spec": {"name": "RMSprop", "lr": 0.01},
+    "critic_optim_spec": {"name": "SGD", "lr": 0.1},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "continuous": {},
+    "discrete": {"action": DISCRETE, "action_pdtype": "GumbelSoftmax", "entropy_penalty_coef": 0.1},
+    "prioritised": {"memory": {"name": "PrioritizedReplay", "batch_size": 8, "max_size": 500}},
+    "symlog": {"symlog": True, "policy_delay": 2},
+    "spectral": {"spectral_norm": True},
+    "batch norm": {"net": {**MLP, "batch_norm": True}},
+    "layer norm": {"net": {**MLP, "layer_norm": True}, "action": DISCRETE},
+    "own optimizers": {"net": {**MLP, **OWN_OPTIMIZERS}},
+    "free log_std": {"net": {**MLP, "log_std_init": -0.5}},
+    "images": {"net": CONV, "shape": (3, 9, 9), "dtype": "uint8"},
+    "discrete images": {"net": CONV, "shape": (3, 9, 9), "dtype": "uint8", "action": DISCRETE},
+    "crossq": {"name": "CrossQ", "policy_delay": 3},
+    "discrete crossq": {"name": "CrossQ", "action": DISCRETE},
+    "crossq with a plain net": {"name": "CrossQ", "critic_net": {**MLP, "batch_norm": True}},
+    "crossq with one arc": {"name": "CrossQ", "net": {**BRN, "arc": BRN["critic_arc"]}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trip_continues_identically(kind: str) -> None:
+    one, env = build(**KINDS[kind])
+    metrics = drive(one, env, 12)
+    assert all(math.isfinite(m.loss) and m.grad_norm > 0 for m in metrics)
+    assert metrics[-1].extra["alpha"] > 0
+    other, _ = build(**KINDS[kind])
+    other.load_state_dict(one.state_dict())
+    other.clock.load_state_dict(one.clock.state_dict())
+    memory, copied = algorithm_of(one).memory, algorithm_of(other).memory
+    copied.load_contents(memory.contents())
+    one._first_N[:] = True  # both begin new episodes
+    after, after_other = (drive(agent, ToyEnv(env.info, seed=5), 8) for agent in (one, other))
+    assert [(m.loss, m.grad_norm, m.entropy, m.extra) for m in after] == [(m.loss, m.grad_norm, m.entropy, m.extra) for m in after_other]
+    assert torch.equal(algorithm_of(one).actor_trainer.flat.param, algorithm_of(other).actor_trainer.flat.param)
+    assert torch.equal(algorithm_of(one).trainer.flat.param, algorithm_of(other).trainer.flat.param)
+
+
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
+    agent, _ = build(action, name="CrossQ")
+    algorithm = algorithm_of(agent)
+    norms = [m for m in algorithm.critics.net.modules() if type(m).__name__ == "BatchRenorm1d"]
+    batch = transitions(torch.zeros(6, 2) if action is CONTINUOUS else torch.zeros(6, dtype=torch.int64))
+    critic_loss(algorithm, batch, 0.3)
+    both = torch.cat([batch.obs_B, batch.next_obs_B])
+    for norm in norms:
+        torch.testing.assert_close(norm.running_mean[:4], 0.01 * both.mean(0))
+    before = algorithm.trainer.flat.buffer.clone()
+    algorithm._actor_step(batch, 0.3)
+    assert torch.equal(before, algorithm.trainer.flat.buffer), "the actor's loss leaves the statistics alone"
+
+
+def test_crossq_has_no_target_net_and_bootstraps_without_gradient() -> None:
+    agent, _ = build(name="CrossQ")
+    critics = algorithm_of(agent).critics
+    assert not hasattr(critics, "target")
+    obs, action = torch.randn(6, 4), torch.randn(6, 2)
+    q, next_q = critics(obs, obs, action, action)
+    assert q.requires_grad
+    assert not next_q.requires_grad
+    torch.testing.assert_close(q, next_q)
+
+
+# what does not fit
+
+
+@pytest.mark.parametrize(
+    ("action", "kwargs", "words"),
+    [
+        (ActionSpace("multi_discrete", (2, 3), 2), {}, ["agent.algorithm.name", "SoftActorCritic", "multi-discrete", "PPO"]),
+        (ActionSpace("multi_binary", (), 2), {"name": "CrossQ"}, ["agent.algorithm.name", "CrossQ", "multi-binary"]),
+        (ActionSpace("continuous", (), 2, bounded=False), {}, ["agent.algorithm.name", "unbounded continuous"]),
+        (DISCRETE, {"target_entropy": -1.0}, ["agent.algorithm.target_entropy", "-1", "ln 3 = 1.1", "auto"]),
+        (DISCRETE, {"target_entropy": 1.2}, ["agent.algorithm.target_entropy", "1.2", "between 0 and"]),
+        (DISCRETE, {"entropy_anneal": -0.5}, ["agent.algorithm.entropy_anneal", "-0.5", "true"]),
+        (CONTINUOUS, {"entropy_penalty_coef": 0.5}, ["agent.algorithm.entropy_penalty_coef", "0.5", "discrete", "leave it out"]),
+        (DISCRETE, {"net": {**MLP, "log_std_init": -1.0}}, ["agent.net.log_std_init", "-1", "leave it out"]),
+        (DISCRETE, {"action_pdtype": "Normal"}, ["agent.algorithm.action_pdtype", "Normal", "Categorical, GumbelSoftmax"]),
+        (CONTINUOUS, {"action_pdtype": "Beta"}, ["agent.algorithm.action_pdtype", "Beta", "default, Normal"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(action: ActionSpace, kwargs: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        build(action, **kwargs)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        build(DISCRETE, target_entropy=-1.0, action_pdtype="Normal", net={**MLP, "log_std_init": -1.0})
+    assert len(caught.value.problems) == 3
+
+
+def test_shared_body_is_a_notice(caplog: pytest.LogCaptureFixture) -> None:
+    build(net={**MLP, "shared": True})
+    assert "agent.net.shared" in caplog.text
+
+
+def test_critic_net_is_the_critics_own() -> None:
+    agent, _ = build(critic_net={**MLP, "hid_layers": [5]})
+    critics = algorithm_of(agent).critics
+    assert isinstance(critics.net, StackedCritics)
+    assert isinstance(critics.spec, NetSpec)
+    assert critics.net.layers[0][0].shape == (2, 5, 6)

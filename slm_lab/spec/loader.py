@@ -251,8 +251,8 @@ _STAND_IN: dict[Path, Any] = {
     ("agent", "algorithm"): {"name": "Random"},
     ("agent", "net", "conv_hid_layers"): [[1, 1]],
     ("agent", "critic_net", "conv_hid_layers"): [[1, 1]],
-    ("agent", "net", "hid_layers"): [[], [], []],
-    ("agent", "critic_net", "hid_layers"): [[], [], []],
+    ("agent", "net", "hid_layers"): [[[1]], [1], []],
+    ("agent", "critic_net", "hid_layers"): [[[1]], [1], []],
     ("env",): {"name": "CartPole-v1", "max_frame": 1},
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,
@@ -278,7 +278,8 @@ def _take_out(rest: dict[str, Any], path: Path) -> None:
         node: Any = rest
         for key in path[: end - 1]:
             node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict) and path[:end] in _STAND_IN:
+        # a stand-in that was no help (a HydraMLPNet's hid_layers in another net) goes too
+        if isinstance(node, dict) and path[:end] in _STAND_IN and node.get(path[end - 1]) != _STAND_IN[path[:end]]:
             node[str(path[end - 1])] = copy.deepcopy(_STAND_IN[path[:end]])
             return
         if isinstance(node, dict) and path[end - 1] in node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from slm_lab.spec.base import Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel
 from slm_lab.spec.schedule import Schedule, constant
@@ -75,7 +75,7 @@ class OnPolicyCrossEntropySpec(SILReplayKeys):
     """Whole episodes, used once, of which only the best are learned from (the cross-entropy method, Rubinstein 1999)."""
 
     name: Literal["OnPolicyCrossEntropy"]
-    cross_entropy: Annotated[Fraction, Field(gt=0)] = 1.0
+    cross_entropy: Annotated[float, Strict(), Field(gt=0, le=1)] = 1.0
     """Share of the episodes that is kept, by total reward."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from slm_lab.spec.base import Count, NonNegative, Positive, PositiveReal, Seed, SpecModel
+from slm_lab.spec.base import Count, Flag, NonNegative, Positive, PositiveReal, Seed, SpecModel
 
 
 class SearchResources(SpecModel):
@@ -46,6 +46,9 @@ class MetaSpec(SpecModel):
     """Seed of everything random; absent: drawn, printed and saved."""
     save_interval: NonNegative = 10.0
     """Seconds between checkpoints, at least."""
+    save_replay: Flag = False
+    """Each checkpoint holds the replay memory too, so that a resumed run goes on with it: for 1 M Atari frames some 7 GB. Without it a
+    resumed run gathers training_start_step transitions anew before it trains."""
     search_resources: SearchResources = SearchResources()
     """What one trial of a search may use."""
     search_scheduler: SearchScheduler | None = None

@@ -21,6 +21,7 @@ from slm_lab.spec.algorithm import (
     SILSpec,
     SoftActorCriticSpec,
 )
+from slm_lab.spec.base import SpecModel
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, PrioritizedReplaySpec, ReplaySpec, SILReplayKeys
 from slm_lab.spec.net import (
     ConvNetSpec,
@@ -31,7 +32,7 @@ from slm_lab.spec.net import (
     RecurrentNetSpec,
     TorchArcNetSpec,
 )
-from slm_lab.spec.report import Path, Report, nearest
+from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
 from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
@@ -50,7 +51,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     """
     if algorithm_known:
         _algorithm(spec, report)
-    _schedules(spec.agent.algorithm, report)
+    _schedules(spec.agent.algorithm, ALGORITHM, report)
+    _schedules(spec.agent.memory, ("agent", "memory"), report)
     for key in ("net", "critic_net"):
         if (net := getattr(spec.agent, key)) is not None:
             check_net(net, ("agent", key), report)
@@ -80,20 +82,21 @@ def _algorithm(spec: Spec, report: Report) -> None:
                 (*ALGORITHM, "log_alpha_min"),
                 f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}",
             )
-    if algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
+    elif algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
         report.fail((*ALGORITHM, "explore_var_spec"), f"missing; the action_policy '{algorithm.action_policy}' needs it")
 
 
-def _schedules(algorithm: AlgorithmSpec, report: Report) -> None:
+def _schedules(section: SpecModel, place: Path, report: Report) -> None:
     """A schedule runs forward, and its values make sense."""
-    for key in type(algorithm).model_fields:
-        schedule = getattr(algorithm, key)
+    for key in type(section).model_fields:
+        schedule = getattr(section, key)
         if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
-            report.fail((*ALGORITHM, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}")
+            report.fail((*place, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}")
         for end in ("start_val", "end_val"):
             value = getattr(schedule, end, None)
-            if value is not None and value < 0:
-                report.fail((*ALGORITHM, key, end), f"must be a number ≥ 0, not {value:g}")
+            if value is not None and (value < 0 or (key == "beta" and value > 1)):
+                allowed = "from 0 to 1" if key == "beta" else "≥ 0"
+                report.fail((*place, key, end), f"must be a number {allowed}, not {value:g}")
 
 
 def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
@@ -109,6 +112,9 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
         name = algorithm.name
         allowed = "'Replay' or 'PrioritizedReplay'" if replays else "'OnPolicyBatchReplay', 'OnPolicyReplay' or 'OnPolicyCrossEntropy'"
         why = "learns from old transitions drawn at random" if replays else "learns on-policy, from each transition once"
+        if "memory" not in agent.model_fields_set:
+            report.fail(place, f"missing; {name} {why} and needs {allowed}")
+            return
         report.fail((*place, "name"), f"must be {allowed} ({name} {why}), not '{memory.name}'")
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
     if replay.batch_size > replay.max_size:
@@ -151,9 +157,10 @@ def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:
     heads, body, tails = net.hid_layers
     for index, (part, what) in enumerate(((heads, "heads"), (tails, "tails"))):
         if not isinstance(part, list) or not all(units(item) for item in part) or (what == "heads" and not part):
-            report.fail((*place, "hid_layers", 2 * index), f"must be a list with the units of each of the {what}, as [[32], [32]]")
+            allowed = f"a list with the units of each of the {what}, as [[32], [32]]"
+            report.fail((*place, "hid_layers", 2 * index), f"must be {allowed}, not {show(part)}")
     if not units(body):
-        report.fail((*place, "hid_layers", 1), "must be a list of units of the body, as [64]")
+        report.fail((*place, "hid_layers", 1), f"must be a list of units of the body, as [64], not {show(body)}")
     if isinstance(tails, list) and len(tails) > 2:
         report.fail((*place, "hid_layers", 2), f"must be at most two tails, the actor's and the critic's, not {len(tails)}")
 

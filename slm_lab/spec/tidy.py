@@ -16,7 +16,7 @@ _LATER: dict[Path, frozenset[str]] = {
     ("agent", "net"): frozenset(),
     ("agent", "critic_net"): frozenset(),
     ("env",): frozenset({"device"}),
-    ("meta",): frozenset({"hogwild_lock", "max_restart", "save_replay"}),
+    ("meta",): frozenset({"hogwild_lock", "max_restart"}),
 }
 """Keys of components that this version does not have, which published specs carry for others too."""
 

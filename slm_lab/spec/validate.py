@@ -218,7 +218,7 @@ def describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str
     if annotation is str:
         return "a string"
     if origin is list:
-        return f"a list of {_length(metadata)}" + (f", each {describe(args[0])}" if args else "")
+        return f"a list of {_length(metadata)}" + (f", each {describe(args[0])}" if args and args[0] is not Any else "")
     return "an object"
 
 

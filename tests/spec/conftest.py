@@ -33,7 +33,7 @@ def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if value is ...:
             del node[last]
         else:
-            node[last] = value
+            node[last] = copy.deepcopy(value)
     return result
 
 

@@ -23,7 +23,7 @@ V4 = """{
       "memory": {"name": "OnPolicyBatchReplay",},
       "net": {
         "type": "ConvNet", "shared": true, "conv_hid_layers": [[32, 8, 4, 0, 1], [64, 4, 2, 0, 1]], "fc_hid_layers": [512],
-        "update_type": "polyak", "loss_spec": {"name": "MSELoss"}, "use_same_optim": false,
+        "update_type": "replace", "loss_spec": {"name": "MSELoss"}, "use_same_optim": false,
         "actor_optim_spec": {"name": "Adam", "lr": 2.5e-4,}, "critic_optim_spec": {"name": "Adam", "lr": 2.5e-4,},
       }
     }],
@@ -63,10 +63,10 @@ def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
         "meta.num_cpus",
         "meta.num_gpus",
         "meta.train_mode",
-        "agent[0].net.update_type",
         "search.agent[0].algorithm.clip_eps__uniform",
         "agent[0].algorithm.minibatch_size",
         "agent[0].algorithm.training_frequency",
+        "agent[0].net.update_type",
     ]
     assert all(notice.startswith("ppo_pong: ") for notice in specs.notices())
 

@@ -9,6 +9,9 @@ import pytest
 from tests.spec.conftest import Specs
 
 ALGORITHM = "agent.algorithm"
+ALGORITHM_NAMES = (
+    "'Random', 'Reinforce', 'ActorCritic', 'PPO', 'SIL', 'PPOSIL', 'SARSA', 'VanillaDQN', 'DQN', 'DoubleDQN', 'SoftActorCritic', 'CrossQ'"
+)
 
 
 @pytest.mark.parametrize(
@@ -24,13 +27,13 @@ ALGORITHM = "agent.algorithm"
         (f"{ALGORITHM}.training_epoch", 2.5, "must be a whole number > 0, not 2.5"),
         (f"{ALGORITHM}.normalize_advantages", "percentle", "did you mean 'percentile'?"),
         (f"{ALGORITHM}.action_policy", "epsilon_gredy", "did you mean 'epsilon_greedy'?"),
-        (f"{ALGORITHM}.name", "POP", "must be one of 'Random', 'Reinforce', 'ActorCritic', 'PPO', not \"POP\"; did you mean 'PPO'?"),
-        (f"{ALGORITHM}.name", "SoftActorCritic", 'not "SoftActorCritic", which this version does not have yet'),
+        (f"{ALGORITHM}.name", "POP", f"must be one of {ALGORITHM_NAMES}, not \"POP\"; did you mean 'PPO'?"),
+        (f"{ALGORITHM}.name", "SAC", 'not "SAC"'),
         (f"{ALGORITHM}.name", None, "missing; must be one of 'Random'"),
         (f"{ALGORITHM}.name", ["PPO"], 'not ["PPO"]'),
         (ALGORITHM, "PPO", 'must be an object, not "PPO"'),
         (f"{ALGORITHM}.clip_eps_spec", 0.2, "must be an object, not 0.2"),
-        ("agent.memory.name", "Replay", "which this version does not have yet"),
+        ("agent.memory.name", "Repaly", "did you mean 'Replay'?"),
         ("agent.net.type", "MLP", "did you mean 'MLPNet'?"),
         ("agent.net.hid_layers", [64, -1], None),
         ("agent.net.hid_layers", 64, "must be a list of items, each a whole number > 0, not 64"),
@@ -137,14 +140,13 @@ def test_keys_valid_elsewhere_are_dropped_with_a_notice(specs: Specs) -> None:
     }
     assert specs.load(changes) == specs.load({})
     assert specs.notices() == [
-        "ppo: agent.critic_net: has no effect in this version; dropped",
         "ppo: agent.algorithm.center_return: has no effect in PPO; dropped",
         "ppo: agent.algorithm.training_iter: has no effect in PPO; dropped",
-        "ppo: agent.memory.batch_size: has no effect in OnPolicyBatchReplay; dropped",
         "ppo: agent.net.normalize: has no effect in MLPNet; dropped",
-        "ppo: agent.net.update_type: has no effect in MLPNet; dropped",
         "ppo: env.device: has no effect in this version; dropped",
         "ppo: meta.hogwild_lock: has no effect in this version; dropped",
+        "ppo: agent.critic_net: has no effect in PPO, only in SoftActorCritic and CrossQ; dropped",
+        "ppo: agent.memory.batch_size: has no effect in OnPolicyBatchReplay, but for SIL and PPOSIL; dropped",
     ]
 
 
@@ -180,6 +182,9 @@ TORCH_NAMES = {
         ({"agent.net.type": ...}, "agent.net.name"),
         ({"agent.net.type": 7}, "agent.net.type"),
         ({"agent.net.type": "ConvNet"}, "agent.net.conv_hid_layers"),
+        ({"agent.net.hid_layers": [64, -1]}, "agent.net.hid_layers[1]"),
+        ({"agent.net.type": "HydraMLPNet"}, "agent.net.hid_layers"),
+        ({"agent.net.type": "HydraMLPNet", "agent.net.hid_layers": [64]}, "agent.net.hid_layers"),
         ({"agent.net.type": "ConvNet", "agent.net.conv_hid_layers": [[32]]}, "agent.net.conv_hid_layers[0]"),
         ({"agent.net.optim_spec": {"name": "Adm", "lr": "x"}}, "agent.net.optim_spec.lr"),
         ({f"{ALGORITHM}.name": "POP"}, f"{ALGORITHM}.name"),
@@ -190,7 +195,7 @@ def test_wrong_names_of_torch_are_told_whatever_else_is_wrong(specs: Specs, chan
     assert found == {place, "agent.net.optim_spec.name", "agent.net.hid_layers_activation", "agent.net.init_fn"}
 
 
-@pytest.mark.parametrize("name", ["POP", "Nothing", "SoftActorCritic", 3, ...])
+@pytest.mark.parametrize("name", ["POP", "Nothing", "PPOSL", 3, ...])
 def test_a_wrong_name_hides_no_other_mistake(specs: Specs, name: Any) -> None:
     changes = {f"{ALGORITHM}.name": name, f"{ALGORITHM}.gama": 0.9, f"{ALGORITHM}.minibatch_size": 8, f"{ALGORITHM}.training_iter": 4}
     schedule = {"name": "linear_decy", "start_val": 1, "end_val": 0, "end_step": "x"}
@@ -205,5 +210,5 @@ def test_a_wrong_name_hides_no_other_mistake(specs: Specs, name: Any) -> None:
 
 
 def test_nothing_follows_from_a_name_that_was_guessed(specs: Specs) -> None:
-    found = specs.problems({f"{ALGORITHM}.name": "PPOSIL", "agent.memory.name": "OnPolicyReplay"})
+    found = specs.problems({f"{ALGORITHM}.name": "PPOSAIL", "agent.memory.name": "OnPolicyReplay"})
     assert [problem.split(": ")[0] for problem in found] == [f"{ALGORITHM}.name"]

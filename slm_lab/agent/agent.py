@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.sil import SILReplay
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep
@@ -85,6 +87,11 @@ class Agent:
         """Weight of the entropy bonus now."""
         return self.algorithm.entropy_coef
 
+    @property
+    def replay(self) -> Replay | SILReplay | None:
+        """The memory of old transitions, whose `contents` are no part of the state; None for on-policy algorithms."""
+        return self.algorithm.old_transitions()
+
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of the net's parameters and buffers on the CPU; empty for an agent without a net."""
         net = self.policy.net
@@ -96,7 +103,10 @@ class Agent:
             self.policy.net.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything learned and every random stream. Not the rollout under way: a resumed run begins new episodes."""
+        """Everything learned and every random stream.
+
+        Not the rollout under way, for a resumed run begins new episodes, and not the replay: see `replay`.
+        """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

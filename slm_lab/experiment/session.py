@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.build import build_agent, resolve_device
+from slm_lab.agent.memory.replay import check_fits
 from slm_lab.env.make import make_env
 from slm_lab.env.vec import Env
 from slm_lab.experiment import checkpoint
@@ -96,12 +97,19 @@ class Session:
         torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
         try:
             self.agent = build_agent(spec, self.env.info, self.seeds, self.clock, self.device)
+            self._check_room()
             if spec.meta.rigorous_eval:
                 self._eval_env = self._make_env(self.seeds.eval_env, training=False)
         except BaseException:
             self.close()
             raise
         return self
+
+    def _check_room(self) -> None:
+        """Raise SpecError where the replay memories of all Sessions that run at a time do not fit this machine."""
+        replay, at_once = self.agent.replay, self.plan.at_once(self.spec.meta.max_session)
+        if replay is not None:
+            check_fits(replay.capacity, replay.nbytes, at_once, "; or let fewer Sessions run at a time (--jobs)")
 
     def run(self, paths: RunPaths | None = None) -> SessionResult:
         """Learn until env.max_frame, or until a stop is requested."""
@@ -184,7 +192,8 @@ class Session:
         return observers
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything stateful."""
+        """Everything stateful; with meta.save_replay the replay memory too."""
+        replay = self.agent.replay if self.spec.meta.save_replay else None
         return {
             "version": checkpoint.VERSION,
             "agent": self.agent.state_dict(),
@@ -192,7 +201,7 @@ class Session:
             "clock": self.clock.state_dict(),
             "rng": checkpoint.rng_state(self.device),
             "observers": {type(observer).__name__: observer.state_dict() for observer in self._observers},
-        }
+        } | ({} if replay is None else {"replay": replay.contents()})
 
     def _best(self) -> dict[str, Any]:
         """What it takes to play: weights, and the env's normaliser statistics."""

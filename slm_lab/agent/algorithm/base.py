@@ -13,6 +13,7 @@ from slm_lab.agent.algorithm.batch import Batch, Minibatch
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.memory.sil import SILReplay
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
@@ -62,8 +63,12 @@ class Algorithm(ABC):
         """Weight of the entropy bonus now; None where there is none."""
         return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.frame)
 
+    def old_transitions(self) -> Replay | SILReplay | None:
+        """The memory of what is learned from again and again; None for what learns from each step once."""
+        return self.memory if isinstance(self.memory, Replay) else None
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything learned, without what is gathered for the next training."""
+        """Everything learned, without the transitions that it is learned from."""
         state: dict[str, Any] = {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
         return state | ({"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {})
 

@@ -92,6 +92,9 @@ class SIL(Algorithm):
         """V of observations, in reward units."""
         return self.scale.decode(self.net.critic(obs_K.to(self.device))).cpu()
 
+    def old_transitions(self) -> SILReplay:
+        return self.replay
+
     def state_dict(self) -> dict[str, Any]:
         return {**self.on_policy.state_dict(), "sil_replay": self.replay.state_dict()}
 

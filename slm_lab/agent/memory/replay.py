@@ -73,8 +73,7 @@ class Replay:
         self.frequency, self.start = frequency, max(start, spec.batch_size)
         self.capacity = min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs)
         self.nbytes = replay_bytes(self.capacity, info)
-        if self.nbytes > memory_bytes():
-            raise SpecError("agent", [Problem("agent.memory.max_size", does_not_fit(self.capacity, self.nbytes))])
+        check_fits(self.capacity, self.nbytes)
         self.store: Store = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info)
         action, shape = info.action, () if info.action.kind == "discrete" else (info.action.dim,)
         self.columns = {
@@ -227,6 +226,12 @@ def replay_bytes(capacity: int, info: EnvInfo) -> int:
     action = info.action
     row = (4 if action.kind == "continuous" else 8) * (1 if action.kind == "discrete" else action.dim) + 3 * 4 + 8
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
+
+
+def check_fits(capacity: int, nbytes: int, memories: int = 1, hint: str = "") -> None:
+    """Raise SpecError where memories of `capacity` transitions and `nbytes` bytes each do not fit this machine."""
+    if nbytes * memories > memory_bytes():
+        raise SpecError("agent", [Problem("agent.memory.max_size", does_not_fit(capacity, nbytes, memories) + hint)])
 
 
 def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:

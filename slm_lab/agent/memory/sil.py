@@ -56,6 +56,16 @@ class SILReplay:
         self.chunk = 1 if isinstance(self.ring.store, FrameStore) else self.ring.capacity
         """Transitions that the ring takes at once: frames of images only in order."""
 
+    @property
+    def capacity(self) -> int:
+        """Transitions kept at most."""
+        return self.ring.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, without episodes under way."""
+        return self.ring.nbytes + sum(self.ring.columns[name].nbytes for name in ("bootstrap", "episode"))
+
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Take one step; it can be drawn once its episode has ended and `take_in` was called."""
         self.episodes.add(obs_N, first_N, state_N, out, step)

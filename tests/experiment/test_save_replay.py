@@ -1,0 +1,135 @@
+"""meta.save_replay, and replay memories that must fit the machine together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.memory import replay as replay_module
+from slm_lab.agent.memory.replay import Replay
+from slm_lab.experiment import checkpoint
+from slm_lab.experiment.paths import new_run
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.session import Session, check_builds
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.spec import Spec
+
+SpecBody = Callable[..., dict[str, Any]]
+DQN = {"algorithm": {"name": "DQN", "training_frequency": 4, "training_start_step": 100}}
+SIL = {"algorithm": {"name": "SIL", "training_frequency": 20}}
+
+
+def off_policy(spec_body: SpecBody, agent: dict[str, Any] = DQN, memory: dict[str, Any] | None = None, **meta: Any) -> Spec:
+    body = spec_body(env={"max_frame": 400}, meta=meta)
+    replay = {"name": "Replay", "batch_size": 8, "max_size": 200} if agent is DQN else {"name": "OnPolicyBatchReplay", "max_size": 200}
+    body["agent"] |= agent | {"memory": replay | (memory or {})}
+    return Spec.model_validate({"name": "small", **body})
+
+
+def saved(spec: Spec, folder: Path) -> tuple[Session, dict[str, Any]]:
+    """A Session that has run, and its last checkpoint."""
+    paths = new_run(folder, spec.name)
+    session = Session(spec)
+    session.run(paths)
+    return session, checkpoint.load(paths.checkpoint(0, "last"))
+
+
+def resumed(spec: Spec, bundle: dict[str, Any]) -> Session:
+    session = Session(spec).build()
+    session.agent.load_state_dict(bundle["agent"])
+    if "replay" in bundle:
+        assert session.agent.replay is not None
+        session.agent.replay.load_contents(bundle["replay"])
+    return session
+
+
+def step(session: Session) -> None:
+    """One step of acting, without training."""
+    obs_N = session.env.reset()
+    out = session.agent.act(obs_N)
+    session.agent.observe(obs_N, out, session.env.step(out.action_N))
+
+
+@pytest.mark.parametrize("name", ["Replay", "PrioritizedReplay"])
+def test_a_run_goes_on_with_its_replay(spec_body: SpecBody, tmp_path: Path, name: str) -> None:
+    spec = off_policy(spec_body, memory={"name": name}, save_replay=True)
+    before, bundle = saved(spec, tmp_path)
+    after = resumed(spec, bundle)
+    try:
+        ours, theirs = before.agent.replay, after.agent.replay
+        assert isinstance(ours, Replay)
+        assert isinstance(theirs, Replay)
+        assert (theirs.seen, theirs.size) == (ours.seen, ours.size)
+        assert ours.seen > ours.size == 200
+        for left, right in zip(ours.sample(), theirs.sample(), strict=True):
+            assert left is right is None or np.array_equal(np.asarray(left), np.asarray(right))
+        step(after)
+        assert after.agent.ready(), "it trains at once"
+    finally:
+        after.close()
+
+
+def test_without_it_the_memory_fills_again_before_training(spec_body: SpecBody, tmp_path: Path) -> None:
+    spec = off_policy(spec_body)
+    _, bundle = saved(spec, tmp_path)
+    assert "replay" not in bundle
+    after = resumed(spec, bundle)
+    try:
+        for transitions in range(4, 101, 4):
+            step(after)
+            assert after.agent.ready() == (transitions == 100)
+    finally:
+        after.close()
+
+
+def test_self_imitation_keeps_its_episodes(spec_body: SpecBody, tmp_path: Path) -> None:
+    spec = off_policy(spec_body, SIL, save_replay=True)
+    before, bundle = saved(spec, tmp_path)
+    after = resumed(spec, bundle)
+    after.close()
+    assert before.agent.replay is not None
+    assert after.agent.replay is not None
+    ours, theirs = before.agent.replay.sample(), after.agent.replay.sample()
+    assert torch.equal(ours.obs_B, theirs.obs_B)
+    assert torch.equal(ours.reward_B, theirs.reward_B)
+
+
+def test_on_policy_there_is_nothing_to_save(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    session, bundle = saved(make_spec(env={"max_frame": 200}, meta={"save_replay": True}), tmp_path)
+    assert session.agent.replay is None
+    assert "replay" not in bundle
+
+
+@pytest.mark.parametrize("agent", [DQN, SIL])
+def test_memories_of_sessions_that_run_at_once_must_fit(
+    spec_body: SpecBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: dict[str, Any]
+) -> None:
+    spec = off_policy(spec_body, agent, {"max_size": 10**6}, max_session=4, random_seed=1)
+    spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
+    session = Session(spec, plan=Plan(jobs=1)).build()
+    session.close()
+    assert session.agent.replay is not None
+    one = session.agent.replay.nbytes
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: 2 * one)
+    check_builds([spec], Plan(jobs=2), "x.json")
+    with pytest.raises(SpecError) as caught:
+        check_builds([spec], Plan(jobs=3), "x.json")
+    (problem,) = caught.value.problems
+    assert problem.path == "agent.memory.max_size"
+    assert problem.message.startswith(f"1,000,000 transitions take 3 at once of {one / 2**30:,.1f} GiB each, this machine has")
+    assert "at most 600,000 would fit; or let fewer Sessions run at a time (--jobs)" in problem.message
+    with pytest.raises(SpecError, match="3 at once"):
+        Session(spec, plan=Plan(jobs=3)).build()
+
+
+def test_a_trial_whose_memory_does_not_fit_writes_nothing(spec_body: SpecBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: 1000)
+    with pytest.raises(SpecError, match=r"agent\.memory\.max_size: 200 transitions take 0\.0 GiB"):
+        Trial(off_policy(spec_body), tmp_path).run()
+    assert not list(tmp_path.iterdir())

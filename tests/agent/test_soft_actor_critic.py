@@ -532,6 +532,7 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
     for norm in norms:
         torch.testing.assert_close(norm.running_mean[:4], 0.01 * both.mean(0))
     before = algorithm.trainer.flat.buffer.clone()
+    algorithm.learner.begin()  # layers as for learning
     algorithm._actor_step(batch, 0.3)
     assert torch.equal(before, algorithm.trainer.flat.buffer), "the actor's loss leaves the statistics alone"
 

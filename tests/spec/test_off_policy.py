@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slm_lab.spec import schema
-from slm_lab.spec.algorithm import Algorithm
 from slm_lab.spec.loader import SPEC_FOLDER, dump_spec, load_spec
-from slm_lab.spec.memory import Memory
-from slm_lab.spec.net import Net
-from slm_lab.spec.validate import members
+from tests.contract.combinations import ALGORITHM_NAMES, MEMORIES, NEEDS, NETS, fitting
 from tests.spec.conftest import PPO, Specs, changed
 
 REPLAY = {"agent.memory": {"name": "Replay"}}
@@ -222,40 +219,7 @@ def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
     assert specs.notices() == []
 
 
-ARC = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}]}}}
-NEEDS: dict[str, dict[str, Any]] = {
-    "HydraMLPNet": {"hid_layers": [[[8]], [8], []]},
-    "ConvNet": {"conv_hid_layers": [[4, 3]]},
-    "TorchArcNet": {"arc": ARC},
-}
-NEEDS["DuelingConvNet"] = NEEDS["ConvNet"]
-"""What a net cannot do without."""
-
-
-def names(union: Any) -> list[str]:
-    return [model.model_fields["name"].annotation.__args__[0] for model in members(union)]
-
-
-MEMORIES, NETS = names(Memory), names(Net)
-
-
-def fitting(algorithm: str, memory: str, net: str) -> bool:
-    """By hand, what the rules must allow."""
-    replays = memory in ("Replay", "PrioritizedReplay")
-    if algorithm == "Random":
-        return True
-    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ"):
-        fits = replays and net != "RecurrentNet"
-    elif algorithm in ("PPO", "PPOSIL"):
-        fits = memory == "OnPolicyBatchReplay"
-    else:
-        fits = not replays
-    if algorithm in ("SIL", "PPOSIL"):
-        fits = fits and net != "RecurrentNet"
-    return fits and ("DQN" in algorithm or algorithm == "SARSA" or "Dueling" not in net)
-
-
-@pytest.mark.parametrize("algorithm", names(Algorithm))
+@pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)
 def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, algorithm: str) -> None:
     goes = []
     for memory, net in itertools.product(MEMORIES, NETS):
@@ -317,13 +281,19 @@ def accepts(node: dict[str, Any], value: Any, definitions: dict[str, Any]) -> bo
     return fine
 
 
+@cache
+def shipped_schema() -> dict[str, Any]:
+    content = json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
 FILES = sorted(path for path in SPEC_FOLDER.rglob("*.json") if path.name != "spec.schema.json")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_schema_accepts_every_shipped_spec(path: Path) -> None:
-    shipped = json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8"))
-    assert accepts(shipped, json.loads(path.read_text(encoding="utf-8")), shipped["$defs"])
+    assert accepts(shipped_schema(), json.loads(path.read_text(encoding="utf-8")), shipped_schema()["$defs"])
 
 
 @pytest.mark.parametrize(
@@ -340,5 +310,4 @@ def test_the_schema_accepts_every_shipped_spec(path: Path) -> None:
     ],
 )
 def test_the_schema_knows_good_from_bad(changes: dict[str, Any], fine: bool) -> None:
-    whole = schema.json_schema()
-    assert accepts(whole, {"ppo": changed(PPO, changes)}, whole["$defs"]) == fine
+    assert accepts(shipped_schema(), {"ppo": changed(PPO, changes)}, shipped_schema()["$defs"]) == fine

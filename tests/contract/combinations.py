@@ -1,0 +1,127 @@
+"""Every algorithm with the memories and nets that go with it, in small."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
+from slm_lab.spec.algorithm import Algorithm
+from slm_lab.spec.memory import Memory
+from slm_lab.spec.net import Net
+from slm_lab.spec.report import Report
+from slm_lab.spec.rules import check_rules, settle
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.validate import members
+
+DISCRETE, CONTINUOUS = ActionSpace("discrete", (3,), 1), ActionSpace("continuous", (), 2)
+
+
+def names(union: Any) -> list[str]:
+    """Names of the members of a union of spec models."""
+    return [model.model_fields["name"].annotation.__args__[0] for model in members(union)]
+
+
+ALGORITHM_NAMES, MEMORIES, NETS = names(Algorithm), names(Memory), names(Net)
+
+ARC = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "HydraMLPNet": {"hid_layers": [[[8]], [8], []]},
+    "ConvNet": {"conv_hid_layers": [[4, 3, 2]]},
+    "DuelingConvNet": {"conv_hid_layers": [[4, 3, 2]]},
+    "TorchArcNet": {"arc": ARC},
+}
+"""What a net cannot do without."""
+
+
+def fitting(algorithm: str, memory: str, net: str) -> bool:
+    """By hand, what the rules must allow."""
+    replays = memory in ("Replay", "PrioritizedReplay")
+    if algorithm == "Random":
+        return True
+    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ"):
+        fits = replays and net != "RecurrentNet"
+    elif algorithm in ("PPO", "PPOSIL"):
+        fits = memory == "OnPolicyBatchReplay"
+    else:
+        fits = not replays
+    if algorithm in ("SIL", "PPOSIL"):
+        fits = fits and net != "RecurrentNet"
+    return fits and ("DQN" in algorithm or algorithm == "SARSA" or "Dueling" not in net)
+
+
+ON_POLICY = {"training_frequency": 10}
+IMITATION = {"training_iter": 2}
+ROLLOUT = {"time_horizon": 10, "minibatch_size": 10, "training_epoch": 2}
+REPLAYING = {"training_frequency": 8, "training_start_step": 12, "training_iter": 2}
+SMALL: dict[str, dict[str, Any]] = {
+    "Random": {},
+    "Reinforce": ON_POLICY,
+    "ActorCritic": ON_POLICY | {"lam": 0.9},
+    "PPO": ROLLOUT,
+    "SIL": ON_POLICY | IMITATION,
+    "PPOSIL": ROLLOUT | IMITATION,
+    "SARSA": ON_POLICY,
+    "VanillaDQN": REPLAYING,
+    "DQN": REPLAYING,
+    "DoubleDQN": REPLAYING,
+    "SoftActorCritic": REPLAYING,
+    "CrossQ": REPLAYING,
+}
+"""Keys that let an algorithm train after 10 vector steps of 2 envs; a new algorithm must be added here."""
+KEYS: dict[str, dict[str, Any]] = {
+    "MLPNet": {"hid_layers": [8]},
+    "DuelingMLPNet": {"hid_layers": [8]},
+    "RecurrentNet": {"rnn_hidden_size": 4, "seq_len": 5},
+    "ConvNet": {"fc_hid_layers": [8]},
+    "DuelingConvNet": {"fc_hid_layers": [8]},
+}
+MEMORY_KEYS = {"Replay": {"batch_size": 8, "max_size": 50}, "PrioritizedReplay": {"batch_size": 8, "max_size": 50}}
+
+
+class Case(NamedTuple):
+    """One combination."""
+
+    algorithm: str
+    memory: str
+    net: str
+    continuous: bool = False
+
+    def __str__(self) -> str:
+        return "-".join([self.algorithm, self.memory, self.net] + ["continuous"] * self.continuous)
+
+    def info(self, num_envs: int = 2) -> EnvInfo:
+        images = "Conv" in self.net
+        observation = ObservationSpace((1, 7, 7), "uint8") if images else ObservationSpace((4,))
+        return EnvInfo(num_envs, observation, CONTINUOUS if self.continuous else DISCRETE, max_frame=10_000)
+
+    def spec(self, num_envs: int = 2, net: dict[str, Any] | None = None) -> Spec:
+        algorithm = {"name": self.algorithm} | SMALL[self.algorithm]
+        if self.memory in ("OnPolicyReplay", "OnPolicyCrossEntropy") and self.algorithm in ("Reinforce", "ActorCritic", "SIL", "SARSA"):
+            algorithm["training_frequency"] = 4  # episodes: of Beat's, those of 10 steps of two envs
+        memory: dict[str, Any] = {"name": self.memory} | MEMORY_KEYS.get(self.memory, {})
+        if "SIL" in self.algorithm:
+            memory |= {"batch_size": 8, "max_size": 50}
+        if self.memory == "OnPolicyCrossEntropy":
+            memory["cross_entropy"] = 0.5
+        own = {"name": self.net, "optim_spec": {"name": "Adam", "lr": 0.01}} | NEEDS.get(self.net, {}) | KEYS.get(self.net, {})
+        if self.net != "TorchArcNet":
+            own["hid_layers_activation"] = "tanh"  # no unit is ever dead
+        agent = {"algorithm": algorithm, "memory": memory, "net": own | (net or {})}
+        env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": 10_000}
+        spec, report = Spec.model_validate({"name": "small", "agent": agent, "env": env}), Report()
+        check_rules(spec, report)
+        assert not report.problems, report.problems
+        return settle(spec, report)
+
+
+def cases() -> list[Case]:
+    """Each algorithm with each memory and a plain net, with each net and its first memory, and with continuous actions."""
+    found = []
+    for algorithm in ALGORITHM_NAMES:
+        if algorithm == "Random":
+            continue
+        fits = [(memory, net) for memory in MEMORIES for net in NETS if fitting(algorithm, memory, net)]
+        found += [Case(algorithm, memory, net) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
+        if "DQN" not in algorithm and algorithm != "SARSA":
+            found.append(Case(algorithm, fits[0][0], "MLPNet", continuous=True))
+    return found

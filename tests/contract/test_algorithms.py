@@ -1,0 +1,268 @@
+"""What every algorithm must do, whatever it is: one suite over every entry of the tables."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.replay import TargetNet
+from slm_lab.agent.build import ALGORITHMS, build_agent
+from slm_lab.agent.memory.on_policy import MEMORIES as ON_POLICY_MEMORIES
+from slm_lab.agent.memory.replay import REPLAYS
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActionSpace, EnvInfo, VecStep
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.algorithm import Algorithm
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.memory import Memory
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.validate import members
+from tests.agent.helpers import ToyEnv
+from tests.contract.combinations import ALGORITHM_NAMES, SMALL, Case, cases
+
+CASES = cases()
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Beat(ToyEnv):
+    """Every env ends every fifth step, so that there are moments at which no episode is under way."""
+
+    ticks = 0
+
+    def step(self, action_N: np.ndarray) -> VecStep:
+        step = super().step(action_N)
+        self.ticks += 1
+        over = self.ticks % 5 == 0
+        ended_N = np.full(self.info.num_envs, over)
+        truncated_N = ended_N & (np.arange(self.info.num_envs) % 2 == self.ticks // 5 % 2)
+        obs_N = self._obs() if over else step.last_obs_N
+        return step._replace(terminated_N=ended_N & ~truncated_N, truncated_N=truncated_N, first_N=ended_N, obs_N=obs_N, episodes=[])
+
+
+def build(case: Case, seed: int = 0, num_envs: int = 2, **net: Any) -> Agent:
+    torch.manual_seed(seed + 100)
+    return build_agent(case.spec(num_envs, net), case.info(num_envs), session_seeds(seed, 0, 0), Clock())
+
+
+def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
+    """Act, step, observe and update; everything that came of it, in numbers."""
+    trace: list[Any] = []
+    obs_N = env.reset()
+    for _ in range(steps):
+        out = agent.act(obs_N)
+        step = env.step(out.action_N)
+        agent.clock.tick(env.info.num_envs)
+        agent.observe(obs_N, out, step)
+        trace.append((out.action_N.tolist(), out.logp_N.tolist()))
+        if agent.ready():
+            metrics = agent.update()
+            trace.append((metrics.loss, metrics.grad_norm, metrics.entropy, sorted(metrics.extra.items())))
+        obs_N = step.obs_N
+    return trace
+
+
+def updates(trace: list[Any]) -> list[tuple[float, ...]]:
+    return [item for item in trace if len(item) == 4]
+
+
+def bundle(agent: Agent) -> dict[str, Any]:
+    """What a checkpoint with save_replay holds, written and read."""
+    replay = None if agent.replay is None else agent.replay.contents()
+    file = io.BytesIO()
+    torch.save({"agent": agent.state_dict(), "clock": agent.clock.state_dict(), "replay": replay}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def assert_equal(left: Any, right: Any, path: str = "") -> None:
+    """Bit for bit."""
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for key in left:
+            assert_equal(left[key], right[key], f"{path}.{key}")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), path
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            assert_equal(one, other, f"{path}[{index}]")
+    elif isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), path
+    else:
+        assert left == right, path
+
+
+# ---- the tables
+
+
+def test_the_tables_have_every_entry_of_the_spec() -> None:
+    assert {*ALGORITHMS} == {*members(Algorithm)}
+    assert {*ON_POLICY_MEMORIES, *REPLAYS} == {*members(Memory)}
+    assert list(SMALL) == ALGORITHM_NAMES, "a new algorithm needs small keys in combinations.py"
+    assert {case.algorithm for case in CASES} | {"Random"} == set(ALGORITHM_NAMES)
+
+
+# ---- what each does
+
+
+@every_case
+def test_it_learns_from_what_it_sees(case: Case) -> None:
+    """Gradients are finite, every weight moves, the same seed gives the same and another one something else."""
+    agent, again, other = build(case), build(case), build(case, seed=1)
+    before = agent.weights()
+    trace = drive(agent, ToyEnv(case.info(), 3), 24)
+    learned = updates(trace)
+    assert len(learned) >= 2
+    for loss, grad_norm, *_ in learned:
+        assert np.isfinite([loss, grad_norm]).all()
+    assert any(grad_norm > 0.0 for _, grad_norm, *_ in learned)
+    moved = {name: not torch.equal(value, before[name]) for name, value in agent.weights().items()}
+    assert all(moved.values()), [name for name, did in moved.items() if not did]
+    assert agent.clock.opt_step >= len(learned)
+    assert agent.policy.version == len(learned)
+    assert drive(again, ToyEnv(case.info(), 3), 24) == trace
+    assert drive(other, ToyEnv(case.info(), 3), 5) != trace[:5]
+
+
+@every_case
+def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
+    """Saved between two episodes and loaded into an agent that was built otherwise: the same actions, updates and weights follow."""
+    agent = build(case)
+    drive(agent, Beat(case.info(), 3), 20)
+    saved = bundle(agent)
+    assert_equal(bundle(agent)["agent"], saved["agent"])  # saving changes nothing
+    twin = build(case, seed=9)
+    drive(twin, Beat(case.info(), 8), 10)  # whatever it has learned before goes
+    twin.clock.load_state_dict(saved["clock"])
+    twin.load_state_dict(saved["agent"])
+    if agent.replay is not None:
+        assert twin.replay is not None
+        twin.replay.load_contents(saved["replay"])
+    traces = []
+    for one in (agent, twin):
+        torch.manual_seed(0)  # a Session saves the process-wide streams
+        traces.append(drive(one, Beat(case.info(), 5), 20))
+    assert len(updates(traces[0])) >= 2
+    assert traces[0] == traces[1]
+    ours, theirs = bundle(agent), bundle(twin)
+    del ours["clock"]["wall_t"], theirs["clock"]["wall_t"]
+    assert_equal(ours, theirs)
+
+
+@every_case
+def test_one_env_with_dummy_rows(case: Case) -> None:
+    """N = 1, and NEXT_STEP autoreset: dummy rows are no transitions."""
+    agent = build(case, num_envs=1)
+    env = ToyEnv(case.info(1), 1, next_step=True)
+    learned = updates(drive(agent, env, 60))
+    assert learned
+    assert all(np.isfinite([loss, grad_norm]).all() for loss, grad_norm, *_ in learned)
+    if isinstance(seen := getattr(agent.replay, "seen", None), int):
+        assert 30 < seen < 55
+
+
+def target_nets(thing: Any, depth: int = 3) -> list[TargetNet[Any]]:
+    """The target nets somewhere in an algorithm."""
+    if isinstance(thing, TargetNet):
+        return [thing]
+    inner = vars(thing).values() if depth and type(thing).__module__.startswith("slm_lab.agent.algorithm") else ()
+    return [net for value in inner for net in target_nets(value, depth - 1)]
+
+
+@pytest.mark.parametrize("update_type", ["replace", "polyak"])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case[1:3] == ("Replay", "MLPNet") and target_nets(build(case).algorithm)], ids=str
+)
+def test_target_nets_move_only_when_due(case: Case, update_type: str) -> None:
+    """Each 14 frames: at the first training at or past a multiple."""
+    polyak: dict[str, Any] = {"polyak_coef": 0.1} if update_type == "polyak" else {}
+    agent, env = build(case, update_type=update_type, update_frequency=14, **polyak), ToyEnv(case.info(), 3)
+    (target,) = target_nets(agent.algorithm)
+    assert torch.equal(target.flat.param, target.source.param)
+    obs_N, before, trained = env.reset(), target.flat.param.clone(), 0
+    moves = 0
+    for _ in range(60):
+        out = agent.act(obs_N)
+        step = env.step(out.action_N)
+        agent.clock.tick(2)
+        agent.observe(obs_N, out, step)
+        if agent.ready():
+            source = target.source.param.clone()
+            agent.update()
+            due = agent.clock.frame // 14 > trained // 14
+            trained = agent.clock.frame
+            assert torch.equal(before, target.flat.param) != due
+            assert not torch.equal(source, target.source.param)
+            if due and update_type == "polyak":
+                assert (target.flat.param - before).norm() < (target.source.param - before).norm()
+            before, moves = target.flat.param.clone(), moves + due
+        assert torch.equal(before, target.flat.param), "and never between trainings"
+        obs_N = step.obs_N
+    assert moves >= 7
+
+
+def test_target_nets_are_where_the_papers_have_them() -> None:
+    found = {case.algorithm: len(target_nets(build(case).algorithm)) for case in CASES if case.net == "MLPNet"}
+    assert {name for name, number in found.items() if number} == {"DQN", "DoubleDQN", "SoftActorCritic"}
+
+
+@pytest.mark.parametrize("name", ALGORITHM_NAMES)
+def test_building_leaves_the_spec_as_it_is(name: str) -> None:
+    case = next((case for case in CASES if case.algorithm == name), Case("Random", "OnPolicyBatchReplay", "MLPNet"))
+    spec = case.spec()
+    dumped = dump_spec(spec)
+    agent = build_agent(spec, case.info(), session_seeds(0, 0, 0), Clock())
+    drive(agent, ToyEnv(case.info()), 30)
+    assert dump_spec(spec) == dumped
+    assert Spec.model_validate(spec.model_dump()) == spec
+    assert getattr(agent.algorithm, "spec", spec.agent.algorithm) == spec.agent.algorithm
+    assert type(agent.algorithm) is ALGORITHMS[type(spec.agent.algorithm)]
+
+
+@pytest.mark.parametrize("name", ALGORITHM_NAMES)
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "unbounded", "multi_discrete", "multi_binary"])
+def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
+    """Whatever an env's actions are: they are acted on in the right shape, or a SpecError names a key and what is allowed."""
+    spaces = {
+        "discrete": ActionSpace("discrete", (3,), 1),
+        "continuous": ActionSpace("continuous", (), 2),
+        "unbounded": ActionSpace("continuous", (), 2, bounded=False),
+        "multi_discrete": ActionSpace("multi_discrete", (2, 3), 2),
+        "multi_binary": ActionSpace("multi_binary", (), 2),
+    }
+    case = next((case for case in CASES if case.algorithm == name), Case("Random", "OnPolicyBatchReplay", "MLPNet"))
+    info = EnvInfo(2, case.info().observation, spaces[kind])
+    try:
+        agent = build_agent(case.spec(), info, session_seeds(0, 0, 0), Clock())
+    except SpecError as error:
+        (problem,) = error.problems
+        assert kind != "discrete"
+        assert problem.path == "agent.algorithm.name"
+        assert f"'{name}'" in problem.message
+        assert "allowed: " in problem.message
+        return
+    out = agent.act(np.zeros((2, 4), np.float32))
+    assert out.action_N.shape == ((2,) if kind == "discrete" else (2, 2))
+    assert out.action_N.dtype == (np.float32 if info.action.kind == "continuous" else np.int64)
+    drive(agent, ToyEnv(info), 30)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.continuous], ids=str)
+@pytest.mark.parametrize("section", ["algorithm", "memory", "net"])
+def test_an_unknown_key_is_refused_with_its_path(case: Case, section: str) -> None:
+    raw = dump_spec(case.spec())["small"]
+    raw["agent"]["net"]["name"] = raw["agent"]["net"].pop("type")
+    raw["agent"][section]["no_such_key"] = 1
+    with pytest.raises(ValueError, match=rf"agent\.{section}\.[\w.\[\],]*no_such_key"):
+        Spec.model_validate({"name": "small", **raw})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -39,19 +40,24 @@ class BatchRenorm1d(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         if not self.training or len(x_BF) < 2:
-            return (x_BF - self.running_mean) / torch.sqrt(self.running_var + self.eps) * self.weight + self.bias
-        mean_F, var_F = x_BF.mean(0), x_BF.var(0, unbiased=False)
-        std_F = torch.sqrt(var_F + self.eps)
+            return F.batch_norm(x_BF, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         with torch.no_grad():
-            progress = (self.steps / self.warmup_steps).clamp(max=1.0) if self.warmup_steps else torch.ones_like(self.steps)
-            r_max, d_max = 1.0 + (self.R_MAX - 1.0) * progress, self.D_MAX * progress
-            running_std_F = torch.sqrt(self.running_var + self.eps)
-            r_F = torch.clamp(std_F / running_std_F, 1.0 / r_max, r_max)
-            d_F = torch.clamp((mean_F - self.running_mean) / running_std_F, -d_max, d_max)
-            self.running_mean.lerp_(mean_F, self.momentum)
-            self.running_var.lerp_(var_F, self.momentum)
-            self.steps += 1
-        return ((x_BF - mean_F) / std_F * r_F + d_F) * self.weight + self.bias
+            r_F, d_F = self._corrections(x_BF)
+        # x̂ r + d, scaled and shifted, is plain batch normalisation with another scale and shift: one kernel
+        return F.batch_norm(x_BF, None, None, r_F * self.weight, torch.addcmul(self.bias, d_F, self.weight), True, 0.0, self.eps)
+
+    def _corrections(self, x_BF: Tensor) -> tuple[Tensor, Tensor]:
+        """r and d of the paper, which carry no gradient; then the moving statistics follow the batch."""
+        var_F, mean_F = torch.var_mean(x_BF, 0, correction=0)
+        progress = min(self.steps.item() / self.warmup_steps, 1.0) if self.warmup_steps else 1.0
+        r_max, d_max = 1.0 + (self.R_MAX - 1.0) * progress, self.D_MAX * progress
+        scale_F = torch.rsqrt(self.running_var + self.eps)
+        r_F = torch.sqrt(var_F + self.eps).mul_(scale_F).clamp_(1.0 / r_max, r_max)
+        d_F = torch.sub(mean_F, self.running_mean).mul_(scale_F).clamp_(-d_max, d_max)
+        self.running_mean.lerp_(mean_F, self.momentum)
+        self.running_var.lerp_(var_F, self.momentum)
+        self.steps += 1
+        return r_F, d_F
 
 
 class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):

@@ -42,7 +42,8 @@ ACTIVATIONS: dict[type[nn.Module], InPlace] = {
 }
 """Activations with default arguments that have a numpy twin; a net with another one acts through torch."""
 
-Layer = tuple[np.ndarray, np.ndarray, InPlace | None]
+Layer = tuple[np.ndarray, np.ndarray, list[InPlace]]
+"""Weight, bias, and what follows in place."""
 
 
 def _chain(module: nn.Module) -> list[nn.Module]:
@@ -58,12 +59,27 @@ def _layers(modules: list[nn.Module]) -> list[Layer] | None:
     layers: list[Layer] = []
     for module in modules:
         if type(module) is nn.Linear and module.bias is not None:
-            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), None))
-        elif type(module) in ACTIVATIONS and layers and layers[-1][2] is None and repr(module) in _PLAIN:
-            layers[-1] = (*layers[-1][:2], ACTIVATIONS[type(module)])
+            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), []))
+        elif type(module) in ACTIVATIONS and layers and repr(module) in _PLAIN:
+            layers[-1][2].append(ACTIVATIONS[type(module)])
+        elif type(module) is nn.LayerNorm and layers and len(module.normalized_shape) == 1 and module.bias is not None:
+            layers[-1][2].append(_layer_norm(module))
         else:
             return None
     return layers
+
+
+def _layer_norm(module: nn.LayerNorm) -> InPlace:
+    weight, bias, eps = module.weight.detach().numpy(), module.bias.detach().numpy(), np.float32(module.eps)
+    size = np.float32(len(weight))
+
+    def normalise(x: np.ndarray) -> None:
+        x -= np.add.reduce(x, axis=1, keepdims=True) / size
+        x *= 1.0 / np.sqrt(np.add.reduce(x * x, axis=1, keepdims=True) / size + eps)
+        x *= weight
+        x += bias
+
+    return normalise
 
 
 _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for kind in (nn.ReLU, nn.ELU, nn.SELU, nn.SiLU)}
@@ -80,11 +96,11 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
 
     def act(obs_N: np.ndarray) -> np.ndarray:
         x = obs_N
-        for weight, bias, activate in layers:
+        for weight, bias, then in layers:
             x = x @ weight
             x += bias
-            if activate is not None:
-                activate(x)
+            for change in then:
+                change(x)
         return x
 
     return act

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.session import Session
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SoftActorCriticSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 SPEC_DIR = ROOT / "slm_lab" / "spec"
 FILES = [SPEC_DIR / "demo.json", *sorted(SPEC_DIR.glob("benchmark/*/*.json")), ROOT / "bench" / "specs.json"]
 SPECS = [(path, name) for path in FILES for name in json.loads(path.read_text()) if not name.startswith("$")]
-ENVS = {"sac_mujoco": "HalfCheetah-v5", "crossq_mujoco": "HalfCheetah-v5", "sac_atari": "ALE/Pong-v5"}
+PONG = ("sac_atari", "ppo_atari", "a2c_gae_atari", "a2c_nstep_atari", "dqn_atari", "ddqn_per_atari", "dueling_ddqn_per_atari")
+ENVS = {"sac_mujoco": "HalfCheetah-v5", "crossq_mujoco": "HalfCheetah-v5", **dict.fromkeys(PONG, "ALE/Pong-v5")}
 """Specs with `${env}`, and an env that they are for."""
 BENCHMARKS = [(path, name) for path, name in SPECS if path.parent.parent.name == "benchmark"]
 
@@ -65,7 +67,10 @@ def test_each_algorithm_has_a_spec_for_each_env() -> None:
     envs = {"cartpole", "acrobot", "pendulum", "lunar", "lunar_continuous", "halfcheetah", "pong"}
     names = {name for _, name in BENCHMARKS}
     expected = {f"{kind}_{env}" for kind in ("reinforce", "a2c_gae", "a2c_nstep", "ppo") for env in envs}
-    assert names >= expected
+    expected |= {f"{kind}_{env}" for kind in ("dqn", "ddqn_per") for env in ("cartpole", "acrobot", "lunar", "atari")}
+    expected |= {f"{kind}_{env}" for kind in ("sac", "crossq") for env in (envs - {"halfcheetah", "pong"}) | {"mujoco"}}
+    expected |= {f"{kind}_{env}" for kind in ("sil", "ppo_sil") for env in ("cartpole", "acrobot", "pendulum", "lunar")}
+    assert names >= expected | {"sarsa_cartpole", "sac_atari"}
 
 
 @pytest.mark.parametrize("where", SPECS, ids=ids)
@@ -84,9 +89,13 @@ def test_spec_trains_without_a_notice(where: tuple[Path, str], caplog: pytest.Lo
             sets += ["agent.algorithm.training_frequency=16"]
         case ReinforceSpec():
             sets += ["agent.algorithm.training_frequency=1"]
-        case SoftActorCriticSpec():
-            sets += ["agent.algorithm.training_start_step=32", "agent.memory.batch_size=16", "agent.algorithm.training_frequency=8"]
-    session = Session(load(*where, *sets)).build()
+        case SARSASpec():
+            sets += ["agent.algorithm.training_frequency=16"]
+        case ReplayAlgorithmSpec():
+            sets += ["agent.algorithm.training_start_step=32", "agent.memory.batch_size=16", "agent.algorithm.training_frequency=32"]
+            sets += ["agent.algorithm.training_iter=1"]
+            sets += ["agent.net.update_frequency=16"] if full.agent.net is not None and full.agent.net.update_frequency > 16 else []
+    session = Session(load(*where, *sets), plan=Plan(mode="dev")).build()
     before = session.agent.weights()
     rows = session.run().rows
     assert [row["frame"] for row in rows] == [64, 128, 192]

@@ -92,6 +92,11 @@ class Agent:
         """The memory of old transitions, whose `contents` are no part of the state; None for on-policy algorithms."""
         return self.algorithm.old_transitions()
 
+    def target(self) -> tuple[int, torch.Tensor] | None:
+        """How often the target net was due to follow, and a copy of its parameters; None for an agent without one."""
+        target = self.algorithm.target
+        return None if target is None else (target.followed, target.flat.clone()[0])
+
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of the net's parameters and buffers on the CPU; empty for an agent without a net."""
         net = self.policy.net

@@ -171,7 +171,7 @@ class Session:
         if paths is not None:
             observers += self._writers(paths)
         if self.plan.mode == "dev":
-            observers.append(DevChecks(agent.weights))
+            observers.append(DevChecks(agent.weights, agent.target))
         return observers
 
     def _writers(self, paths: RunPaths) -> list[Observer]:

@@ -19,8 +19,9 @@ from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.hints import meant_by
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show
-from slm_lab.spec.rules import check_rules, settle
+from slm_lab.spec.rules import check_rules
 from slm_lab.spec.search import check_search, prune_search
+from slm_lab.spec.settle import settle
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls

@@ -1,4 +1,4 @@
-"""Rules across the sections of a spec: what contradicts (problems), and what is settled by a rule (notes)."""
+"""Rules across the sections of a spec: what contradicts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from slm_lab.spec import env_ids
 from slm_lab.spec.algorithm import (
     ActorCriticSpec,
     AlgorithmSpec,
-    CrossQSpec,
-    DoubleDQNSpec,
-    DQNSpec,
     PPOSILSpec,
     PPOSpec,
     QLearningSpec,
@@ -34,14 +31,12 @@ from slm_lab.spec.net import (
 )
 from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
-from slm_lab.spec.search import NET, redirect_search
+from slm_lab.spec.search import NET
 from slm_lab.spec.spec import AgentSpec, Spec
-from slm_lab.spec.torch_check import activation, check_net
+from slm_lab.spec.torch_check import check_net
 from slm_lab.spec.validate import SECTION_KEYS
 
 ALGORITHM: Path = ("agent", "algorithm")
-SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
-"""Specs of the actor's and the critic's own optimizers."""
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
@@ -61,7 +56,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     _env(spec, report)
 
 
-def _has_critic(algorithm: AlgorithmSpec) -> bool:
+def has_critic(algorithm: AlgorithmSpec) -> bool:
+    """Whether it learns values beside its policy."""
     return isinstance(algorithm, (ActorCriticSpec, PPOSpec, SoftActorCriticSpec))
 
 
@@ -173,7 +169,7 @@ def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -
         report.fail((*place, "arc"), "missing; a TorchArcNet of the critics needs arc or critic_arc")
     elif net.actor_arc is None:
         report.fail((*place, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc")
-    elif net.critic_arc is None and _has_critic(agent.algorithm) and agent.critic_net is None:
+    elif net.critic_arc is None and has_critic(agent.algorithm) and agent.critic_net is None:
         report.fail((*place, "critic_arc"), "missing; actor_arc is given, so critic_arc (or arc) is needed too")
     if net.shared and net.actor_arc is not None and net.critic_arc is not None:
         report.fail((*place, "shared"), "a shared body is one: give arc, not actor_arc and critic_arc")
@@ -190,118 +186,3 @@ def _env(spec: Spec, report: Report) -> None:
     for key in env.kwargs:
         if hint := nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"goes to the env's constructor{hint}")
-
-
-def settle(spec: Spec, report: Report) -> Spec:
-    """The spec with what a rule decides written into it, a note for each."""
-    change: dict[str, Any] = {"algorithm": _settled_algorithm(spec, report)}
-    if spec.agent.net is not None:
-        change["net"] = _settled_net(spec.agent.net, spec, report)
-    if spec.agent.critic_net is not None and not isinstance(spec.agent.algorithm, SoftActorCriticSpec):
-        change["critic_net"] = None
-        name = spec.agent.algorithm.name
-        report.note(("agent", "critic_net"), f"has no effect in {name}, only in SoftActorCritic and CrossQ; dropped")
-    change["memory"] = _settled_memory(spec.agent, report)
-    agent = spec.agent.model_copy(update=change)
-    return spec.model_copy(update={"agent": agent, "search": _settled_search(spec, agent, report)})
-
-
-def _settled_search(spec: Spec, agent: AgentSpec, report: Report) -> dict[str, Any] | None:
-    """A search over the actor's optimizer goes on over that which has taken its place."""
-    if spec.search is None or spec.agent.net is None or agent.net is None:
-        return spec.search
-    moved: dict[Path, Path | None] = {}
-    for key in SEPARATE:
-        if getattr(spec.agent.net, key) is not None and getattr(agent.net, key) is None:
-            common = key.removeprefix("actor_")
-            took_over = common != key and getattr(agent.net, common) == getattr(spec.agent.net, key)
-            moved[(*NET, key)] = (*NET, common) if took_over else None
-    return redirect_search(spec.search, moved, report)
-
-
-def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
-    algorithm = spec.agent.algorithm
-    change: dict[str, Any] = {}
-    if algorithm.explore_var_spec is not None and algorithm.action_policy in ("default", "random"):
-        change["explore_var_spec"] = None
-        report.note((*ALGORITHM, "explore_var_spec"), f"has no effect with the action_policy '{algorithm.action_policy}'; dropped")
-    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.alpha_anneal_frames is not None and algorithm.fixed_alpha is None:
-        change["alpha_anneal_frames"] = None
-        report.note((*ALGORITHM, "alpha_anneal_frames"), "has no effect without fixed_alpha; dropped")
-    if isinstance(algorithm, PPOSpec):
-        rollout = algorithm.time_horizon * spec.env.num_envs
-        if algorithm.minibatch_size > rollout:
-            change["minibatch_size"] = rollout
-            report.note(
-                (*ALGORITHM, "minibatch_size"),
-                f"{algorithm.minibatch_size} is larger than the rollout of {algorithm.time_horizon} steps × {spec.env.num_envs} envs; "
-                f"{rollout} is used",
-            )
-        if algorithm.training_frequency not in (None, algorithm.time_horizon):
-            report.note((*ALGORITHM, "training_frequency"), f"PPO trains every time_horizon ({algorithm.time_horizon}) steps; dropped")
-        change["training_frequency"] = None
-    return algorithm.model_copy(update=change)
-
-
-def _settled_memory(agent: AgentSpec, report: Report) -> Any:
-    """The replay keys of an on-policy memory are for self-imitation."""
-    memory = agent.memory
-    if not isinstance(memory, SILReplayKeys) or isinstance(agent.algorithm, (SILSpec, PPOSILSpec)):
-        return memory
-    unused = [key for key in SILReplayKeys.model_fields if getattr(memory, key) is not None]
-    for key in unused:
-        report.note(("agent", "memory", key), f"has no effect in {memory.name}, but for SIL and PPOSIL; dropped")
-    return memory.model_copy(update=dict.fromkeys(unused))
-
-
-TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
-"""Keys of target nets."""
-
-
-def _target_net(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
-    """Notes on keys of target nets where there is none."""
-    if isinstance(algorithm, CrossQSpec) or not isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec, RandomSpec)):
-        keys = [key for key in TARGET_NET if getattr(net, key) != NetSpec.model_fields[key].default]
-        why = f"{algorithm.name} has no target net"
-    else:
-        keys = ["polyak_coef"] if net.update_type == "replace" and net.polyak_coef != NetSpec.model_fields["polyak_coef"].default else []
-        why = "the update_type is 'replace'"
-    for key in keys:
-        report.note((*NET, key), f"has no effect, since {why}; dropped")
-    return {key: NetSpec.model_fields[key].default for key in keys}
-
-
-def _settled_net(net: NetSpec, spec: Spec, report: Report) -> NetSpec:
-    change = _settled_optimizers(net, spec.agent.algorithm, report) | _target_net(net, spec.agent.algorithm, report)
-    for key in ("hid_layers_activation", "out_layer_activation"):
-        word = getattr(net, key, None)
-        if word is not None and "_" in word:
-            change[key] = activation(word)  # leaky_relu: torch has no underscores
-    rollout = spec.agent.rollout_len
-    if isinstance(net, RecurrentNetSpec) and isinstance(spec.agent.memory, OnPolicyBatchReplaySpec) and net.seq_len > rollout:
-        change["seq_len"] = rollout
-        report.note((*NET, "seq_len"), f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
-    return net.model_copy(update=change)
-
-
-def _settled_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
-    """actor_* and critic_* specs need use_same_optim false, and a critic."""
-    change: dict[str, Any] = {}
-    separate = [key for key in SEPARATE if getattr(net, key) is not None]
-    if not separate or isinstance(algorithm, RandomSpec):
-        return change
-    if _has_critic(algorithm) and "use_same_optim" not in net.model_fields_set:
-        report.note((*NET, separate[0]), "actor and critic have specs of their own, so use_same_optim is read as false")
-        return {"use_same_optim": False}
-    if _has_critic(algorithm) and not net.use_same_optim:
-        return change
-    reason = "use_same_optim is true" if _has_critic(algorithm) else f"{algorithm.name} has no critic"
-    for key in separate:
-        common = key.removeprefix("actor_")
-        change[key] = None
-        if common != key and common not in net.model_fields_set:
-            change[common] = getattr(net, key)
-            report.note((*NET, key), f"read as '{common}', since {reason}")
-        else:
-            report.note((*NET, key), f"has no effect, since {reason}; dropped")
-    return change

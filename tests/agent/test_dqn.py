@@ -19,6 +19,7 @@ from slm_lab.spec.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, drive, info, spec
 
 EXPLORE = {"action_policy": "epsilon_greedy", "explore_var_spec": {"name": "no_decay", "start_val": 0.2}}
+COLUMNS = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
 DUELING = {**MLP, "name": "DuelingMLPNet"}
 
 
@@ -127,6 +128,20 @@ def test_dueling_values() -> None:
         assert torch.allclose(net.critic(obs), value + advantage - advantage.mean(1, keepdim=True), atol=1e-6)
         assert torch.equal(net.critic(obs).argmax(1), net.actor(obs).argmax(1))
         assert torch.allclose(net.critic(obs).softmax(1), net.actor(obs).softmax(1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
+def test_targets_take_layers_as_for_acting(name: str) -> None:
+    """Next states are valued by the moving statistics of batch norm, which they do not move."""
+    _, algorithm = q_agent(name, net={**MLP, "batch_norm": True})
+    algorithm.learner.begin()
+    before = algorithm.trainer.flat.buffer.clone()
+    batch = batch_of(algorithm)
+    target = algorithm._targets(batch)
+    assert torch.equal(before, algorithm.trainer.flat.buffer)
+    one_by_one = torch.cat([algorithm._targets(batch._replace(**{k: getattr(batch, k)[i : i + 1] for k in COLUMNS})) for i in range(4)])
+    assert torch.allclose(target, one_by_one, atol=1e-6)
+    assert any(module.training for module in algorithm.net.modules() if hasattr(module, "running_mean"))
 
 
 def test_target_net_replaces_when_due() -> None:

@@ -540,7 +540,7 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
 def test_crossq_has_no_target_net_and_bootstraps_without_gradient() -> None:
     agent, _ = build(name="CrossQ")
     critics = algorithm_of(agent).critics
-    assert not hasattr(critics, "target")
+    assert critics.target is None
     obs, action = torch.randn(6, 4), torch.randn(6, 2)
     q, next_q = critics(obs, obs, action, action)
     assert q.requires_grad
@@ -590,3 +590,27 @@ def test_critic_net_is_the_critics_own() -> None:
     assert isinstance(critics.net, StackedCritics)
     assert isinstance(critics.spec, NetSpec)
     assert critics.net.layers[0][0].shape == (2, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("critic_net", "path"),
+    [
+        (CONV, "agent.critic_net.name: ConvNet needs"),
+        ({**MLP, "optim_spec": {"name": "Adam", "betas": [0.9]}}, "agent.critic_net.optim_spec: "),
+        ({**MLP, "loss_spec": {"name": "SmoothL1Loss", "beta": -1.0}}, "agent.critic_net.loss_spec: "),
+    ],
+)
+def test_what_is_wrong_with_the_critics_net_is_told_there(critic_net: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as error:
+        build(critic_net=critic_net)
+    assert str(error.value.problems[0]).startswith(path)
+
+
+def test_frames_of_the_first_training_are_recent() -> None:
+    """However long the memory filled before: target nets and temperature do not take the pause for training."""
+    agent, _ = build(training_iter=3)
+    algorithm = algorithm_of(agent)
+    agent.clock.frame = 9000
+    assert algorithm._frames() == [8998, 8999, 9000]
+    agent.clock.frame = 9003
+    assert algorithm._frames() == [9001, 9002, 9003]

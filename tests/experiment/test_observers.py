@@ -221,6 +221,23 @@ def test_dev_wants_weights_that_move() -> None:
     checks.on_end()
 
 
+def test_dev_watches_the_target_net() -> None:
+    weight, due, target = torch.zeros(1), [0], torch.zeros(2)
+    checks = DevChecks(lambda: {"w": weight.clone()}, lambda: (due[0], target.clone()))
+    weight += 1.0
+    checks.on_update(Metrics(1.0, 1.0))
+    due[0] = 1
+    checks.on_update(Metrics(1.0, 1.0))
+    with pytest.raises(DevCheckError, match="due to follow 1 times and never moved"):
+        checks.on_end()
+    due[0], target[0] = 2, 0.5
+    checks.on_update(Metrics(1.0, 1.0))
+    checks.on_end()
+    target[1] = 0.5
+    with pytest.raises(DevCheckError, match=r"update 4, before agent\.net\.update_frequency was due"):
+        checks.on_update(Metrics(1.0, 1.0))
+
+
 def test_tensorboard_that_fails_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     board = TensorBoard(tmp_path)
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from slm_lab.agent.algorithm.batch import Batch, Minibatch
+from slm_lab.agent.algorithm.replay import TargetNet
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.memory.rollout import Rollout
@@ -31,6 +32,8 @@ class Algorithm(ABC):
     """What is learned from; None for what learns nothing."""
     trainer: Trainer | None = None
     """What steps the parameters; None for what learns nothing."""
+    target: TargetNet[Any] | None = None
+    """A net that follows the one that learns; None for what has none."""
     entropy_schedule: Schedule | None = None
     """Weight of the entropy bonus over frames; None where there is none."""
 

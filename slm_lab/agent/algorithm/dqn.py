@@ -34,11 +34,9 @@ def build_net(agent: AgentSpec, info: EnvInfo) -> QNet:
     """The Q-net. Raises SpecError where the env's actions have no values to list."""
     assert agent.net is not None  # the spec room refuses a learner without one
     if info.action.kind != "discrete":
-        kind = info.action.kind.replace("_", "-")
-        message = f"{agent.algorithm.name!r} needs one discrete action, this env's are {kind}; allowed: SoftActorCritic, PPO, ActorCritic"
-        if info.action.kind != "continuous":
-            message = message.replace("SoftActorCritic, ", "")
-        raise SpecError("agent", [Problem("agent.algorithm.name", message)])
+        allowed = "PPO, ActorCritic" + (", SoftActorCritic" if info.action.kind == "continuous" else "")
+        needs = f"needs one discrete action, this env's are {info.action.kind.replace('_', '-')}"
+        raise SpecError("agent", [Problem("agent.algorithm.name", f"{agent.algorithm.name!r} {needs}; allowed: {allowed}")])
     return QNet(agent.net, info.observation, info.action.nvec[0])
 
 
@@ -100,6 +98,7 @@ class QLearning(Algorithm):
     """VanillaDQN, DQN and DoubleDQN. Prioritised replay comes with the memory, the dueling form with the net."""
 
     memory: Replay
+    trainer: Trainer
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
         assert isinstance(agent.algorithm, QLearningSpec)
@@ -117,7 +116,6 @@ class QLearning(Algorithm):
         self.target_values = self.values if self.target is None else fast_values(self.target.net, self.memory.batch_size)
 
     def _build_target(self, agent: AgentSpec, info: EnvInfo, net: NetSpec) -> TargetNet[QNet] | None:
-        assert self.trainer is not None
         return None if isinstance(self.spec, VanillaDQNSpec) else TargetNet(build_net(agent, info), self.trainer.flat, net, self.device)
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
@@ -144,7 +142,9 @@ class QLearning(Algorithm):
 
     @torch.no_grad()
     def _targets(self, batch: Transitions) -> Tensor:
+        self.trainer.learning(False)  # the next states are valued as they would be met
         next_value_B = self.next_value(self.values, self.target_values, batch.next_obs_B)
+        self.trainer.learning(True)
         return one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
 
     def state_dict(self) -> dict[str, Any]:

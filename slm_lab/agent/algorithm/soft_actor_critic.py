@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,16 +45,17 @@ class SoftActorCritic(Algorithm):
         check_fit(agent, agent.algorithm, agent.net, info.action)
         self.spec, self.clock, self.device = agent.algorithm, clock, device
         self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
-        self.steps_per_update = self.spec.training_iter or info.num_envs
+        self.num_envs, self.steps_per_update = info.num_envs, self.spec.training_iter or info.num_envs
         self.distribution, self.net = build_actor(agent.net, info)
         self.actor_trainer = Trainer(self.net, agent.net, {"actor": self.net.actor_parameters()}, device)
         # the policy comes after the trainer: its fast path holds views of the flat parameters
         act_rng = np.random.default_rng(seeds.act)
         self.policy = Policy(info.action, act_rng, self.net, self.distribution, self.spec.action_policy)
-        self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, device)
-        self.trainer = self.critics.trainer
+        with _named_critic_net(agent):
+            self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, device)
+            self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)
+        self.trainer, self.target = self.critics.trainer, self.critics.target
         self.learner = Learner(self.trainer, clock)
-        self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)
         self.scale = value_scale(self.spec.symlog, normalize=False)
         self.temperature = Temperature(self.spec, info)
         self.memory = build_replay(agent, info, clock, seeds)
@@ -82,7 +85,9 @@ class SoftActorCritic(Algorithm):
 
     def _frames(self) -> list[int]:
         """The frames since the last update, shared out evenly over the gradient steps: the frame at which each one is taken."""
-        before, self.frame = self.frame, self.clock.frame
+        # after a pause (until training_start_step) no further back than one training is from the next
+        gap = max(self.spec.training_frequency, self.num_envs)
+        before, self.frame = max(self.frame, self.clock.frame - gap), self.clock.frame
         return [before + (self.frame - before) * (i + 1) // self.steps_per_update for i in range(self.steps_per_update)]
 
     def _critic_step(self, batch: Transitions, alpha: float) -> None:
@@ -191,6 +196,8 @@ class SoftActorCritic(Algorithm):
 class Critics:
     """Two critics that learn, and how they value a transition. `net` values alone, for the actor."""
 
+    target: TargetNet[QCritics] | None = None
+
     def __init__(self, agent: AgentSpec, info: EnvInfo, device: str) -> None:
         assert isinstance(agent.algorithm, SoftActorCriticSpec)
         spec = agent.critic_net or agent.net
@@ -222,6 +229,8 @@ class Critics:
 
 class TargetCritics(Critics):
     """SoftActorCritic's: the next state is valued by target nets that follow."""
+
+    target: TargetNet[QCritics]
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, device: str) -> None:
         super().__init__(agent, info, device)
@@ -291,6 +300,18 @@ class Temperature:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.log_alpha.copy_(state["log_alpha"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+@contextmanager
+def _named_critic_net(agent: AgentSpec) -> Iterator[None]:
+    """What is wrong with a net of the critics' own is told at agent.critic_net."""
+    try:
+        yield
+    except SpecError as error:
+        if agent.critic_net is None:
+            raise
+        moved = [Problem(p.path.replace("agent.net", "agent.critic_net", 1), p.message) for p in error.problems]
+        raise SpecError(error.source, moved) from error
 
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:

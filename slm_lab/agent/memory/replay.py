@@ -242,11 +242,11 @@ def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:
     return f"{capacity:,} transitions take {each}, this machine has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
 
 
-def _tensors(state: dict[str, Any]) -> dict[str, Any]:
+def _tensors(state: Any) -> Any:
     """Arrays as tensors on the same memory: what a checkpoint can hold."""
     if isinstance(state, dict):
         return {name: _tensors(value) for name, value in state.items()}
-    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state  # type: ignore[unreachable]  # the leaves of the dict
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
 
 
 REPLAYS: dict[type[ReplaySpec] | type[PrioritizedReplaySpec], type[Replay]] = {

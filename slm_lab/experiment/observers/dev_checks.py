@@ -15,17 +15,25 @@ class DevCheckError(Exception):
 
 
 class DevChecks(Observer):
-    """Mode dev: each update has a finite loss and gradient, there is an update, and the weights move."""
+    """Mode dev: each update has a finite loss and gradient, there is an update, the weights move, and a target net when it should.
 
-    def __init__(self, weights: Callable[[], dict[str, Any]]) -> None:
+    Args: weights: copies of the agent's. target: how often its target net was due to follow, and a copy of it; None where it has none.
+    """
+
+    def __init__(self, weights: Callable[[], dict[str, Any]], target: Callable[[], tuple[int, Any] | None] = lambda: None) -> None:
         self.weights, self.before, self.updates = weights, weights(), 0
-        self.interrupted = False
+        self.target, self.target_before = target, target()
+        self.first_target = self.target_before
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
         for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
             if value is not None and not math.isfinite(value):
                 raise DevCheckError(f"{name} is {value} in update {self.updates}")
+        before, now = self.target_before, self.target()
+        if before is not None and now is not None and now[0] == before[0] and not _equal(now[1], before[1]):
+            raise DevCheckError(f"the target net moved in update {self.updates}, before agent.net.update_frequency was due")
+        self.target_before = now
 
     def on_interrupt(self) -> None:
         self.before = {}
@@ -37,6 +45,9 @@ class DevChecks(Observer):
             raise DevCheckError("the run ended before the first update; raise env.max_frame or train more often")
         if _equal(self.before, self.weights()):
             raise DevCheckError(f"no weight moved in {self.updates} updates")
+        first, last = self.first_target, self.target_before
+        if first is not None and last is not None and last[0] > first[0] and _equal(first[1], last[1]):
+            raise DevCheckError(f"the target net was due to follow {last[0] - first[0]} times and never moved")
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -1,0 +1,187 @@
+"""What a rule decides in a valid spec: values that are put right, and keys without effect, a note for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from slm_lab.spec.algorithm import (
+    AlgorithmSpec,
+    CrossQSpec,
+    DoubleDQNSpec,
+    DQNSpec,
+    PPOSILSpec,
+    PPOSpec,
+    RandomSpec,
+    ReplayAlgorithmSpec,
+    SILSpec,
+    SoftActorCriticSpec,
+)
+from slm_lab.spec.base import SpecModel
+from slm_lab.spec.memory import OnPolicyBatchReplaySpec, PriorityKeys, SILReplayKeys
+from slm_lab.spec.net import NetSpec, RecurrentNetSpec
+from slm_lab.spec.report import Path, Report
+from slm_lab.spec.rules import ALGORITHM, has_critic
+from slm_lab.spec.search import NET, redirect_search
+from slm_lab.spec.spec import AgentSpec, Spec
+from slm_lab.spec.torch_check import activation
+
+CRITIC_NET: Path = ("agent", "critic_net")
+SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
+"""Specs of the actor's and the critic's own optimizers."""
+TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
+"""Keys of target nets."""
+OF_CRITICS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
+"""Keys of agent.net that are the critics', and so have no effect beside agent.critic_net."""
+OF_ACTOR = (
+    "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",
+    "out_layer_activation", "gpu", "cuda_id",
+)  # fmt: skip
+"""Keys that agent.critic_net has no use for."""
+TUNED_ALPHA = ("alpha_lr", "target_entropy", "entropy_anneal", "log_alpha_min", "log_alpha_max")
+"""Keys of the automatic temperature."""
+
+
+def settle(spec: Spec, report: Report) -> Spec:
+    """The spec with what a rule decides written into it, a note for each."""
+    change: dict[str, Any] = {"algorithm": _settled_algorithm(spec, report)}
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is not None:
+            change[key] = _settled_net(net, ("agent", key), spec, report)
+    if spec.agent.critic_net is not None and not isinstance(spec.agent.algorithm, SoftActorCriticSpec):
+        change["critic_net"] = None
+        report.note(CRITIC_NET, f"has no effect in {spec.agent.algorithm.name}, only in SoftActorCritic and CrossQ; dropped")
+    if isinstance(spec.agent.algorithm, CrossQSpec):
+        _batch_norm(spec.agent, report)
+    change["memory"] = _settled_memory(spec.agent, report)
+    agent = spec.agent.model_copy(update=change)
+    return spec.model_copy(update={"agent": agent, "search": _settled_search(spec, agent, report)})
+
+
+def _batch_norm(agent: AgentSpec, report: Report) -> None:
+    """CrossQ does without target nets only where its critics normalise batches."""
+    key = "net" if agent.critic_net is None else "critic_net"
+    net = getattr(agent, key)
+    arcs = (getattr(net, "critic_arc", None), getattr(net, "arc", None))
+    if net is not None and not getattr(net, "batch_norm", False) and not any("Batch" in str(arc) for arc in arcs):
+        missing = "the critics have no batch normalisation, which CrossQ needs in place of target nets"
+        report.note(("agent", key), f"{missing}; give batch_norm, or LazyBatchRenorm1d in a TorchArcNet")
+
+
+def _settled_search(spec: Spec, agent: AgentSpec, report: Report) -> dict[str, Any] | None:
+    """A search over the actor's optimizer goes on over that which has taken its place."""
+    if spec.search is None or spec.agent.net is None or agent.net is None:
+        return spec.search
+    moved: dict[Path, Path | None] = {}
+    for key in SEPARATE:
+        if getattr(spec.agent.net, key) is not None and getattr(agent.net, key) is None:
+            common = key.removeprefix("actor_")
+            took_over = common != key and getattr(agent.net, common) == getattr(spec.agent.net, key)
+            moved[(*NET, key)] = (*NET, common) if took_over else None
+    return redirect_search(spec.search, moved, report)
+
+
+def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
+    algorithm = spec.agent.algorithm
+    change: dict[str, Any] = {}
+    if algorithm.explore_var_spec is not None and algorithm.action_policy in ("default", "random"):
+        change["explore_var_spec"] = None
+        report.note((*ALGORITHM, "explore_var_spec"), f"has no effect with the action_policy '{algorithm.action_policy}'; dropped")
+    if isinstance(algorithm, SoftActorCriticSpec):
+        if algorithm.fixed_alpha is None:
+            change |= _without_effect(algorithm, ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", report)
+        else:
+            change |= _without_effect(algorithm, ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", report)
+    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step >= spec.env.max_frame:
+        begins = f"training begins after {algorithm.training_start_step} transitions"
+        report.note((*ALGORITHM, "training_start_step"), f"{begins}, and env.max_frame is {spec.env.max_frame}: nothing is learned")
+    if isinstance(algorithm, PPOSpec):
+        rollout = algorithm.time_horizon * spec.env.num_envs
+        if algorithm.minibatch_size > rollout:
+            change["minibatch_size"] = rollout
+            report.note(
+                (*ALGORITHM, "minibatch_size"),
+                f"{algorithm.minibatch_size} is larger than the rollout of {algorithm.time_horizon} steps × {spec.env.num_envs} envs; "
+                f"{rollout} is used",
+            )
+        if algorithm.training_frequency not in (None, algorithm.time_horizon):
+            report.note((*ALGORITHM, "training_frequency"), f"PPO trains every time_horizon ({algorithm.time_horizon}) steps; dropped")
+        change["training_frequency"] = None
+    return algorithm.model_copy(update=change)
+
+
+def _without_effect(model: SpecModel, place: Path, keys: Iterable[str], why: str, report: Report) -> dict[str, Any]:
+    """A note for each of `keys` that is not at its default, and their defaults."""
+    fields = type(model).model_fields
+    given = [key for key in keys if key in fields and getattr(model, key) != fields[key].default]
+    for key in given:
+        report.note((*place, key), f"has no effect, since {why}; dropped")
+    return {key: fields[key].default for key in given}
+
+
+def _settled_memory(agent: AgentSpec, report: Report) -> Any:
+    """The replay keys of an on-policy memory are for self-imitation."""
+    memory = agent.memory
+    if not isinstance(memory, SILReplayKeys):
+        return memory
+    if isinstance(agent.algorithm, (SILSpec, PPOSILSpec)):
+        uniform = not isinstance(memory.sil_replay, PriorityKeys)
+        keys = PriorityKeys.model_fields if uniform else ()
+        return memory.model_copy(update=_without_effect(memory, ("agent", "memory"), keys, "the sil_replay_name is uniform", report))
+    unused = [key for key in SILReplayKeys.model_fields if getattr(memory, key) is not None]
+    for key in unused:
+        report.note(("agent", "memory", key), f"has no effect in {memory.name}, but for SIL and PPOSIL; dropped")
+    return memory.model_copy(update=dict.fromkeys(unused))
+
+
+def _target_net(net: NetSpec, place: Path, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
+    """Notes on keys of target nets where there is none."""
+    if isinstance(algorithm, CrossQSpec) or not isinstance(algorithm, (DQNSpec, DoubleDQNSpec, SoftActorCriticSpec, RandomSpec)):
+        return _without_effect(net, place, TARGET_NET, f"{algorithm.name} has no target net", report)
+    keys = ["polyak_coef"] if net.update_type == "replace" else []
+    return _without_effect(net, place, keys, "the update_type is 'replace'", report)
+
+
+def _settled_net(net: NetSpec, place: Path, spec: Spec, report: Report) -> NetSpec:
+    algorithm = spec.agent.algorithm
+    change: dict[str, Any] = {}
+    if place == CRITIC_NET:
+        change |= _without_effect(net, place, OF_ACTOR, "this net is the critics' alone", report)
+    elif spec.agent.critic_net is not None and isinstance(algorithm, SoftActorCriticSpec):
+        change |= _without_effect(net, place, OF_CRITICS, "the critics' net is agent.critic_net", report)
+    else:
+        change |= _settled_optimizers(net, algorithm, report)
+    if not set(TARGET_NET).intersection(change):
+        change |= _target_net(net, place, algorithm, report)
+    for key in ("hid_layers_activation", "out_layer_activation"):
+        word = getattr(net, key, None)
+        if word is not None and "_" in word:
+            change[key] = activation(word)  # leaky_relu: torch has no underscores
+    rollout = spec.agent.rollout_len
+    if isinstance(net, RecurrentNetSpec) and isinstance(spec.agent.memory, OnPolicyBatchReplaySpec) and net.seq_len > rollout:
+        change["seq_len"] = rollout
+        report.note((*place, "seq_len"), f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
+    return net.model_copy(update=change)
+
+
+def _settled_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
+    """actor_* and critic_* specs need use_same_optim false, and a critic."""
+    change: dict[str, Any] = {}
+    separate = [key for key in SEPARATE if getattr(net, key) is not None]
+    if not separate or isinstance(algorithm, RandomSpec):
+        return change
+    if has_critic(algorithm) and "use_same_optim" not in net.model_fields_set:
+        report.note((*NET, separate[0]), "actor and critic have specs of their own, so use_same_optim is read as false")
+        return {"use_same_optim": False}
+    if has_critic(algorithm) and not net.use_same_optim:
+        return change
+    reason = "use_same_optim is true" if has_critic(algorithm) else f"{algorithm.name} has no critic"
+    for key in separate:
+        common = key.removeprefix("actor_")
+        change[key] = None
+        if common != key and common not in net.model_fields_set:
+            change[common] = getattr(net, key)
+            report.note((*NET, key), f"read as '{common}', since {reason}")
+        else:
+            report.note((*NET, key), f"has no effect, since {reason}; dropped")
+    return change

@@ -202,6 +202,11 @@ class Native(Backend):
         unknown = [key for key in wanted if key not in known and not open_ended]
         return f"the vector env of {target.id} does not take {', '.join(unknown)}" if unknown else None
 
+    @classmethod
+    def pays(cls, target: Target) -> bool:
+        """A step of CartPole's arrays costs as much for one env as for eight: alone, Sync takes 0.6 of it, with four as much."""
+        return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
+
     def __init__(self, target: Target) -> None:
         limit: dict[str, Any] = {"max_episode_steps": target.time_limit} if target.max_t is not None else {}
         vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **limit, **target.kwargs)

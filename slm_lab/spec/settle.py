@@ -54,6 +54,8 @@ def settle(spec: Spec, report: Report) -> Spec:
     if isinstance(spec.agent.algorithm, CrossQSpec):
         _batch_norm(spec.agent, report)
     change["memory"] = _settled_memory(spec.agent, report)
+    if spec.meta.save_replay and not isinstance(spec.agent.algorithm, (ReplayAlgorithmSpec, SILSpec, PPOSILSpec)):
+        report.note(("meta", "save_replay"), f"has no effect, since {spec.agent.algorithm.name} has no replay")
     agent = spec.agent.model_copy(update=change)
     return spec.model_copy(update={"agent": agent, "search": _settled_search(spec, agent, report)})
 
@@ -148,7 +150,9 @@ def _settled_net(net: NetSpec, place: Path, spec: Spec, report: Report) -> NetSp
     if place == CRITIC_NET:
         change |= _without_effect(net, place, OF_ACTOR, "this net is the critics' alone", report)
     elif spec.agent.critic_net is not None and isinstance(algorithm, SoftActorCriticSpec):
-        change |= _without_effect(net, place, OF_CRITICS, "the critics' net is agent.critic_net", report)
+        change |= _without_effect(
+            net, place, OF_CRITICS, "the critics have a net of their own, agent.critic_net, with keys of its own", report
+        )
     else:
         change |= _settled_optimizers(net, algorithm, report)
     if not set(TARGET_NET).intersection(change):

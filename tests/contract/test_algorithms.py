@@ -177,7 +177,7 @@ def target_nets(thing: Any, depth: int = 3) -> list[TargetNet[Any]]:
     if isinstance(thing, TargetNet):
         return [thing]
     inner = vars(thing).values() if depth and type(thing).__module__.startswith("slm_lab.agent.algorithm") else ()
-    return [net for value in inner for net in target_nets(value, depth - 1)]
+    return list({id(net): net for value in inner for net in target_nets(value, depth - 1)}.values())
 
 
 @pytest.mark.parametrize("update_type", ["replace", "polyak"])

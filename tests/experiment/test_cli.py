@@ -153,22 +153,27 @@ def test_a_python_without_the_packages(spec_file: Path) -> None:
 
 
 def timed(*words: str) -> tuple[float, str]:
-    """Best of three: seconds of a whole command, and its output."""
+    """Seconds of a whole command, and its output."""
+    return best_of_three(str(ROOT / "run_lab.py"), *words)
+
+
+def best_of_three(*words: str) -> tuple[float, str]:
     best = float("inf")
     for _ in range(3):
         begin = time.perf_counter()
-        done = subprocess.run([sys.executable, str(ROOT / "run_lab.py"), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
         best = min(best, time.perf_counter() - begin)
     return best, done.stdout + done.stderr
 
 
 def test_help_and_a_spec_error_answer_at_once(spec_file: Path) -> None:
+    bare, pydantic = (best_of_three("-c", code)[0] for code in ("pass", "import pydantic.main"))  # what this machine needs now
     seconds, text = timed("--help")
     assert "exit codes" in text
-    assert seconds < 0.3
+    assert seconds < max(0.3, 3.0 * bare)
     seconds, text = timed(str(spec_file), "small", "-s", "env.nme=3", "-s", "env.max_frame=no")
     assert "env.max_frame" in text
-    assert seconds < 0.7
+    assert seconds < max(0.7, 4.0 * pydantic)
     assert timed("--version")[1] == f"slm-lab {slm_lab.__version__}\n"
 
 

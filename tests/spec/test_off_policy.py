@@ -212,7 +212,7 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
         ),
         (
             SAC | {"agent.critic_net": {"type": "MLPNet"}, "agent.net.polyak_coef": 0.1},
-            "agent.net.polyak_coef: has no effect, since the critics' net is agent.critic_net; dropped",
+            "agent.net.polyak_coef: has no effect, since the critics have a net of their own, agent.critic_net,",
         ),
         (
             SAC | {"agent.critic_net": {"type": "MLPNet", "gpu": True}},

@@ -12,7 +12,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Algorithm, Learner
 from slm_lab.agent.algorithm.batch import Batch, critic_outputs
 from slm_lab.agent.algorithm.on_policy import build_distribution, build_on_policy_memory, build_value_loss
-from slm_lab.agent.algorithm.replay import TargetNet, build_replay
+from slm_lab.agent.algorithm.replay import TargetNet, algorithms_for, build_replay
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.replay import Replay, Transitions
 from slm_lab.agent.memory.rollout import Rollout
@@ -34,9 +34,10 @@ def build_net(agent: AgentSpec, info: EnvInfo) -> QNet:
     """The Q-net. Raises SpecError where the env's actions have no values to list."""
     assert agent.net is not None  # the spec room refuses a learner without one
     if info.action.kind != "discrete":
-        allowed = "PPO, ActorCritic" + (", SoftActorCritic" if info.action.kind == "continuous" else "")
         needs = f"needs one discrete action, this env's are {info.action.kind.replace('_', '-')}"
-        raise SpecError("agent", [Problem("agent.algorithm.name", f"{agent.algorithm.name!r} {needs}; allowed: {allowed}")])
+        raise SpecError(
+            "agent", [Problem("agent.algorithm.name", f"{agent.algorithm.name!r} {needs}; allowed: {algorithms_for(info.action)}")]
+        )
     return QNet(agent.net, info.observation, info.action.nvec[0])
 
 

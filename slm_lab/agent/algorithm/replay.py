@@ -11,12 +11,22 @@ from torch import nn
 from slm_lab.agent.memory.replay import REPLAYS, Replay
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import ReplayAlgorithmSpec
 from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.spec import AgentSpec
+
+
+def algorithms_for(action: ActionSpace) -> str:
+    """Names of the algorithms that learn such actions."""
+    names = ["Reinforce", "ActorCritic", "PPO", "SIL", "PPOSIL"]
+    if action.kind == "discrete":
+        names += ["SARSA", "VanillaDQN", "DQN", "DoubleDQN"]
+    if action.kind == "discrete" or (action.kind == "continuous" and action.bounded):
+        names += ["SoftActorCritic", "CrossQ"]
+    return ", ".join(names)
 
 
 def build_replay(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds) -> Replay:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
 from slm_lab.agent.algorithm.on_policy import build_value_loss, value_scale
-from slm_lab.agent.algorithm.replay import TargetNet, build_replay
+from slm_lab.agent.algorithm.replay import TargetNet, algorithms_for, build_replay
 from slm_lab.agent.memory.replay import Replay, Transitions
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
@@ -170,6 +170,11 @@ class SoftActorCritic(Algorithm):
             return Metrics(critics.loss, critics.grad_norm, None, extra)
         loss, entropy, norm = (sum(values) / len(reports) for values in zip(*reports, strict=True))
         return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, extra)
+
+    @property
+    def entropy_coef(self) -> float:
+        """α: the temperature is the weight of the entropy."""
+        return self.temperature.value(self.clock.frame)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -335,7 +340,9 @@ def check_fit(agent: AgentSpec, spec: SoftActorCriticSpec, net: NetSpec, action:
     """Raise SpecError with every key that does not fit the env's actions."""
     if action.kind not in ("discrete", "continuous") or not action.bounded:
         space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
-        message = f"{spec.name!r} needs one discrete action or bounded continuous ones, this env has {space}; allowed: PPO, ActorCritic"
+        message = (
+            f"{spec.name!r} needs one discrete action or bounded continuous ones, this env has {space}; allowed: {algorithms_for(action)}"
+        )
         raise SpecError("agent", [Problem("agent.algorithm.name", message)])
     discrete = action.kind == "discrete"
     problems = []

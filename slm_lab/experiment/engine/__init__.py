@@ -78,7 +78,9 @@ def signals_blocked() -> Iterator[None]:
 
 
 def cause(error: BaseException) -> str:
-    """Why a Session failed: in one line where the disk is full, else the traceback."""
+    """Why a Session failed: in one line where the disk is full or a check of mode dev failed, else the traceback."""
+    if type(error).__name__ == "DevCheckError":  # not imported here: it would load torch into the parent
+        return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"
     return "".join(traceback.format_exception(error))

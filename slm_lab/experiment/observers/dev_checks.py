@@ -42,7 +42,9 @@ class DevChecks(Observer):
         if not self.before:
             return
         if self.updates == 0:
-            raise DevCheckError("the run ended before the first update; raise env.max_frame or train more often")
+            raise DevCheckError(
+                "the run ended before the first update: raise env.max_frame, or lower training_start_step, training_frequency or batch_size"
+            )
         if _equal(self.before, self.weights()):
             raise DevCheckError(f"no weight moved in {self.updates} updates")
         first, last = self.first_target, self.target_before

@@ -211,7 +211,7 @@ def test_ctrl_c_saves_draws_and_leaves_no_process(command: Callable[..., Command
     process = run.start()
     until(begun(run), process)
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=150)[0]
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert str(run.paths.root) in said
@@ -235,7 +235,7 @@ def test_sigterm_and_sighup_to_the_whole_group(
     until(lambda: bool(runs(run.folder / "data", "small")) and run.paths.sessions() == [*range(sessions)], process)
     process.send_signal(number)
     os.killpg(process.pid, number)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=150)[0]
     assert process.returncode == 128 + number, said
     assert "Traceback" not in said
     for index in range(sessions):
@@ -253,7 +253,7 @@ def test_ctrl_c_before_the_first_step(sessions: int, command: Callable[..., Comm
     assert process.stdout.readline() == "starting small …\n"
     until(lambda: len(run.processes()) >= (1 if sessions == 1 else 3), process)  # children begin to import
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60)[0] == "stopped before the first step; nothing was written\n"
+    assert process.communicate(timeout=150)[0] == "stopped before the first step; nothing was written\n"
     assert process.returncode == 130
     assert not (run.folder / "data").exists()
     assert run.processes() == []
@@ -270,7 +270,7 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=150)[0]
     assert process.returncode == 130
     assert "Traceback" not in said
     assert said.splitlines()[-1] == f"stopped at once; what was written so far remains in {run.paths.root}"
@@ -283,7 +283,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(sessions: int, command: Calla
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=90) == 0
+    assert process.wait(timeout=150) == 0
     assert [rows(run.paths.session_df(index))[-1]["frame"] for index in range(sessions)] == ["1000"] * sessions
     assert run.paths.trial_metrics().is_file()
 
@@ -324,7 +324,7 @@ def test_one_session_runs_in_process_is_interrupted_and_enjoyed(command: Callabl
     until(lambda: bool(runs(run.folder / "data", "small")) and run.paths.sessions() == [0], process)
     assert run.processes() == [process.pid]
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=150)[0]
     assert process.returncode == 130, said
     assert checkpoint.load(run.paths.checkpoint(0, "last"))["clock"]["frame"] > 0
     code = f"from slm_lab.cli import main; raise SystemExit(main([{str(run.spec_file)!r}, 'small', 'enjoy@latest', '--data-dir', 'data']))"

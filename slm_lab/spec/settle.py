@@ -149,13 +149,13 @@ def _settled_net(net: NetSpec, place: Path, spec: Spec, report: Report) -> NetSp
     change: dict[str, Any] = {}
     if place == CRITIC_NET:
         change |= _without_effect(net, place, OF_ACTOR, "this net is the critics' alone", report)
+        change |= _target_net(net, place, algorithm, report)
     elif spec.agent.critic_net is not None and isinstance(algorithm, SoftActorCriticSpec):
         change |= _without_effect(
             net, place, OF_CRITICS, "the critics have a net of their own, agent.critic_net, with keys of its own", report
         )
     else:
         change |= _settled_optimizers(net, algorithm, report)
-    if not set(TARGET_NET).intersection(change):
         change |= _target_net(net, place, algorithm, report)
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)

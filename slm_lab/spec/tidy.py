@@ -12,9 +12,6 @@ _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
 
 _LATER: dict[Path, frozenset[str]] = {
     ("agent", "algorithm"): frozenset(["with_vtrace", "rho_bar", "c_bar"]),
-    ("agent", "memory"): frozenset(),
-    ("agent", "net"): frozenset(),
-    ("agent", "critic_net"): frozenset(),
     ("env",): frozenset({"device"}),
     ("meta",): frozenset({"hogwild_lock", "max_restart"}),
 }
@@ -32,14 +29,15 @@ def drop_nulls(node: dict[str, Any], path: Path = ()) -> None:
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> None:
     """Take out, in place and with a note, each key that is valid elsewhere in its section but has no effect here."""
-    for place, later in _LATER.items():
+    for place, keys in SECTION_KEYS.items():
+        later = _LATER.get(place, frozenset())
         section: Any = raw
         for key in place:
             section = section.get(str(key)) if isinstance(section, dict) else None
         models = models_at(place, raw)
         if not isinstance(section, dict) or len(models) != 1:
             continue
-        for key in [key for key in section if key not in models[0].model_fields and key in later | SECTION_KEYS.get(place, frozenset())]:
+        for key in [key for key in section if key not in models[0].model_fields and key in later | keys]:
             del section[key]
             report.note((*place, key), f"has no effect {_where(place, section)}; dropped")
 

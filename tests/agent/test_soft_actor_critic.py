@@ -607,10 +607,16 @@ def test_what_is_wrong_with_the_critics_net_is_told_there(critic_net: dict[str, 
 
 
 def test_frames_of_the_first_training_are_recent() -> None:
-    """However long the memory filled before: target nets and temperature do not take the pause for training."""
+    """However long the memory filled before: a temperature that is annealed does not go back to where the pause began."""
     agent, _ = build(training_iter=3)
     algorithm = algorithm_of(agent)
     agent.clock.frame = 9000
     assert algorithm._frames() == [8998, 8999, 9000]
     agent.clock.frame = 9003
     assert algorithm._frames() == [9001, 9002, 9003]
+
+
+def test_the_temperature_is_the_entropy_coef_of_the_rows() -> None:
+    agent, _ = build(fixed_alpha=0.4, alpha_anneal_frames=100)
+    agent.clock.frame = 25
+    assert agent.entropy_coef == pytest.approx(0.3)

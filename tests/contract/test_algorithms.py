@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.replay import TargetNet
+from slm_lab.agent.algorithm.replay import TargetNet, algorithms_for
 from slm_lab.agent.build import ALGORITHMS, build_agent
 from slm_lab.agent.memory.on_policy import MEMORIES as ON_POLICY_MEMORIES
 from slm_lab.agent.memory.replay import REPLAYS
@@ -250,8 +250,10 @@ def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
         assert kind != "discrete"
         assert problem.path == "agent.algorithm.name"
         assert f"'{name}'" in problem.message
-        assert "allowed: " in problem.message
+        assert problem.message.partition("; allowed: ")[2] == algorithms_for(info.action)
+        assert name not in algorithms_for(info.action).split(", ")
         return
+    assert name == "Random" or name in algorithms_for(info.action).split(", ")
     out = agent.act(np.zeros((2, 4), np.float32))
     assert out.action_N.shape == ((2,) if kind == "discrete" else (2, 2))
     assert out.action_N.dtype == (np.float32 if info.action.kind == "continuous" else np.int64)

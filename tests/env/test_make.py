@@ -29,6 +29,8 @@ def chosen(name: str, num_envs: int = 4, **keys: Any) -> str:
     ("name", "keys", "backend", "needs"),
     [
         ("CartPole-v1", {}, "native", ""),
+        ("CartPole-v1", {"num_envs": 3}, "native", ""),
+        ("CartPole-v1", {"num_envs": 2}, "sync", ""),
         ("CartPole-v1", {"max_t": 50}, "native", ""),
         ("CartPole-v1", {"sutton_barto_reward": True}, "native", ""),
         ("CartPole-v1", {"render_mode": "rgb_array"}, "native", ""),

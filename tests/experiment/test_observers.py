@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slm_lab.experiment import checkpoint
+from slm_lab.experiment.engine import cause
 from slm_lab.experiment.observers import (
     COLUMNS,
     Checkpointer,
@@ -219,6 +220,11 @@ def test_dev_wants_weights_that_move() -> None:
         checks.on_end()
     weight[1] += 1e-6
     checks.on_end()
+
+
+def test_what_dev_finds_is_told_in_one_line() -> None:
+    assert cause(DevCheckError("no weight moved in 3 updates")) == "no weight moved in 3 updates"
+    assert cause(ValueError("else")).startswith(("Traceback", "ValueError"))
 
 
 def test_dev_watches_the_target_net() -> None:

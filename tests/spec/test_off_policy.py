@@ -239,6 +239,13 @@ def test_what_has_no_effect_off_policy(specs: Specs, changes: dict[str, Any], no
     assert specs.notices()[0].startswith(f"ppo: {notice}")
 
 
+def test_save_replay_is_for_those_that_have_one(specs: Specs) -> None:
+    specs.load(SIL | {"meta.save_replay": True})
+    assert specs.notices() == []
+    specs.load({"meta.save_replay": True})
+    assert specs.notices() == ["ppo: meta.save_replay: has no effect, since PPO has no replay"]
+
+
 def test_old_words_for_activations_are_settled_in_both_nets(specs: Specs) -> None:
     spec = specs.load(SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers_activation": "leaky_relu"}})
     assert spec.agent.critic_net.hid_layers_activation == "LeakyReLU"  # type: ignore[union-attr]

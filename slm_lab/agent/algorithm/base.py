@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.spec.schedule import Schedule
 
 
-class Algorithm(ABC):
+class Algorithm:
     """Learns a policy from what it observes: gathers steps in its memory, and learns when the memory is ready."""
 
     policy: Policy

@@ -79,7 +79,9 @@ def signals_blocked() -> Iterator[None]:
 
 def cause(error: BaseException) -> str:
     """Why a Session failed: in one line where the disk is full or a check of mode dev failed, else the traceback."""
-    if type(error).__name__ == "DevCheckError":  # not imported here: it would load torch into the parent
+    from slm_lab.experiment.observers.dev_checks import DevCheckError  # loads torch, which a parent of Sessions does without
+
+    if isinstance(error, DevCheckError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"

@@ -34,7 +34,7 @@ class Agent:
     def act(self, obs_N: np.ndarray) -> ActOut:
         """Choose actions for obs_N [N, *shape]."""
         if self._explore is not None:
-            self.policy.explore_var = self._explore.value(self.clock.frame)
+            self.policy.explore_var = self._explore.value(self.clock.global_frame)
         return self.policy.act(obs_N, self._state_N)
 
     def observe(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
@@ -80,7 +80,7 @@ class Agent:
     @property
     def explore_var(self) -> float | None:
         """ε or τ now; None where nothing explores by it."""
-        return None if self._explore is None else self._explore.value(self.clock.frame)
+        return None if self._explore is None else self._explore.value(self.clock.global_frame)
 
     @property
     def entropy_coef(self) -> float | None:

@@ -16,6 +16,7 @@ from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sil import SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import PRIVATE, Heap, Place
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import (
@@ -52,13 +53,13 @@ ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
 }
 
 
-def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu") -> Agent:
+def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", heap: Heap = PRIVATE) -> Agent:
     """The agent of a spec for an env, its weights drawn from seeds.net.
 
     Raises SpecError where algorithm, net and env do not fit each other.
     """
     torch.manual_seed(seeds.net)
-    algorithm = ALGORITHMS[type(spec.agent.algorithm)](spec.agent, info, clock, seeds, device)
+    algorithm = ALGORITHMS[type(spec.agent.algorithm)](spec.agent, info, clock, seeds, Place(device, heap))
     explores = spec.agent.algorithm.action_policy in ("epsilon_greedy", "boltzmann")
     return Agent(algorithm, clock, info.num_envs, spec.agent.algorithm.explore_var_spec if explores else None, seeds.eval_env)
 

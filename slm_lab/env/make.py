@@ -19,6 +19,7 @@ from slm_lab.env.normalize import ObsTreatment, RewardTreatment
 from slm_lab.env.single import quiet_spaces, register_atari
 from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec
 from slm_lab.env.vec import Env
+from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.log import notice
 from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import EnvInfo
@@ -37,7 +38,16 @@ EXTRAS = {"ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d
 """Package that an env needs → extra that installs it."""
 
 
-def make_env(spec: EnvSpec, seed: int, *, num_envs: int | None = None, gamma: float = 0.99, training: bool = True, threads: int = 1) -> Env:
+def make_env(
+    spec: EnvSpec,
+    seed: int,
+    *,
+    num_envs: int | None = None,
+    gamma: float = 0.99,
+    training: bool = True,
+    threads: int = 1,
+    heap: Heap = PRIVATE,
+) -> Env:
     """Build the vector env that a spec describes.
 
     Args:
@@ -46,6 +56,7 @@ def make_env(spec: EnvSpec, seed: int, *, num_envs: int | None = None, gamma: fl
         gamma: discount of the returns that normalize_reward measures.
         training: False for evaluation: statistics are frozen (see `Env.copy_statistics`), rewards raw.
         threads: that a backend in C++ may use.
+        heap: where the statistics of normalising lie.
 
     Raises: SpecError with paths env.<key>: unknown id or constructor argument, missing package, a space that is not supported.
     """
@@ -71,8 +82,8 @@ def make_env(spec: EnvSpec, seed: int, *, num_envs: int | None = None, gamma: fl
         encode,
         decode,
         seed,
-        obs_treatment=ObsTreatment(spec, observation.shape, training) if treats_obs else None,
-        reward_treatment=RewardTreatment(spec, target.num_envs, gamma, target.atari is not None) if training else None,
+        obs_treatment=ObsTreatment(spec, observation.shape, training, heap) if treats_obs else None,
+        reward_treatment=RewardTreatment(spec, target.num_envs, gamma, target.atari is not None, heap) if training else None,
         life_loss=target.atari is not None and target.atari.life_loss,
     )
 

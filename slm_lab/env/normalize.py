@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.spec.env import EnvSpec
 
 EPSILON = 1e-8
@@ -17,39 +18,50 @@ NORMALIZED_CLIP = 10.0
 class RunningStats:
     """Mean and variance of all samples seen so far, merged batch by batch in float64 (Chan, Golub, LeVeque 1979)."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count = 0
-        self.mean = np.zeros(shape)
-        self.m2 = np.zeros(shape)
+    def __init__(self, shape: tuple[int, ...], heap: Heap = PRIVATE) -> None:
+        self.heap = heap
+        self._count = heap.array(np.zeros(1, np.int64))
+        self.mean = heap.array(np.zeros(shape))
+        self.m2 = heap.array(np.zeros(shape))
         self.inv_std = np.ones(shape)
         """1 / std (population); 1 before the second sample, where there is no spread yet."""
 
+    @property
+    def count(self) -> int:
+        """Samples seen, by all Sessions that have the statistics in common."""
+        return int(self._count[0])
+
     def update(self, batch: np.ndarray) -> None:
         """Take in [B, *shape], B ≥ 1."""
-        size, before = len(batch), self.count
-        self.count = total = before + size
+        size = len(batch)
         mean = np.add.reduce(batch, 0, np.float64) / size
         spread = batch - mean
-        delta = mean - self.mean
-        self.mean = self.mean + delta * (size / total)
-        self.m2 = self.m2 + np.add.reduce(spread * spread, 0) + delta * delta * (before * size / total)
-        if total > 1:
-            self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
+        m2 = np.add.reduce(spread * spread, 0)
+        if self.heap.common and not np.isfinite(m2).all():
+            return  # what one Session broke stays its own
+        with self.heap.exclusive("statistics"):
+            before = self.count
+            self._count[0] = total = before + size
+            delta = mean - self.mean
+            self.mean += delta * (size / total)
+            self.m2 += m2 + delta * delta * (before * size / total)
+            if total > 1:
+                self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self.m2.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = int(state["count"])
-        self.mean, self.m2 = np.asarray(state["mean"], np.float64), np.asarray(state["m2"], np.float64)
+        self._count[0] = state["count"]
+        self.mean[...], self.m2[...] = state["mean"], state["m2"]
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
 
 class ObsTreatment:
     """normalize_obs and clip_obs. `stats` is None where observations are only clipped."""
 
-    def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool) -> None:
-        self.stats = RunningStats(shape) if spec.normalize_obs else None
+    def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool, heap: Heap = PRIVATE) -> None:
+        self.stats = RunningStats(shape, heap) if spec.normalize_obs else None
         self.frozen = not training
         self._clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
@@ -62,7 +74,7 @@ class ObsTreatment:
         """Float32 [B, *shape] → float32 [B, *shape], normalised by what was seen so far, clipped."""
         scaled = obs if self.stats is None else (obs - self.stats.mean) * self.stats.inv_std
         clipped = np.minimum(np.maximum(scaled, -self._clip), self._clip)
-        return clipped.astype(np.float32, copy=False)
+        return np.asarray(clipped.astype(np.float32, copy=False))
 
 
 class RewardTreatment:
@@ -72,10 +84,10 @@ class RewardTreatment:
     each episode (as the reference implementations of PPO do; Engstrom et al., arXiv:2005.12729, section 3).
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, gamma: float, atari: bool) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, gamma: float, atari: bool, heap: Heap = PRIVATE) -> None:
         self.scale = spec.reward_scale
         self.gamma = gamma
-        self.stats = RunningStats(()) if spec.normalize_reward else None
+        self.stats = RunningStats((), heap) if spec.normalize_reward else None
         self.return_N = np.zeros(num_envs)
         clip = spec.clip_reward
         if clip is None:

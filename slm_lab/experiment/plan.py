@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from slm_lab.spec.meta import MetaSpec
+
 Report = Callable[[int, float, "dict[str, float | int | None] | None"], None]
 """report(frame, frames per second, the row just made or None): progress of a Session."""
 
@@ -56,9 +58,9 @@ class Plan:
     jobs: int | None = None
     """Sessions at a time; None: as many as there are cores."""
 
-    def at_once(self, sessions: int) -> int:
-        """How many of so many Sessions run at a time."""
-        return max(1, min(sessions, self.jobs or cores()))
+    def at_once(self, meta: MetaSpec) -> int:
+        """How many Sessions run at a time: all of those that train one net."""
+        return meta.max_session if meta.distributed else max(1, min(meta.max_session, self.jobs or cores()))
 
 
 def cores() -> int:

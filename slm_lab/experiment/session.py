@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,8 @@ from slm_lab.env.vec import Env
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.observers import (
+    COLUMNS,
+    GLOBAL_COLUMNS,
     Checkpointer,
     CSVWriter,
     DevChecks,
@@ -27,11 +30,13 @@ from slm_lab.experiment.observers import (
     Reporter,
     Row,
     TensorBoard,
+    complete_rows,
     hooks,
 )
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Plan, Report, Stop, UserError, cores
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.rng import draw_seed, session_seeds
 from slm_lab.spec.base import Problem, SpecError
@@ -56,6 +61,8 @@ class Session:
 
     `run()` alone keeps everything in memory: rows in its result, the trained agent in `self.agent`. Given `paths`, it
     writes tables, checkpoints and TensorBoard events there. `build()` makes env and agent and writes nothing.
+
+    Args: heap: where the global net lies, for meta.distributed. restart: processes that died in this Session's place.
     """
 
     def __init__(
@@ -67,7 +74,10 @@ class Session:
         trial: int = 0,
         stop: Stop | None = None,
         report: Report | None = None,
+        heap: Heap = PRIVATE,
+        restart: int = 0,
     ) -> None:
+        self.heap, self.restart = heap, restart
         self.spec, self.index, self.trial = spec, index, trial
         self.plan = plan or Plan()
         self.stop = stop or Stop()
@@ -86,17 +96,22 @@ class Session:
             self.spec = _seeded(self.spec, seed)
             notice(f"{self.spec.name}: random_seed {seed}, drawn, for meta has none")
         spec = self.spec
-        self.seeds = session_seeds(seed, self.trial, self.index)
+        self.seeds = session_seeds(seed, self.trial, self.index, self.restart)
+        own_seed = self.seeds.net
+        if self.heap.common:  # all begin with the weights of the first
+            self.seeds = replace(self.seeds, net=session_seeds(seed, self.trial, 0).net)
         self.device = device_of(spec, self.plan, self.index)
         random.seed(self.seeds.env)
         np.random.seed(self.seeds.env)
         torch.manual_seed(self.seeds.net)
-        self.clock, self.result = Clock(), SessionResult(self.index)
+        self.clock, self.result = Clock(self.heap), SessionResult(self.index)
         self.env = self._make_env(self.seeds.env, training=True)
         self._threads, self._built = torch.get_num_threads(), True
         torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
         try:
-            self.agent = build_agent(spec, self.env.info, self.seeds, self.clock, self.device)
+            self.agent = build_agent(spec, self.env.info, self.seeds, self.clock, self.device, self.heap)
+            if own_seed != self.seeds.net:
+                torch.manual_seed(own_seed)
             self._check_room()
             if spec.meta.rigorous_eval:
                 self._eval_env = self._make_env(self.seeds.eval_env, training=False)
@@ -107,20 +122,22 @@ class Session:
 
     def _check_room(self) -> None:
         """Raise SpecError where the replay memories of all Sessions that run at a time do not fit this machine."""
-        replay, at_once = self.agent.replay, self.plan.at_once(self.spec.meta.max_session)
+        replay, at_once = self.agent.replay, self.plan.at_once(self.spec.meta)
         if replay is not None:
             check_fits(replay.capacity, replay.nbytes, at_once, "; or let fewer Sessions run at a time (--jobs)")
 
     def run(self, paths: RunPaths | None = None) -> SessionResult:
-        """Learn until env.max_frame, or until a stop is requested."""
+        """Learn until this Session has its frames, or until a stop is requested."""
         if not self._built:
             self.build()
         logger.info("begins: seeds %s, backend %s, device %s", self.seeds, self.env.backend, self.device)
-        self.clock.load_state_dict({**self.clock.state_dict(), "wall_t": 0.0})  # wall time begins here, not with the build
+        self.clock.begin()
         try:
             self._observers = self._observe(paths)
+            if self.restart and paths is not None:
+                self._take_over(paths)
             self._loop()
-            self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.spec.env.max_frame
+            self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.spec.session_frames
             if self.result.interrupted:
                 self._call("on_interrupt")
             self._call("on_end")
@@ -143,7 +160,7 @@ class Session:
 
     def _loop(self) -> None:
         env, agent, clock, stop = self.env, self.agent, self.clock, self.stop
-        num_envs, max_frame = env.info.num_envs, self.spec.env.max_frame
+        num_envs, max_frame = env.info.num_envs, self.spec.session_frames
         on_update, on_step = hooks(self._observers, "on_update"), hooks(self._observers, "on_step")
         obs_N = env.reset()
         while clock.frame < max_frame and not stop.requested:
@@ -160,28 +177,39 @@ class Session:
                 hook(step)
             obs_N = step.obs_N
 
+    def _take_over(self, paths: RunPaths) -> None:
+        """Go on with the averages and tables of the process in whose place this one is: its last checkpoint's, and the rows after that."""
+        last = paths.checkpoint(self.index, "last", self.trial)
+        if last.exists():
+            saved = checkpoint.load(last)
+            for observer in self._observers:
+                observer.load_state_dict(saved["observers"][type(observer).__name__])
+        for observer in self._observers:
+            if isinstance(observer, Recorder | Evaluator):
+                observer.table.go_on(complete_rows(self._tables(paths)[observer.mode]))
+
     def _observe(self, paths: RunPaths | None) -> list[Observer]:
         """The observers, in the order in which they are called: those that make rows, then those that take them."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
-        observers: list[Observer] = [Recorder(clock, agent, meta.log_frequency, self._emit)]
+        columns = (*COLUMNS, *GLOBAL_COLUMNS) if self.heap.common else COLUMNS
+        observers: list[Observer] = [Recorder(clock, agent, meta.log_frequency, self._emit, columns)]
         if meta.rigorous_eval:
-            observers.append(Evaluator(clock, agent, meta.eval_frequency, self._emit, self._evaluate))
+            observers.append(Evaluator(clock, agent, meta.eval_frequency, self._emit, self._evaluate, columns))
         if self.report:
             observers.append(Reporter(clock, self.report))
         if paths is not None:
-            observers += self._writers(paths)
+            observers += self._writers(paths, columns)
         if self.plan.mode == "dev":
             observers.append(DevChecks(agent.weights, agent.target))
         return observers
 
-    def _writers(self, paths: RunPaths) -> list[Observer]:
+    def _tables(self, paths: RunPaths) -> dict[DataMode, Path]:
+        return {mode: paths.session_df(self.index, mode, self.trial) for mode in ("train", "eval")}
+
+    def _writers(self, paths: RunPaths, columns: Sequence[str]) -> list[Observer]:
         """The observers that write files; the checkpoint comes last, when the others are done."""
         meta = self.spec.meta
-        tables: dict[DataMode, Path] = {
-            "train": paths.session_df(self.index, "train", self.trial),
-            "eval": paths.session_df(self.index, "eval", self.trial),
-        }
-        observers: list[Observer] = [CSVWriter(tables)]
+        observers: list[Observer] = [CSVWriter(self._tables(paths), columns)]
         if TensorBoard.installed():
             observers.append(TensorBoard(paths.tensorboard(self.index, self.trial)))
         files = (paths.checkpoint(self.index, "last", self.trial), paths.checkpoint(self.index, "best", self.trial))
@@ -226,12 +254,13 @@ class Session:
     def _make_env(self, seed: int, *, training: bool) -> Env:
         spec = self.spec
         return make_env(
-            spec.env,
+            spec.env.model_copy(update={"max_frame": spec.session_frames}),
             seed,
             num_envs=None if training else spec.meta.rigorous_eval,
             gamma=spec.agent.algorithm.gamma,
             training=training,
-            threads=max(1, cores() // self.plan.at_once(spec.meta.max_session)),
+            threads=max(1, cores() // self.plan.at_once(spec.meta)),
+            heap=self.heap if training else PRIVATE,
         )
 
 

@@ -25,9 +25,9 @@ class Seeds:
     eval_env: int
 
 
-def session_seeds(random_seed: int, trial: int, session: int) -> Seeds:
-    """Seeds of a Session, from SeedSequence([random_seed, trial, session])."""
-    words = np.random.SeedSequence([random_seed, trial, session]).generate_state(5)
+def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) -> Seeds:
+    """Seeds of a Session, from SeedSequence([random_seed, trial, session]); others for each process that takes its place."""
+    words = np.random.SeedSequence([random_seed, trial, session, *([restart] if restart else [])]).generate_state(5)
     return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
 
 

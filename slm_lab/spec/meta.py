@@ -30,8 +30,13 @@ class SearchScheduler(SpecModel):
 class MetaSpec(SpecModel):
     """Keys of the experiment around agent and env."""
 
-    distributed: Literal[False] = False
-    """Whether Sessions train one global net."""
+    distributed: Literal[False, "shared", "synced"] = False
+    """Whether the Sessions train one global net (Hogwild!), each env.max_frame / max_session frames: "shared", each reads it as it stands
+    (async SAC); "synced", each computes on a copy, applies its gradient to the global net and pulls (A3C). false: each trains its own."""
+    hogwild_lock: Flag = False
+    """Lets one Session at a time update the global net."""
+    max_restart: Count = 1
+    """How often a new process takes the place of a Session that was killed, attached to the same global net."""
     max_session: Positive = 1
     """Sessions of a Trial, each with its own seed."""
     max_trial: Positive = 1

@@ -19,6 +19,7 @@ from slm_lab.spec.algorithm import (
 )
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, PriorityKeys, SILReplayKeys
+from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM, has_critic
@@ -38,6 +39,8 @@ OF_ACTOR = (
     "out_layer_activation", "gpu", "cuda_id",
 )  # fmt: skip
 """Keys that agent.critic_net has no use for."""
+GLOBAL_NET = ("hogwild_lock", "max_restart")
+"""Keys of meta that are for a net which several Sessions train."""
 TUNED_ALPHA = ("alpha_lr", "target_entropy", "entropy_anneal", "log_alpha_min", "log_alpha_max")
 """Keys of the automatic temperature."""
 
@@ -57,7 +60,33 @@ def settle(spec: Spec, report: Report) -> Spec:
     if spec.meta.save_replay and not isinstance(spec.agent.algorithm, (ReplayAlgorithmSpec, SILSpec, PPOSILSpec)):
         report.note(("meta", "save_replay"), f"has no effect, since {spec.agent.algorithm.name} has no replay")
     agent = spec.agent.model_copy(update=change)
-    return spec.model_copy(update={"agent": agent, "search": _settled_search(spec, agent, report)})
+    return spec.model_copy(update={"agent": agent, "meta": _settled_meta(spec, report), "search": _settled_search(spec, agent, report)})
+
+
+def _settled_meta(spec: Spec, report: Report) -> MetaSpec:
+    """Keys of distributed training."""
+    meta = spec.meta
+    if meta.distributed and isinstance(spec.agent.algorithm, RandomSpec):
+        report.note(("meta", "distributed"), "has no effect, since Random learns nothing; read as false")
+        return meta.model_copy(update={"distributed": False})
+    if not meta.distributed:
+        return meta.model_copy(update=_without_effect(meta, ("meta",), GLOBAL_NET, "meta.distributed is false", report))
+    if meta.max_session == 1:
+        report.note(("meta", "max_session"), f"1, so one Session alone trains the global net; '{meta.distributed}' pays from 2 on")
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is not None:
+            _local_statistics(net, ("agent", key), report)
+    return meta
+
+
+def _local_statistics(net: NetSpec, place: Path, report: Report) -> None:
+    """A note for each optimizer of a global net that is not global itself."""
+    for key in ("optim_spec", *(key for key in SEPARATE if key.endswith("optim_spec"))):
+        optim = getattr(net, key)
+        if optim is not None and not optim.name.startswith("Global"):
+            common = "GlobalRMSprop" if optim.name == "RMSprop" else "GlobalAdam"
+            statistics = f"{optim.name} keeps its statistics in each Session and steps the global net"
+            report.note((*place, key), f"{statistics}; {common} has them in common")
 
 
 def _batch_norm(agent: AgentSpec, report: Report) -> None:

@@ -54,3 +54,10 @@ class Spec(SpecModel):
     """How the experiment runs."""
     search: dict[str, Any] | None = None
     """Which keys to search over, "key__distribution": [arguments], nested where the keys stand."""
+
+    @property
+    def session_frames(self) -> int:
+        """Frames of each Session: env.max_frame, or its share of it where all train one net."""
+        if not self.meta.distributed:
+            return self.env.max_frame
+        return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs

@@ -13,7 +13,6 @@ _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
 _LATER: dict[Path, frozenset[str]] = {
     ("agent", "algorithm"): frozenset(["with_vtrace", "rho_bar", "c_bar"]),
     ("env",): frozenset({"device"}),
-    ("meta",): frozenset({"hogwild_lock", "max_restart"}),
 }
 """Keys of components that this version does not have, which published specs carry for others too."""
 

@@ -16,9 +16,6 @@ from slm_lab.spec.base import SpecModel
 from slm_lab.spec.report import Path, Report, nearest, show, show_path
 from slm_lab.spec.spec import Spec
 
-LATER = ("shared", "synced")
-"""Values that SLM Lab knows, and this version does not have yet."""
-
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
     """The Spec of a raw spec in today's form; None and problems in the report where it is not valid."""
@@ -157,8 +154,6 @@ def _explain(path: Path, kind: str, raw: Any, report: Report) -> None:
         report.fail(path, f"missing; must be {allowed}")
     else:
         hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
-        if isinstance(value, str) and value in LATER:
-            hint = ", which this version does not have yet"
         report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
 
 

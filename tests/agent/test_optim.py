@@ -40,9 +40,6 @@ def test_flat_keeps_values_and_views() -> None:
     assert torch.equal(flat.grad, torch.cat([p.grad.reshape(-1) for p in plain.parameters() if p.grad is not None]))
     flattened.load_state_dict(net().state_dict())
     assert views_hold(flat)
-    flat.share_memory()
-    assert views_hold(flat)
-    assert flat.param.is_shared()
     flat.param.zero_()
     assert all(float(p.detach().abs().max()) == 0.0 for p in flattened.parameters())
 
@@ -235,7 +232,7 @@ def test_trainer_groups_have_their_own_rates_and_norms() -> None:
     trainer = Trainer(module, spec, {"actor": list(module["actor"].parameters()), "critic": list(module["critic"].parameters())})
     with torch.no_grad():
         trainer.flat.param.zero_()
-    trainer.set_lr(5)
+    trainer.begin(5)
     trainer.backward((3.0 * module["actor"].weight + 4.0 * module["critic"].weight).sum())
     norm = trainer.step()
     assert norm == pytest.approx(5.0)

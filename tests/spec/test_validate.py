@@ -44,7 +44,7 @@ ALGORITHM_NAMES = (
         ("env.max_frame", None, "missing; must be a whole number > 0"),
         ("env.reward_scale", "sgn", "must be a number > 0 or 'sign', not \"sgn\"; did you mean 'sign'?"),
         ("env.backend", "envpol", "did you mean 'envpool'?"),
-        ("meta.distributed", "shared", 'must be false, not "shared", which this version does not have yet'),
+        ("meta.distributed", "sync", 'must be one of false, \'shared\', \'synced\', not "sync"; did you mean \'synced\'?'),
         ("meta.rigorous_eval", -1, "must be a whole number ≥ 0, not -1"),
         ("meta.random_seed", 2**32, "must be a whole number ≥ 0 and < 4294967296, not 4294967296"),
         ("meta", [], "must be an object, not []"),

@@ -15,6 +15,7 @@ from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import gae, nstep_returns
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import ActorCriticSpec
@@ -28,12 +29,12 @@ class ActorCritic(Algorithm):
     memory: OnPolicyMemory
     entropy_schedule: Schedule
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, ActorCriticSpec)
         self.spec = agent.algorithm
-        self.scale = value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
-        self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, device, seeds, critic=True)
+        self.scale = value_scale(symlog=False, normalize=self.spec.normalize_v_targets, heap=place.heap)
+        self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
+        parts = build_parts(agent, info, place, seeds, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
@@ -65,7 +66,7 @@ class ActorCritic(Algorithm):
         loss = (
             self.spec.policy_loss_coef * policy_loss
             + self.spec.val_loss_coef * value_loss
-            - self.entropy_schedule.value(self.clock.frame) * entropy
+            - self.entropy_schedule.value(self.clock.global_frame) * entropy
         )
         return loss, entropy
 

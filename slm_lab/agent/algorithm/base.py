@@ -63,7 +63,7 @@ class Algorithm:
     @property
     def entropy_coef(self) -> float | None:
         """Weight of the entropy bonus now; None where there is none."""
-        return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.frame)
+        return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.global_frame)
 
     def old_transitions(self) -> Replay | SILReplay | None:
         """The memory of what is learned from again and again; None for what learns from each step once."""
@@ -92,7 +92,7 @@ class Learner:
 
     def begin(self) -> None:
         """Before the steps of an update: learning rates of this frame, layers as for learning."""
-        self.trainer.set_lr(self.clock.frame)
+        self.trainer.begin(self.clock.global_frame)
         self.trainer.learning(True)
 
     def add(self, loss: Tensor, share: float = 1.0, **values: Tensor) -> None:
@@ -103,7 +103,11 @@ class Learner:
 
     def step(self) -> None:
         """One gradient step on what was added."""
-        self._sums["grad_norm"] = self._sums.get("grad_norm", 0.0) + self.trainer.step()
+        reports = {"grad_norm": self.trainer.step()}
+        if self.trainer.common is not None:
+            reports |= self.trainer.common.report
+        for name, value in reports.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
         self._steps += 1
         self.clock.opt_step += 1
 

@@ -22,6 +22,7 @@ from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec, SARSASpec, VanillaDQNSpec
@@ -52,12 +53,12 @@ class Sarsa(Algorithm):
 
     memory: OnPolicyMemory
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, SARSASpec)
         assert agent.net is not None
-        self.spec, self.clock, self.device = agent.algorithm, clock, device
+        self.spec, self.clock, self.device = agent.algorithm, clock, place.device
         self.net = build_net(agent, info)
-        self.trainer = Trainer(self.net, agent.net, device=device)
+        self.trainer = Trainer(self.net, agent.net, place=place)
         self.policy = build_policy(agent, info, self.net, seeds)
         self.memory = build_on_policy_memory(agent, info, self.net.state_size)
         self.learner, self.value_loss = Learner(self.trainer, clock), build_value_loss(agent.net.loss_spec)
@@ -101,14 +102,14 @@ class QLearning(Algorithm):
     memory: Replay
     trainer: Trainer
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, QLearningSpec)
         assert agent.net is not None
-        self.spec, self.clock, self.device = agent.algorithm, clock, device
+        self.spec, self.clock, self.device = agent.algorithm, clock, place.device
         self.next_value = NEXT_VALUES[type(agent.algorithm)]
         self.net = build_net(agent, info)
-        self.trainer = Trainer(self.net, agent.net, device=device)
-        self.target = self._build_target(agent, info, agent.net)
+        self.trainer = Trainer(self.net, agent.net, place=place)
+        self.target = self._build_target(agent, info, agent.net, place)
         self.policy = build_policy(agent, info, self.net, seeds)
         self.memory = build_replay(agent, info, clock, seeds)
         self.learner, self.value_loss = Learner(self.trainer, clock), build_value_loss(agent.net.loss_spec)
@@ -116,8 +117,8 @@ class QLearning(Algorithm):
         self.values = fast_values(self.net, self.memory.batch_size)
         self.target_values = self.values if self.target is None else fast_values(self.target.net, self.memory.batch_size)
 
-    def _build_target(self, agent: AgentSpec, info: EnvInfo, net: NetSpec) -> TargetNet[QNet] | None:
-        return None if isinstance(self.spec, VanillaDQNSpec) else TargetNet(build_net(agent, info), self.trainer.flat, net, self.device)
+    def _build_target(self, agent: AgentSpec, info: EnvInfo, net: NetSpec, place: Place) -> TargetNet[QNet] | None:
+        return None if isinstance(self.spec, VanillaDQNSpec) else TargetNet(build_net(agent, info), self.trainer.flat, net, place)
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.learner.begin()
@@ -126,7 +127,7 @@ class QLearning(Algorithm):
             for _ in range(self.spec.training_batch_iter):
                 self._step(batch)
         if self.target is not None:
-            self.target.follow(self.clock.frame)
+            self.target.follow(self.clock.global_frame)
         return self.learner.end()
 
     def _step(self, batch: Transitions) -> None:

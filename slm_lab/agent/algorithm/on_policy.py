@@ -17,6 +17,7 @@ from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS,
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
+from slm_lab.lib.heap import PRIVATE, Heap, Place
 from slm_lab.lib.log import notice
 from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import ActionSpace, EnvInfo
@@ -51,7 +52,7 @@ class Parts:
     """Orders the minibatches."""
 
 
-def build_parts(agent: AgentSpec, info: EnvInfo, device: str, seeds: Seeds, critic: bool) -> Parts:
+def build_parts(agent: AgentSpec, info: EnvInfo, place: Place, seeds: Seeds, critic: bool) -> Parts:
     """Net, policy, memory and trainer of a policy-gradient algorithm. Raises SpecError where they do not fit each other or the env."""
     assert agent.net is not None  # the spec room refuses a learner without one
     distribution = build_distribution(agent.algorithm, info.action)
@@ -64,7 +65,7 @@ def build_parts(agent: AgentSpec, info: EnvInfo, device: str, seeds: Seeds, crit
             notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
     net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
     separate = critic and not agent.net.use_same_optim
-    trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, device)
+    trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, place)
     return Parts(
         distribution=distribution,
         net=net,
@@ -124,9 +125,9 @@ def build_value_loss(spec: LossSpec) -> ValueLoss:
     return loss
 
 
-def value_scale(symlog: bool, normalize: bool) -> ValueScale:
+def value_scale(symlog: bool, normalize: bool, heap: Heap = PRIVATE) -> ValueScale:
     """The critic's scale by the keys symlog and normalize_v_targets."""
     if symlog and normalize:
         message = "symlog and normalize_v_targets exclude each other: leave one out"
         raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
-    return SymlogScale() if symlog else RunningScale() if normalize else ValueScale()
+    return SymlogScale() if symlog else RunningScale(heap) if normalize else ValueScale()

@@ -16,6 +16,7 @@ from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
 from slm_lab.agent.ops.returns import gae
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
 from slm_lab.spec.algorithm import PPOSpec
@@ -29,19 +30,20 @@ class PPO(Algorithm):
     memory: OnPolicyMemory
     entropy_schedule: Schedule
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, PPOSpec)
         self.spec = agent.algorithm
-        self.scale = value_scale(self.spec.symlog, self.spec.normalize_v_targets)
-        self.percentile = PercentileScale()
-        self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, device, seeds, critic=True)
+        self.scale = value_scale(self.spec.symlog, self.spec.normalize_v_targets, place.heap)
+        self.percentile = PercentileScale(place.heap)
+        self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
+        parts = build_parts(agent, info, place, seeds, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len, self.rng = parts.distribution, parts.value_loss, parts.seq_len, parts.rng
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1
-        clip_eps, entropy_coef = self.spec.clip_eps_spec.value(self.clock.frame), self.entropy_schedule.value(self.clock.frame)
+        frame = self.clock.global_frame
+        clip_eps, entropy_coef = self.spec.clip_eps_spec.value(frame), self.entropy_schedule.value(frame)
         batch = self._with_advantages(rollout.to(self.device))
         self.learner.begin()
         for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):

@@ -12,6 +12,7 @@ from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import ReinforceSpec
@@ -25,11 +26,11 @@ class Reinforce(Algorithm):
     memory: OnPolicyMemory
     entropy_schedule: Schedule
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, ReinforceSpec)
         self.spec = agent.algorithm
-        self.clock, self.device, self.entropy_schedule = clock, device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, device, seeds, critic=False)
+        self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
+        parts = build_parts(agent, info, place, seeds, critic=False)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
         self.learner = Learner(parts.trainer, clock)
         self.distribution, self.seq_len = parts.distribution, parts.seq_len
@@ -50,4 +51,4 @@ class Reinforce(Algorithm):
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        return self.spec.policy_loss_coef * policy_loss - self.entropy_schedule.value(self.clock.frame) * entropy, entropy
+        return self.spec.policy_loss_coef * policy_loss - self.entropy_schedule.value(self.clock.global_frame) * entropy, entropy

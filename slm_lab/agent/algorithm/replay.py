@@ -11,6 +11,7 @@ from torch import nn
 from slm_lab.agent.memory.replay import REPLAYS, Replay
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import Place
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import ReplayAlgorithmSpec
@@ -50,27 +51,41 @@ class TargetNet(Generic[Net]):
         spec: update_type, update_frequency (frames) and polyak_coef (weight of the source).
     """
 
-    def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str) -> None:
+    def __init__(self, net: Net, source: FlatParams, spec: NetSpec, place: Place) -> None:
         self.net, self.source, self.spec = net, source, spec
-        self.flat = FlatParams(net, device=device)
-        self.flat.load(source.param, source.buffer)
+        self.heap = place.heap
+        self.flat = FlatParams(net, place=place, copy=False)
+        if self.heap.fresh:
+            self.flat.load(source.param, source.buffer)
         for parameter in net.parameters():
             parameter.requires_grad_(False)
         net.eval()
-        self.followed = 0
+        self._followed = self.heap.array(np.zeros(1, np.int64))
+
+    @property
+    def followed(self) -> int:
         """Multiples of update_frequency that have been followed."""
+        return int(self._followed[0])
 
     @torch.no_grad()
     def follow(self, frame: int) -> None:
-        """Follow the source, once for each multiple of update_frequency frames that was crossed since the last call."""
+        """Follow the source, once for each multiple of update_frequency frames that was crossed since the last call.
+
+        Of several Sessions, one does it.
+        """
         due = frame // self.spec.update_frequency
-        times, self.followed = due - self.followed, due
-        if times == 0:
-            return
+        if due > self._followed[0]:
+            with self.heap.claim("target") as mine:
+                if mine and due > self._followed[0]:
+                    self._follow(due - self.followed)
+                    self._followed[0] = due
+        self.flat.pull()
+
+    def _follow(self, times: int) -> None:
         if self.spec.update_type == "replace":
-            self.flat.param.copy_(self.source.param)
+            self.flat.master.copy_(self.source.master)
         else:  # so many moving averages in one
-            self.flat.param.lerp_(self.source.param, 1.0 - (1.0 - self.spec.polyak_coef) ** times)
+            self.flat.master.lerp_(self.source.master, 1.0 - (1.0 - self.spec.polyak_coef) ** times)
         self.flat.buffer.copy_(self.source.buffer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,4 +94,4 @@ class TargetNet(Generic[Net]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.flat.load(state["param"], state["buffer"])
-        self.followed = int(state["followed"])
+        self._followed[0] = int(state["followed"])

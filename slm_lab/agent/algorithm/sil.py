@@ -17,6 +17,7 @@ from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.memory.sil import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import Place
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
@@ -34,11 +35,11 @@ class SIL(Algorithm):
     memory: OnPolicyMemory
     entropy_schedule: Schedule
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, SILSpec | PPOSILSpec)
         assert isinstance(agent.memory, SILReplayKeys)  # the spec room has seen to it
-        self.spec, self.clock, self.device = agent.algorithm, clock, device
-        self.on_policy = ON_POLICY[type(self.spec)](agent, info, clock, seeds, device)
+        self.spec, self.clock, self.device = agent.algorithm, clock, place.device
+        self.on_policy = ON_POLICY[type(self.spec)](agent, info, clock, seeds, place)
         self.policy, self.memory, self.trainer = self.on_policy.policy, self.on_policy.memory, self.on_policy.trainer
         self.entropy_schedule = self.on_policy.entropy_schedule
         self.net, self.distribution, self.scale = self.on_policy.net, self.on_policy.distribution, self.on_policy.scale

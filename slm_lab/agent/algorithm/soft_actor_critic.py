@@ -19,10 +19,12 @@ from slm_lab.agent.memory.replay import Replay, Transitions
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.distributions import Categorical, SquashedNormal
+from slm_lab.agent.optim.flat import placed
 from slm_lab.agent.optim.optimizers import FlatAdam
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import PRIVATE, Heap, Place
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
@@ -39,25 +41,27 @@ class SoftActorCritic(Algorithm):
     trainer: Trainer
     """The critics'."""
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, SoftActorCriticSpec)
         assert agent.net is not None  # the spec room refuses a learner without one
         check_fit(agent, agent.algorithm, agent.net, info.action)
-        self.spec, self.clock, self.device = agent.algorithm, clock, device
+        self.spec, self.clock, self.device = agent.algorithm, clock, place.device
         self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
-        self.num_envs, self.steps_per_update = info.num_envs, self.spec.training_iter or info.num_envs
+        self.steps_per_update = self.spec.training_iter or info.num_envs
+        self.longest_gap = max(self.spec.training_frequency, info.num_envs) * place.heap.sessions
+        """Frames between two trainings, at most."""
         self.distribution, self.net = build_actor(agent.net, info)
-        self.actor_trainer = Trainer(self.net, agent.net, {"actor": self.net.actor_parameters()}, device)
+        self.actor_trainer = Trainer(self.net, agent.net, {"actor": self.net.actor_parameters()}, place)
         # the policy comes after the trainer: its fast path holds views of the flat parameters
         act_rng = np.random.default_rng(seeds.act)
         self.policy = Policy(info.action, act_rng, self.net, self.distribution, self.spec.action_policy)
         with _named_critic_net(agent):
-            self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, device)
+            self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, place)
             self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)
         self.trainer, self.target = self.critics.trainer, self.critics.target
         self.learner = Learner(self.trainer, clock)
         self.scale = value_scale(self.spec.symlog, normalize=False)
-        self.temperature = Temperature(self.spec, info)
+        self.temperature = Temperature(self.spec, info, place.heap)
         self.memory = build_replay(agent, info, clock, seeds)
         self.rng = np.random.default_rng([seeds.update, 1])
         """Draws the noise of actions; the memory's own is seeds.update's."""
@@ -69,7 +73,7 @@ class SoftActorCritic(Algorithm):
 
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         self.learner.begin()
-        self.actor_trainer.set_lr(self.clock.frame)
+        self.actor_trainer.begin(self.clock.global_frame)
         reports = [] if self.actor_report is None else [self.actor_report]
         fresh = []
         for frame in self._frames():
@@ -86,8 +90,8 @@ class SoftActorCritic(Algorithm):
     def _frames(self) -> list[int]:
         """The frames since the last update, shared out evenly over the gradient steps: the frame at which each one is taken."""
         # after a pause (until training_start_step) no further back than one training is from the next
-        gap = max(self.spec.training_frequency, self.num_envs)
-        before, self.frame = max(self.frame, self.clock.frame - gap), self.clock.frame
+        now = self.clock.global_frame
+        before, self.frame = max(self.frame, now - self.longest_gap), now
         return [before + (self.frame - before) * (i + 1) // self.steps_per_update for i in range(self.steps_per_update)]
 
     def _critic_step(self, batch: Transitions, alpha: float) -> None:
@@ -165,7 +169,7 @@ class SoftActorCritic(Algorithm):
     def _metrics(self, reports: list[tuple[float, float, float]]) -> Metrics:
         """Means over the gradient steps, the critics' and the actor's losses and gradients together."""
         critics = self.learner.end()
-        extra = {"alpha": self.temperature.value(self.frame)}
+        extra = {**critics.extra, "alpha": self.temperature.value(self.frame)}
         if not reports:
             return Metrics(critics.loss, critics.grad_norm, None, extra)
         loss, entropy, norm = (sum(values) / len(reports) for values in zip(*reports, strict=True))
@@ -174,7 +178,7 @@ class SoftActorCritic(Algorithm):
     @property
     def entropy_coef(self) -> float:
         """α: the temperature is the weight of the entropy."""
-        return self.temperature.value(self.clock.frame)
+        return self.temperature.value(self.clock.global_frame)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -203,13 +207,13 @@ class Critics:
 
     target: TargetNet[QCritics] | None = None
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, device: str) -> None:
+    def __init__(self, agent: AgentSpec, info: EnvInfo, place: Place) -> None:
         assert isinstance(agent.algorithm, SoftActorCriticSpec)
         spec = agent.critic_net or agent.net
         assert spec is not None
         self.spec: NetSpec = spec
         self.net = self.build(agent.algorithm, info)
-        self.trainer = Trainer(self.net, self.spec, {"critic": list(self.net.parameters())}, device)
+        self.trainer = Trainer(self.net, self.spec, {"critic": list(self.net.parameters())}, place)
 
     def build(self, algorithm: SoftActorCriticSpec, info: EnvInfo) -> QCritics:
         """Critics with fresh weights."""
@@ -237,10 +241,10 @@ class TargetCritics(Critics):
 
     target: TargetNet[QCritics]
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, device: str) -> None:
-        super().__init__(agent, info, device)
+    def __init__(self, agent: AgentSpec, info: EnvInfo, place: Place) -> None:
+        super().__init__(agent, info, place)
         assert isinstance(agent.algorithm, SoftActorCriticSpec)
-        self.target = TargetNet(self.build(agent.algorithm, info), self.trainer.flat, self.spec, device)
+        self.target = TargetNet(self.build(agent.algorithm, info), self.trainer.flat, self.spec, place)
 
     def __call__(
         self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
@@ -271,12 +275,13 @@ class JointCritics(Critics):
 class Temperature:
     """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed."""
 
-    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo) -> None:
-        self.spec, self.max_frame = spec, info.max_frame
+    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, heap: Heap = PRIVATE) -> None:
+        self.spec, self.max_frame = spec, info.max_frame * heap.sessions
         self.begin, self.end = target_entropies(spec, info.action)
-        self.log_alpha, self.grad = torch.zeros(1), torch.zeros(1)
-        self.log_alpha.clamp_(spec.log_alpha_min, spec.log_alpha_max)
+        self.log_alpha = placed(heap, torch.zeros(1).clamp_(spec.log_alpha_min, spec.log_alpha_max))
+        self.grad = torch.zeros(1)
         self.optimizer = FlatAdam(self.log_alpha, self.grad, spec.alpha_lr or 1e-3)
+        self.optimizer.share(heap)
 
     def value(self, frame: int) -> float:
         """α now."""
@@ -291,7 +296,7 @@ class Temperature:
 
     def step(self, entropy: float, frame: int, lr: float) -> None:
         """One gradient step towards the target entropy, given the policy's own. `lr`: where alpha_lr does not say."""
-        if self.spec.fixed_alpha is not None:
+        if self.spec.fixed_alpha is not None or not math.isfinite(entropy):
             return
         # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
         self.grad.fill_(entropy - self.target_entropy(frame))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.ops.losses import symexp, symlog
 from slm_lab.agent.ops.returns import standardize
+from slm_lab.lib.heap import PRIVATE, Heap
 
 
 class ValueScale:
@@ -50,25 +52,28 @@ class RunningScale(ValueScale):
 
     DECAY = 0.99
 
-    def __init__(self) -> None:
-        self.weight = self.first = self.second = 0.0
+    def __init__(self, heap: Heap = PRIVATE) -> None:
+        self.heap = heap
+        self.moments = heap.array(np.zeros(3))
+        """Of weight, value and square: sums of what was decayed."""
 
     def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
         return_B = return_TN[valid_TN]
         if return_B.numel():
-            self.weight = self.DECAY * self.weight + 1.0 - self.DECAY
-            self.first = self.DECAY * self.first + (1.0 - self.DECAY) * float(return_B.mean())
-            self.second = self.DECAY * self.second + (1.0 - self.DECAY) * float(return_B.square().mean())
+            news = np.array([1.0, float(return_B.mean()), float(return_B.square().mean())])
+            if not self.heap.common or np.isfinite(news).all():  # what one Session broke stays its own
+                with self.heap.exclusive("statistics"):
+                    self.moments[:] = self.DECAY * self.moments + (1.0 - self.DECAY) * news
 
     @property
     def mean(self) -> float:
-        return self.first / self.weight if self.weight else 0.0
+        weight, first, _ = self.moments.tolist()
+        return first / weight if weight else 0.0
 
     @property
     def std(self) -> float:
-        if not self.weight:
-            return 1.0
-        return max(self.second / self.weight - self.mean**2, 1e-8) ** 0.5
+        weight, _, second = self.moments.tolist()
+        return max(second / weight - self.mean**2, 1e-8) ** 0.5 if weight else 1.0
 
     def encode(self, value: Tensor) -> Tensor:
         return (value - self.mean) / self.std
@@ -77,10 +82,10 @@ class RunningScale(ValueScale):
         return output * self.std + self.mean
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight, "first": self.first, "second": self.second}
+        return dict(zip(("weight", "first", "second"), self.moments.tolist(), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight, self.first, self.second = state["weight"], state["first"], state["second"]
+        self.moments[:] = state["weight"], state["first"], state["second"]
 
 
 class PercentileScale:
@@ -88,13 +93,24 @@ class PercentileScale:
 
     DECAY = 0.99
 
-    def __init__(self) -> None:
-        self.range: float | None = None
+    def __init__(self, heap: Heap = PRIVATE) -> None:
+        self.heap = heap
+        self._range = heap.array(np.full(1, np.nan))
+
+    @property
+    def range(self) -> float | None:
+        """S; None before the first returns."""
+        return None if np.isnan(self._range[0]) else float(self._range[0])
+
+    @range.setter
+    def range(self, value: float | None) -> None:
+        self._range[0] = np.nan if value is None else value
 
     def __call__(self, advantage_B: Tensor, return_B: Tensor) -> Tensor:
         if return_B.numel():
             low, high = torch.quantile(return_B.float(), torch.tensor([0.05, 0.95], device=return_B.device)).tolist()
-            self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
+            with self.heap.exclusive("statistics"):
+                self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
         return advantage_B / max(1.0, self.range or 0.0)
 
 

@@ -197,7 +197,7 @@ class PrioritizedReplay(Replay):
         return self.tree.find(strata_B * (self.tree.total / self.batch_size))
 
     def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
-        beta = self.beta if isinstance(self.beta, float) else self.beta.value(self.clock.frame)
+        beta = self.beta if isinstance(self.beta, float) else self.beta.value(self.clock.global_frame)
         # N and the sum of all weights are the same for each and cancel out
         weight_B = self.tree.get(row_B) ** -beta
         return (weight_B / weight_B.max()).astype(np.float32)

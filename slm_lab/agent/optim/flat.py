@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from slm_lab.lib.heap import HERE, Heap, Place
+
 
 class FlatParams:
     """Makes the parameters (and float buffers) of `module` views into flat vectors, in place.
@@ -20,15 +22,24 @@ class FlatParams:
         module: any module whose parameters are float32 and materialised.
         groups: parameters in the order they shall lie, split into groups that are contiguous slices; parameters that
             several groups name belong to the first. Absent: one group of all.
-        device: where the vectors lie.
+        place: where the vectors lie.
+        copy: whether the module computes on a copy of what Sessions have in common; None: in "synced", and on another device.
 
-    Attributes: `param` and `grad`, float32 [P]; `buffer`, float32 [Q]; `slices`, each group's part of the vectors.
+    Attributes: `param` and `grad`, float32 [P], which the module uses; `buffer`, float32 [Q]; `slices`, each group's part of the
+    vectors. `master` and `master_grad`, what optimizers step: the parameters that all Sessions train where there are such, and on the
+    CPU then; else `param` and `grad` themselves.
     """
 
     def __init__(
-        self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str | torch.device = "cpu"
+        self,
+        module: nn.Module,
+        groups: Sequence[Sequence[nn.Parameter]] | None = None,
+        place: Place = HERE,
+        *,
+        copy: bool | None = None,
     ) -> None:
         self.module = module
+        device, heap = torch.device(place.device), place.heap
         module.to(device)
         taken: set[int] = set()
         ordered: list[nn.Parameter] = []
@@ -44,10 +55,15 @@ class FlatParams:
         if missing:
             raise ValueError(f"parameters in no group: {', '.join(missing)}")
         self.params = ordered
-        self.param = _flatten([p.data for p in ordered], device)
-        self.grad = torch.zeros_like(self.param)
+        self.param = self.master = placed(heap, _flatten([p.data for p in ordered], device))
+        if heap.common and (heap.synced if copy is None else copy):
+            self.param = self.master.clone()
+        self.param = self.param.to(device)
+        self.grad = self.master_grad = torch.zeros_like(self.param)
+        if self.master.device != device:
+            self.master_grad = torch.zeros_like(self.master)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
-        self.buffer = _flatten(buffers, device)
+        self.buffer = placed(heap, _flatten(buffers, device)).to(device)
         offset = 0
         for p in ordered:
             end = offset + p.numel()
@@ -60,14 +76,22 @@ class FlatParams:
             offset += b.numel()
 
     def group(self, index: int) -> list[nn.Parameter]:
-        """The original parameters of a group, for optimizers that need their shapes."""
+        """The parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
         begin, end = self.slices[index].start, self.slices[index].stop
         out, offset = [], 0
         for p in self.params:
             if begin <= offset < end:
-                out.append(p)
+                part = slice(offset, offset + p.numel())
+                shaped = nn.Parameter(self.master[part].view(p.shape))
+                shaped.grad = self.master_grad[part].view(p.shape)
+                out.append(shaped)
             offset += p.numel()
         return out
+
+    def pull(self) -> None:
+        """Bring the module's parameters up to date with `master`."""
+        if self.param is not self.master:
+            self.param.copy_(self.master)
 
     def clone(self) -> tuple[Tensor, Tensor]:
         """Copies of the parameter and buffer vectors on the CPU."""
@@ -79,16 +103,17 @@ class FlatParams:
             raise ValueError(
                 f"weights of another net: {len(param)} parameters, {len(buffer)} buffers; here {len(self.param)}, {len(self.buffer)}"
             )
-        self.param.copy_(param)
+        self.master.copy_(param)
+        self.pull()
         self.buffer.copy_(buffer)
 
-    def share_memory(self) -> None:
-        """Move the vectors to shared memory, in place: the views follow."""
-        self.param.share_memory_()
-        self.buffer.share_memory_()
+
+def placed(heap: Heap, values: Tensor) -> Tensor:
+    """What takes the place of `values`: on the CPU where Sessions have it in common."""
+    return torch.from_numpy(heap.array(values.cpu().numpy())) if heap.common else values
 
 
-def _flatten(tensors: list[Tensor], device: str | torch.device) -> Tensor:
+def _flatten(tensors: list[Tensor], device: torch.device) -> Tensor:
     if not tensors:
         return torch.zeros(0, device=device)
     return torch.cat([t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors])

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slm_lab.agent.optim.flat import placed
+from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.log import notice
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import OptimSpec
@@ -37,12 +39,16 @@ class FlatOptimizer(ABC):
         """Take over what `state_dict` gave."""
 
 
-class _Statistics(FlatOptimizer):
+class Statistics(FlatOptimizer):
     """An optimizer whose statistics are named tensors."""
 
     def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
         self.param, self.grad, self.lr = param, grad, lr
         self.statistics: dict[str, Tensor] = {}
+
+    def share(self, heap: Heap) -> None:
+        """Keep the statistics, the step count among them, where all Sessions see them."""
+        self.statistics = {name: placed(heap, tensor) for name, tensor in self.statistics.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.statistics.items()}
@@ -52,7 +58,7 @@ class _Statistics(FlatOptimizer):
             tensor.copy_(state[name])
 
 
-class FlatAdam(_Statistics):
+class FlatAdam(Statistics):
     """Adam (arXiv:1412.6980, Algorithm 1), the same numbers as torch.optim.Adam(fused=True).
 
     Args: weight_decay: L2 penalty added to the gradient. Raises ValueError where a rate is out of range.
@@ -92,7 +98,7 @@ class FlatAdam(_Statistics):
         )
 
 
-class FlatRMSprop(_Statistics):
+class FlatRMSprop(Statistics):
     """RMSprop (Tieleman & Hinton 2012), the same numbers as torch.optim.RMSprop.
 
     Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError where a rate is out of range.
@@ -250,13 +256,19 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
     return TorchOptimizer(TORCH[plain], params, grad, lr, **kwargs)
 
 
-def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
-    """The optimizer of a spec. Raises SpecError where its name or arguments are wrong."""
+def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str, heap: Heap = PRIVATE) -> FlatOptimizer:
+    """The optimizer of a spec; a Global one has its statistics in common with other Sessions. Raises SpecError where it is wrong."""
     if spec.name not in NAMES:
         raise SpecError("agent", [Problem(f"{path}.name", f"{spec.name!r} is none of {', '.join(NAMES)}")])
-    if spec.name.startswith("Global"):
-        notice(f"{path}: {spec.name} without meta.distributed is plain {spec.name.removeprefix('Global')}")
     try:
-        return make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
+        optimizer = make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error
+    if spec.name.startswith("Global"):
+        if not heap.common:
+            notice(f"{path}: {spec.name} without meta.distributed is plain {spec.name.removeprefix('Global')}")
+        elif isinstance(optimizer, Statistics):
+            optimizer.share(heap)
+        else:
+            notice(f"{path}: {spec.name} with {', '.join(spec.kwargs)} keeps its statistics in each Session")
+    return optimizer

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.hogwild import GlobalNet
 from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer
 from slm_lab.agent.optim.schedule import build_lr_schedule
+from slm_lab.lib.heap import HERE, Heap, Place
 from slm_lab.spec.net import LRSchedulerSpec, NetSpec, OptimSpec
 
 
@@ -22,10 +24,11 @@ def has_modes(module: nn.Module) -> bool:
 class Group:
     """A slice of the flat parameters with its optimizer and learning rate schedule."""
 
-    def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str) -> None:
-        self.grad = flat.grad[flat.slices[index]]
-        params = flat.group(index) if optim.name in SHAPED else [flat.param[flat.slices[index]]]
-        self.optimizer = build_optimizer(optim, params, self.grad, f"agent.net.{prefix}optim_spec")
+    def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str, heap: Heap) -> None:
+        part = flat.slices[index]
+        self.grad = flat.grad[part]
+        params = flat.group(index) if optim.name in SHAPED else [flat.master[part]]
+        self.optimizer = build_optimizer(optim, params, flat.master_grad[part], f"agent.net.{prefix}optim_spec", heap)
         self.lr_at = None if scheduler is None else build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
 
     def set_lr(self, frame: int) -> None:
@@ -41,17 +44,19 @@ class Trainer:
         net: the module that learns.
         spec: its optimizer, schedule and clipping keys.
         parts: {"actor": parameters, "critic": parameters} where each has its own optimizer; None: one for all.
-        device: where it computes.
+        place: where it computes, and whether other Sessions train the net too.
     """
 
-    def __init__(self, net: nn.Module, spec: NetSpec, parts: dict[str, list[nn.Parameter]] | None = None, device: str = "cpu") -> None:
+    def __init__(self, net: nn.Module, spec: NetSpec, parts: dict[str, list[nn.Parameter]] | None = None, place: Place = HERE) -> None:
         self.net = net
         self.clip = spec.clip_grad_val
-        self.flat = FlatParams(net, list(parts.values()) if parts else None, device)
+        self.flat = FlatParams(net, list(parts.values()) if parts else None, place)
+        self.common = GlobalNet(self.flat, place.heap) if place.heap.common else None
+        """Where other Sessions train the net too."""
         net.eval()
         self._moded = [module for module in net.modules() if has_modes(module)]
         if parts is None:
-            self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "")]
+            self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "", place.heap)]
         else:
             self.groups = [
                 Group(
@@ -60,6 +65,7 @@ class Trainer:
                     getattr(spec, f"{part}_optim_spec") or spec.optim_spec,
                     getattr(spec, f"{part}_lr_scheduler_spec") or spec.lr_scheduler_spec,
                     f"{part}_" if getattr(spec, f"{part}_optim_spec") else "",
+                    place.heap,
                 )
                 for index, part in enumerate(parts)
             ]
@@ -74,14 +80,18 @@ class Trainer:
         """The (first group's) learning rate now."""
         return self.groups[0].optimizer.lr
 
-    def set_lr(self, frame: int) -> None:
-        """Set the learning rates that hold at `frame`."""
+    def begin(self, frame: int) -> None:
+        """Before the steps of an update: the learning rates that hold at `frame`."""
         for group in self.groups:
             group.set_lr(frame)
+        if self.common is not None:
+            self.common.begin()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar loss to what the next step takes."""
         loss.backward()
+        if self.common is not None:
+            self.common.check(loss)
 
     def step(self) -> float:
         """One step along the gradient added up since the last. Returns its L2 norm over all groups, before clipping."""
@@ -91,9 +101,16 @@ class Trainer:
             squares += norm * norm
             if self.clip is not None and norm > self.clip:
                 group.grad.mul_(self.clip / (norm + 1e-6))
-            group.optimizer.step()
+        if self.common is None:
+            self._step()
+        else:
+            self.common.push(self._step, squares)
         self.flat.grad.zero_()
         return math.sqrt(squares)
+
+    def _step(self) -> None:
+        for group in self.groups:
+            group.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         param, buffer = self.flat.clone()

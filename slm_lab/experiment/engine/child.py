@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import active_children
+from multiprocessing import active_children, reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from slm_lab.experiment.engine import cause
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap
 from slm_lab.lib.log import logger
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
@@ -67,8 +69,45 @@ class _Notices(logging.Handler):
         _send(self.connection, "notice", record.getMessage())
 
 
-def main(spec: Spec, index: int, trial: int, plan: Plan, connection: Connection, scratch: Path) -> None:
-    """Run Session `index`. Messages to the parent: ready, progress, notice, then one of done, user_error, failed.
+class CommonFile:
+    """The descriptor of a file that processes have in common, handed to a child among its arguments."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.fd),)
+
+
+def _received(copy: Any) -> CommonFile:
+    return CommonFile(copy.detach())
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which Session a process is to run."""
+
+    spec: Spec
+    index: int
+    trial: int
+    plan: Plan
+    common: CommonFile | None = None
+    """Where the global net lies, for meta.distributed."""
+    fresh: bool = True
+    """Training has not begun anywhere."""
+    restart: int = 0
+    """Processes that died in this Session's place."""
+
+    def heap(self) -> Heap:
+        if self.common is None:
+            return PRIVATE
+        meta = self.spec.meta
+        synced, locked = meta.distributed == "synced", meta.hogwild_lock
+        return CommonHeap(self.common.fd, self.index, meta.max_session, synced=synced, locked=locked, fresh=self.fresh)
+
+
+def main(task: Task, connection: Connection, scratch: Path) -> None:
+    """Run a Session. Messages to the parent: ready, progress, notice, then one of done, user_error, failed.
 
     What the process prints goes to `scratch`, and to the Session's log once the run is open. Signals that ask for an end
     reach the whole process group, but are blocked here from the start: the parent passes them on as an order.
@@ -82,7 +121,7 @@ def main(spec: Spec, index: int, trial: int, plan: Plan, connection: Connection,
     logger.setLevel(logging.INFO)
     logger.addHandler(_Notices(connection))
     try:
-        _run(spec, index, trial, plan, orders, scratch)
+        _run(task, orders, scratch)
     except (SpecError, UserError) as error:
         _send(connection, "user_error", error)
     except BaseException as error:
@@ -95,19 +134,22 @@ def main(spec: Spec, index: int, trial: int, plan: Plan, connection: Connection,
             left.kill()  # exit would wait for it after a SIGTERM, which it blocks too
 
 
-def _run(spec: Spec, index: int, trial: int, plan: Plan, orders: _Orders, scratch: Path) -> None:
+def _run(task: Task, orders: _Orders, scratch: Path) -> None:
     from slm_lab.experiment.session import Session
 
     report = partial(_send, orders.connection, "progress")
-    session = Session(spec, index, plan, trial=trial, stop=orders.stop, report=report).build()
+    session = Session(
+        task.spec, task.index, task.plan, trial=task.trial, stop=orders.stop, report=report, heap=task.heap(), restart=task.restart
+    ).build()
     _send(orders.connection, "ready", session.env.backend)
     paths = orders.wait()
     if paths is None:
         session.close()
         _send(orders.connection, "done", True)
         return
-    log = paths.session_log(index, trial)
-    log.write_bytes(scratch.read_bytes())
+    log = paths.session_log(task.index, task.trial)
+    with log.open("ab") as file:
+        file.write(scratch.read_bytes())
     _print_to(log)
     result = session.run(paths)
     _send(orders.connection, "done", result.interrupted)

@@ -6,6 +6,7 @@ and each begins when told to. So torch is loaded in the children alone, while th
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,6 +26,7 @@ from slm_lab.experiment.engine import OpenRun, Outcome, child, signals_blocked
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.progress import Progress
+from slm_lab.lib.heap import common_file
 from slm_lab.spec.spec import Spec
 
 _STOP_SECONDS = 60.0
@@ -37,15 +40,17 @@ _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 class _Child:
     """A running Session."""
 
-    def __init__(self, spec: Spec, index: int, trial: int, plan: Plan, scratch_dir: Path) -> None:
+    def __init__(self, task: child.Task, scratch_dir: Path) -> None:
         context = get_context("spawn")
-        self.index = index
+        self.task, self.index = task, task.index
         self.connection, theirs = context.Pipe()
         self.open = True
+        self.backend: str | None = None
+        """Once it is ready."""
         self.begun = False
         self.outcome: Outcome | None = None
-        self.printed = scratch_dir / f"{index}.log"
-        self.process = context.Process(target=child.main, args=(spec, index, trial, plan, theirs, self.printed), name=f"session {index}")
+        self.printed = scratch_dir / f"{task.index}_{task.restart}.log"
+        self.process = context.Process(target=child.main, args=(task, theirs, self.printed), name=f"session {task.index}")
         with signals_blocked():
             resource_tracker.ensure_running()  # begun by the first process otherwise, and then unblocks signals on its way
         with signals_blocked(), _hidden_main():
@@ -95,34 +100,56 @@ class _Crew:
         self.outcomes: list[Outcome] = []
         self.paths: RunPaths | None = None
         self.deadline: float | None = None
+        self.common = child.CommonFile(common_file()) if spec.meta.distributed else None
 
     def run(self) -> list[Outcome]:
-        at_once = self.plan.at_once(self.spec.meta.max_session)
+        at_once = self.plan.at_once(self.spec.meta)
         try:
             while self.waiting or self.running:
                 if self.stop.requested:
                     self._stop()
                 while self.waiting and len(self.running) < at_once:
-                    self.running.append(_Child(self.spec, self.waiting.popleft(), self.trial, self.plan, self.scratch_dir))
+                    self._start(child.Task(self.spec, self.waiting.popleft(), self.trial, self.plan, self.common))
                 wait([item for one in self.running for item in one.waitable], timeout=0.2)
                 for one in list(self.running):
                     self._attend(one)
+                self._begin()
         finally:
             for one in self.running:
                 one.kill()
+            if self.common is not None:
+                os.close(self.common.fd)
         return self.outcomes
+
+    def _start(self, task: child.Task) -> None:
+        self.running.append(_Child(task, self.scratch_dir))
 
     def _attend(self, one: _Child) -> None:
         ended = not one.process.is_alive()  # asked first: whatever it sent before it ended is then in the pipe
         for message in one.messages():
             self._take(one, *message)
-        if ended:
+        if ended and one.outcome is None and self._may_restart(one):
+            self._restart(one)
+        elif ended:
             self._end(one, one.outcome or Outcome(one.index, "failed", one.death()))
+
+    def _may_restart(self, one: _Child) -> bool:
+        """Training goes on in the others, so a Session that was killed is worth a new process."""
+        begun = self.common is not None and self.paths is not None
+        return begun and one.task.restart < self.spec.meta.max_restart and not self.stop.requested
+
+    def _restart(self, one: _Child) -> None:
+        self.running.remove(one)
+        one.kill()
+        task = replace(one.task, fresh=False, restart=one.task.restart + 1)
+        how = one.death().splitlines()[0]
+        self.progress.notice(f"Session {one.index} {how}; a new process takes its place ({task.restart} of {self.spec.meta.max_restart})")
+        self._start(task)
 
     def _take(self, one: _Child, kind: str, *content: Any) -> None:
         match kind:
             case "ready":
-                self._begin(one, content[0])
+                one.backend = content[0]
             case "progress":
                 self.progress.update(one.index, *content)
             case "notice":
@@ -134,10 +161,15 @@ class _Crew:
             case "user_error" | "failed":
                 one.outcome = Outcome(one.index, "failed", str(content[0]))
 
-    def _begin(self, one: _Child, backend: str) -> None:
-        self.paths = self.paths or self.open_run(backend)
-        one.begun, one.printed = True, self.paths.session_log(one.index, self.trial)
-        one.send(self.paths)
+    def _begin(self) -> None:
+        """Let those begin that are ready; those that train one net, together."""
+        ready = [one for one in self.running if one.backend is not None and not one.begun]
+        if self.common is not None and self.paths is None and len(ready) < len(self.running):
+            return
+        for one in ready:
+            self.paths = self.paths or self.open_run(str(one.backend))
+            one.begun, one.printed = True, self.paths.session_log(one.index, self.trial)
+            one.send(self.paths)
 
     def _end(self, one: _Child, outcome: Outcome) -> None:
         self.running.remove(one)

@@ -3,14 +3,15 @@
 The loop knows none of them: a Session calls the hooks that an observer overrides, in the order of its list.
 """
 
-from slm_lab.experiment.observers.base import COLUMNS, Hook, Observer, Row, hooks
+from slm_lab.experiment.observers.base import COLUMNS, GLOBAL_COLUMNS, Hook, Observer, Row, hooks
 from slm_lab.experiment.observers.checkpointer import Checkpointer
 from slm_lab.experiment.observers.dev_checks import DevCheckError, DevChecks
 from slm_lab.experiment.observers.rows import Evaluator, Recorder, Table
-from slm_lab.experiment.observers.writers import CSVWriter, Reporter, TensorBoard
+from slm_lab.experiment.observers.writers import CSVWriter, Reporter, TensorBoard, complete_rows
 
 __all__ = [
     "COLUMNS",
+    "GLOBAL_COLUMNS",
     "CSVWriter",
     "Checkpointer",
     "DevCheckError",
@@ -23,5 +24,6 @@ __all__ = [
     "Row",
     "Table",
     "TensorBoard",
+    "complete_rows",
     "hooks",
 ]

@@ -17,6 +17,10 @@ COLUMNS = (
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
 
+GLOBAL_COLUMNS = ("global_frame", "staleness", "lock_wait")
+"""Further ones where Sessions train one net: frames of all of them; per update, means of the global updates of others between pull and
+push, and of the milliseconds it waited for the lock."""
+
 
 class Observer:
     """The hooks; an observer overrides those it needs."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from slm_lab.experiment.observers.base import COLUMNS, Emit, Mean, Observer, Row
+from slm_lab.experiment.paths import DataMode
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import Metrics, VecStep
@@ -32,8 +33,8 @@ class Rates(Protocol):
 class Table:
     """Moving averages and speed, which turn a total_reward into a row."""
 
-    def __init__(self, clock: Clock, rates: Rates) -> None:
-        self.clock, self.rates = clock, rates
+    def __init__(self, clock: Clock, rates: Rates, columns: Sequence[str] = COLUMNS) -> None:
+        self.clock, self.rates, self.columns = clock, rates, columns
         self.rewards: deque[float] = deque(maxlen=_ROWS)
         self.frame = 0
         """Frame of the last row."""
@@ -46,11 +47,22 @@ class Table:
             self.rewards.append(total_reward)
         fps = (clock.frame - self.frame) / max(wall_t - self.wall_t, 1e-9)
         self.frame, self.wall_t = clock.frame, wall_t
-        row: Row = dict.fromkeys(COLUMNS)
+        row: Row = dict.fromkeys(self.columns)
+        if "global_frame" in row:
+            row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
         row.update(total_reward=total_reward, total_reward_ma=_mean(self.rewards))
         row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
         return row
+
+    def go_on(self, rows: Sequence[dict[str, str]]) -> None:
+        """Take up the rows, as they stand in the file, that were written since this table's last."""
+        for row in rows:
+            if int(row["frame"]) > self.frame:
+                self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
+                self.clock.epi, self.clock.t, self.clock.opt_step = int(row["epi"]), int(row["t"]), int(row["opt_step"])
+                if row["total_reward"]:
+                    self.rewards.append(float(row["total_reward"]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": list(self.rewards), "frame": self.frame, "wall_t": self.wall_t}
@@ -63,12 +75,15 @@ class Table:
 class Recorder(Observer):
     """Makes a row each `every` frames and at the end, from finished episodes and updates."""
 
-    def __init__(self, clock: Clock, rates: Rates, every: int, emit: Emit) -> None:
+    mode: DataMode = "train"
+
+    def __init__(self, clock: Clock, rates: Rates, every: int, emit: Emit, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.every, self.emit = clock, every, emit
-        self.table = Table(clock, rates)
+        self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
         self.finite = True
-        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy")}
+        self.extra = [name for name in ("staleness", "lock_wait") if name in columns]
+        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *self.extra)}
 
     def on_step(self, step: VecStep) -> None:
         if step.episodes:
@@ -83,6 +98,8 @@ class Recorder(Observer):
         self.means["loss"].add(metrics.loss)
         self.means["grad_norm"].add(metrics.grad_norm)
         self.means["entropy"].add(metrics.entropy)
+        for name in self.extra:
+            self.means[name].add(metrics.extra.get(name))
 
     def on_end(self) -> None:
         if self.table.frame != self.clock.frame:
@@ -91,7 +108,7 @@ class Recorder(Observer):
     def _write(self) -> None:
         row = self.table.row(_mean(self.returns))
         row.update((name, mean.drain()) for name, mean in self.means.items())
-        self.emit("train", row)
+        self.emit(self.mode, row)
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
@@ -107,9 +124,19 @@ class Recorder(Observer):
 class Evaluator(Observer):
     """Makes a row of the evaluation table each `every` frames and at the end: the mean return of `evaluate()`."""
 
-    def __init__(self, clock: Clock, rates: Rates, every: int, emit: Emit, evaluate: Callable[[], float | None]) -> None:
+    mode: DataMode = "eval"
+
+    def __init__(
+        self,
+        clock: Clock,
+        rates: Rates,
+        every: int,
+        emit: Emit,
+        evaluate: Callable[[], float | None],
+        columns: Sequence[str] = COLUMNS,
+    ) -> None:
         self.clock, self.every, self.emit, self.evaluate = clock, every, emit, evaluate
-        self.table = Table(clock, rates)
+        self.table = Table(clock, rates, columns)
         self.interrupted = False
 
     def on_step(self, step: VecStep) -> None:
@@ -126,7 +153,7 @@ class Evaluator(Observer):
     def _write(self) -> None:
         total_reward = self.evaluate()
         if total_reward is not None:
-            self.emit("eval", self.table.row(total_reward))
+            self.emit(self.mode, self.table.row(total_reward))
 
     def state_dict(self) -> dict[str, Any]:
         return {"table": self.table.state_dict()}

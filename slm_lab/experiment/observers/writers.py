@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,22 +24,32 @@ _REPORT_EVERY = 0.25
 class CSVWriter(Observer):
     """Appends each row to the table's file at once, in a fixed format: equal numbers give equal bytes."""
 
-    def __init__(self, paths: dict[DataMode, Path]) -> None:
-        self.paths = paths
+    def __init__(self, paths: dict[DataMode, Path], columns: Sequence[str] = COLUMNS) -> None:
+        self.paths, self.columns = paths, columns
         self.files: dict[DataMode, Any] = {}
 
     def on_row(self, mode: DataMode, row: Row) -> None:
         if mode not in self.files:
             self.files[mode] = file = self.paths[mode].open("a", newline="", encoding="utf-8")
             if file.tell() == 0:
-                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
-        csv.writer(self.files[mode], lineterminator="\n").writerow([_text(name, row[name]) for name in COLUMNS])
+                csv.writer(file, lineterminator="\n").writerow(self.columns)
+        csv.writer(self.files[mode], lineterminator="\n").writerow([_text(name, row[name]) for name in self.columns])
         self.files[mode].flush()
 
     def close(self) -> None:
         for file in self.files.values():
             with suppress(OSError):  # a row that could not be written, which has ended the Session already
                 file.close()
+
+
+def complete_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, [] where there is none; a last line that a killed process left half-written is cut off. Raises OSError."""
+    if not path.exists():
+        return []
+    with path.open("rb+") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)
+    return list(csv.DictReader(text[: text.rfind(b"\n") + 1].decode().splitlines()))
 
 
 class TensorBoard(Observer):

@@ -26,6 +26,8 @@ class Heap:
 
     common = False
     """Whether other Sessions see it too."""
+    locked = False
+    """Whether updates of the global nets go one after the other."""
     synced = False
     """Whether a Session computes on a copy of the global nets, which it brings up to date after each update."""
     fresh = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from slm_lab.agent.build import ALGORITHMS, build_agent
 from slm_lab.agent.memory.on_policy import MEMORIES as ON_POLICY_MEMORIES
 from slm_lab.agent.memory.replay import REPLAYS
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
 from slm_lab.lib.records import ActionSpace, EnvInfo, VecStep
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.algorithm import Algorithm
@@ -114,6 +116,28 @@ def test_the_tables_have_every_entry_of_the_spec() -> None:
 
 
 # ---- what each does
+
+
+@pytest.mark.parametrize("synced", [False, True], ids=["shared", "synced"])
+@every_case
+def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced: bool) -> None:
+    def weights_and_trace(heap: Heap, optimizer: str) -> tuple[dict[str, Any], list[Any]]:
+        spec = case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}})
+        torch.manual_seed(100)
+        agent = build_agent(spec, case.info(2), session_seeds(0, 0, 0), Clock(heap), heap=heap)
+        return agent.state_dict(), drive(agent, Beat(case.info(2)), 60)
+
+    heap = CommonHeap(common_file(), 0, 1, synced=synced, locked=True)
+    state, trace = weights_and_trace(heap, "GlobalAdam")
+    plain_state, plain_trace = weights_and_trace(PRIVATE, "Adam")
+    for _, _, _, extra in updates(trace):
+        assert dict(extra)["staleness"] == 0.0
+        assert dict(extra)["lock_wait"] >= 0.0
+    without = [item if len(item) != 4 else (*item[:3], [x for x in item[3] if x[0] not in ("staleness", "lock_wait")]) for item in trace]
+    assert len(updates(trace)) > 2
+    assert_equal(without, plain_trace)
+    assert_equal(state, plain_state)
+    os.close(heap.fd)
 
 
 @every_case

@@ -44,7 +44,7 @@ ALGORITHM_NAMES = (
         ("env.max_frame", None, "missing; must be a whole number > 0"),
         ("env.reward_scale", "sgn", "must be a number > 0 or 'sign', not \"sgn\"; did you mean 'sign'?"),
         ("env.backend", "envpol", "did you mean 'envpool'?"),
-        ("meta.distributed", "sync", 'must be one of false, \'shared\', \'synced\', not "sync"; did you mean \'synced\'?'),
+        ("meta.distributed", "sync", "must be one of false, 'shared', 'synced', not \"sync\"; did you mean 'synced'?"),
         ("meta.rigorous_eval", -1, "must be a whole number ≥ 0, not -1"),
         ("meta.random_seed", 2**32, "must be a whole number ≥ 0 and < 4294967296, not 4294967296"),
         ("meta", [], "must be an object, not []"),
@@ -136,7 +136,6 @@ def test_keys_valid_elsewhere_are_dropped_with_a_notice(specs: Specs) -> None:
         "agent.net.update_type": "polyak",
         "agent.critic_net": {"type": "MLPNet"},
         "env.device": "cpu",
-        "meta.hogwild_lock": False,
     }
     assert specs.load(changes) == specs.load({})
     assert specs.notices() == [
@@ -144,7 +143,6 @@ def test_keys_valid_elsewhere_are_dropped_with_a_notice(specs: Specs) -> None:
         "ppo: agent.algorithm.training_iter: has no effect in PPO; dropped",
         "ppo: agent.net.normalize: has no effect in MLPNet; dropped",
         "ppo: env.device: has no effect in this version; dropped",
-        "ppo: meta.hogwild_lock: has no effect in this version; dropped",
         "ppo: agent.critic_net: has no effect in PPO, only in SoftActorCritic and CrossQ; dropped",
         "ppo: agent.memory.batch_size: has no effect in OnPolicyBatchReplay, but for SIL and PPOSIL; dropped",
     ]

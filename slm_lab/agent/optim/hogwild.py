@@ -54,7 +54,8 @@ class GlobalNet:
             self.flat.master_grad.copy_(self.flat.grad)
         asked = perf_counter()
         with self.heap.update():
-            self.report = {"staleness": float(self.version - self._pulled), "lock_wait": 1e3 * (perf_counter() - asked)}
+            waited = 1e3 * (perf_counter() - asked) if self.heap.locked else 0.0
+            self.report = {"staleness": float(self.version - self._pulled), "lock_wait": waited}
             step()
             self.updates_S[self.heap.index] += 1
             self._pull()

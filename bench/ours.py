@@ -28,8 +28,9 @@ def main(case: str) -> None:
     spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case)
     with TemporaryDirectory() as folder:
         slm_lab.Trial(spec, data_dir=folder).run()
-        frames, seconds = frames_and_seconds(next(Path(folder).glob("*/info/*_session_df_train.csv")))
-    sys.stdout.write(json.dumps({"fps": frames / seconds, "frames": frames, "version": slm_lab.__version__}) + "\n")
+        sessions = [frames_and_seconds(table) for table in Path(folder).glob("*/info/*_session_df_train.csv")]
+    fps, frames = sum(frames / seconds for frames, seconds in sessions), sum(frames for frames, _ in sessions)
+    sys.stdout.write(json.dumps({"fps": fps, "frames": frames, "version": slm_lab.__version__}) + "\n")
 
 
 if __name__ == "__main__":

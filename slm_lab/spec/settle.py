@@ -69,24 +69,28 @@ def _settled_meta(spec: Spec, report: Report) -> MetaSpec:
     if meta.distributed and isinstance(spec.agent.algorithm, RandomSpec):
         report.note(("meta", "distributed"), "has no effect, since Random learns nothing; read as false")
         return meta.model_copy(update={"distributed": False})
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is not None:
+            _global_optimizers(net, ("agent", key), bool(meta.distributed), report)
     if not meta.distributed:
         return meta.model_copy(update=_without_effect(meta, ("meta",), GLOBAL_NET, "meta.distributed is false", report))
     if meta.max_session == 1:
         report.note(("meta", "max_session"), f"1, so one Session alone trains the global net; '{meta.distributed}' pays from 2 on")
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is not None:
-            _local_statistics(net, ("agent", key), report)
     return meta
 
 
-def _local_statistics(net: NetSpec, place: Path, report: Report) -> None:
-    """A note for each optimizer of a global net that is not global itself."""
+def _global_optimizers(net: NetSpec, place: Path, distributed: bool, report: Report) -> None:
+    """A note for each optimizer of a global net that is not global itself, and for each global one without such a net."""
     for key in ("optim_spec", *(key for key in SEPARATE if key.endswith("optim_spec"))):
         optim = getattr(net, key)
-        if optim is not None and not optim.name.startswith("Global"):
+        if optim is None or optim.name.startswith("Global") == distributed:
+            continue
+        if distributed:
             common = "GlobalRMSprop" if optim.name == "RMSprop" else "GlobalAdam"
             statistics = f"{optim.name} keeps its statistics in each Session and steps the global net"
             report.note((*place, key), f"{statistics}; {common} has them in common")
+        else:
+            report.note((*place, key), f"{optim.name} without meta.distributed is plain {optim.name.removeprefix('Global')}")
 
 
 def _batch_norm(agent: AgentSpec, report: Report) -> None:

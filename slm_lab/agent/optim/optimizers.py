@@ -264,10 +264,8 @@ def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, pat
         optimizer = make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error
-    if spec.name.startswith("Global"):
-        if not heap.common:
-            notice(f"{path}: {spec.name} without meta.distributed is plain {spec.name.removeprefix('Global')}")
-        elif isinstance(optimizer, Statistics):
+    if heap.common and spec.name.startswith("Global"):
+        if isinstance(optimizer, Statistics):
             optimizer.share(heap)
         else:
             notice(f"{path}: {spec.name} with {', '.join(spec.kwargs)} keeps its statistics in each Session")

@@ -1,0 +1,71 @@
+"""How Hogwild scales: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--rounds N]`.
+
+Each measurement is a trial in fresh processes, 1 worker and 2 by turns; a worker's clock runs from its first row to its last, and the
+workers of a trial run side by side.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+CASES = ("a3c_cartpole", "async_sac_halfcheetah")
+SPECS = Path(__file__).parent / "specs.json"
+
+
+def updates_per_second(case: str, mode: str, workers: int, locked: bool) -> float:
+    """Of all workers together; each makes as many frames, however many there are."""
+    import slm_lab
+
+    plain = slm_lab.load_spec(str(SPECS), case)
+    frames = plain.env.max_frame * workers // plain.meta.max_session
+    sets = [
+        f"meta.distributed={mode}",
+        f"meta.max_session={workers}",
+        f"env.max_frame={frames}",
+        f"meta.hogwild_lock={str(locked).lower()}",
+    ]
+    rate = 0.0
+    with TemporaryDirectory() as folder:
+        slm_lab.Trial(slm_lab.load_spec(str(SPECS), case, sets), data_dir=folder).run()
+        for table in Path(folder).glob("*/info/*_session_df_train.csv"):
+            with table.open(newline="") as file:
+                first, *_, last = csv.DictReader(file)
+            rate += (int(last["opt_step"]) - int(first["opt_step"])) / (float(last["wall_t"]) - float(first["wall_t"]))
+    return rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="Updates per second of 2 Hogwild workers against 1.")
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; none: all")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each size (3)")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        case, mode, workers, locked = options.one
+        sys.stdout.write(json.dumps(updates_per_second(case, mode, int(workers), locked == "locked")) + "\n")
+        return
+    if unknown := sorted(set(options.cases) - set(CASES)):
+        parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    sys.stdout.write(f"{'case':24} {'mode':16} {'1 worker':>12} {'2 workers':>12}  ratio (spread)\n")
+    for case in options.cases or CASES:
+        for mode, locked in (("synced", ""), ("shared", ""), ("synced", "locked")):
+            rates: dict[int, list[float]] = {1: [], 2: []}
+            for number in range(options.rounds):
+                for workers in (1, 2) if number % 2 == 0 else (2, 1):
+                    command = [sys.executable, "-m", "bench.scaling", "--one", case, mode, str(workers), locked or "free"]
+                    done = subprocess.run(command, check=True, capture_output=True, text=True)
+                    rates[workers].append(float(json.loads(done.stdout.strip().splitlines()[-1])))
+            one, two = (median(rates[workers]) for workers in (1, 2))
+            ratios = [b / a for a, b in zip(rates[1], rates[2], strict=True)]
+            label = f"{mode} {locked}".strip()
+            sys.stdout.write(f"{case:24} {label:16} {one:12,.0f} {two:12,.0f}  {two / one:.2f} ({min(ratios):.2f} to {max(ratios):.2f})\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

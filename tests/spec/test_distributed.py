@@ -1,0 +1,75 @@
+"""meta.distributed: Sessions that train one net."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slm_lab.experiment.plan import Plan
+from slm_lab.spec.base import SpecError
+from tests.spec.conftest import Specs
+
+SYNCED = {"meta.distributed": "synced", "meta.max_session": 2, "agent.net.optim_spec": {"name": "GlobalAdam"}}
+
+
+@pytest.mark.parametrize("value", ["sync", "share", True, 1])
+def test_other_values_are_refused_with_the_nearest(specs: Specs, value: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        specs.load({"meta.distributed": value})
+    (problem,) = caught.value.problems
+    assert problem.path == "meta.distributed"
+    assert "must be one of false, 'shared', 'synced'" in problem.message
+    if isinstance(value, str):
+        assert f"did you mean '{ {'sync': 'synced', 'share': 'shared'}[value] }'?" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "notice"),
+    [
+        (SYNCED, None),
+        (SYNCED | {"meta.hogwild_lock": True, "meta.max_restart": 3}, None),
+        (SYNCED | {"meta.max_session": 1}, "meta.max_session: 1, so one Session alone trains the global net; 'synced' pays from 2 on"),
+        (
+            SYNCED | {"agent.net.optim_spec": {"name": "Adam"}},
+            "agent.net.optim_spec: Adam keeps its statistics in each Session and steps the global net; GlobalAdam has them in common",
+        ),
+        (
+            SYNCED | {"agent.net.optim_spec": {"name": "RMSprop"}},
+            "agent.net.optim_spec: RMSprop keeps its statistics in each Session and steps the global net; GlobalRMSprop has them in common",
+        ),
+        (
+            {"agent.net.optim_spec": {"name": "GlobalRMSprop"}},
+            "agent.net.optim_spec: GlobalRMSprop without meta.distributed is plain RMSprop",
+        ),
+        ({"meta.hogwild_lock": True}, "meta.hogwild_lock: has no effect, since meta.distributed is false; dropped"),
+        ({"meta.max_restart": 0}, "meta.max_restart: has no effect, since meta.distributed is false; dropped"),
+    ],
+)
+def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> None:
+    spec = specs.load(changes)
+    assert specs.notices() == ([] if notice is None else [f"ppo: {notice}"])
+    if not spec.meta.distributed:
+        assert (spec.meta.hogwild_lock, spec.meta.max_restart) == (False, 1)
+
+
+def test_random_learns_nothing_in_common(specs: Specs) -> None:
+    spec = specs.load(SYNCED | {"agent.algorithm": {"name": "Random"}})
+    assert spec.meta.distributed is False
+    assert "ppo: meta.distributed: has no effect, since Random learns nothing; read as false" in specs.notices()
+
+
+@pytest.mark.parametrize(
+    ("max_frame", "max_session", "num_envs", "quota"),
+    [(1000, 4, 1, 250), (1000, 3, 1, 334), (1000, 3, 4, 336), (1001, 2, 8, 504), (7, 4, 8, 8), (10**10, 16, 8, 625_000_000)],
+)
+def test_each_session_has_its_share_of_the_frames(specs: Specs, max_frame: int, max_session: int, num_envs: int, quota: int) -> None:
+    changes = {"env.max_frame": max_frame, "env.num_envs": num_envs, "meta.max_session": max_session}
+    assert specs.load(SYNCED | changes).session_frames == quota
+    assert specs.load(changes).session_frames == max_frame
+
+
+def test_all_sessions_of_a_global_net_run_at_once(specs: Specs) -> None:
+    many = {"meta.max_session": 16}
+    assert Plan(jobs=2).at_once(specs.load(many).meta) == 2
+    assert Plan(jobs=2).at_once(specs.load(SYNCED | many).meta) == 16

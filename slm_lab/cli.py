@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import re
 import sys
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 OK, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 _USAGE = """%(prog)s [run] [FILE [NAME [MODE]]] [options]
-       %(prog)s check FILE [NAME] [--build] [options]"""
+       %(prog)s check FILE [NAME] [--build] [options]
+       %(prog)s compare RUN RUN ... [--by COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]"""
 _DESCRIPTION = """\
 Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
 
@@ -32,10 +34,26 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
          dev                           one Session with extra checks: weights move, gradients are finite
          enjoy@{run folder | latest}   the best checkpoint of a run plays some episodes
 
-  check  validate one or all specs of a file; with --build also make their env and agent"""
+  check    validate one or all specs of a file; with --build also make their env and agent
+  compare  draw runs in one graph and print a table: RUN is a run folder, or a quoted pattern of such, 'data/ppo_*';
+           runs of one spec, or with one --label, are seeds of one curve"""
 _EPILOG = "exit codes: 0 done, 1 a Session failed, 2 an error of yours (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 _DEMO = ("demo.json", "ppo_cartpole")
 _MODES = ("train", "dev", "enjoy@latest")
+_DATA_DIR = Path("data")
+_AXES = ("frame", "global_frame", "wall_t", "opt_step")
+_BELONGS = {
+    "set": ("run", "check"),
+    "device": ("run", "check"),
+    "jobs": ("run",),
+    "data_dir": ("run", "compare"),
+    "build": ("check",),
+    "by": ("compare",),
+    "solve": ("compare",),
+    "label": ("compare",),
+    "out": ("compare",),
+}
+"""Option → the commands that know it."""
 
 
 class _Wrong(Exception):
@@ -50,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_intermixed_args(argv)
         words = arguments.words
-        command = COMMANDS[words.pop(0)] if words and words[0] in COMMANDS else _run
-        return command(words, arguments)
+        name = words.pop(0) if words and words[0] in COMMANDS else "run"
+        _refuse_strangers(name, arguments)
+        return COMMANDS[name](words, arguments)
     except KeyboardInterrupt as stop:
         _complain(str(stop) if stop.args else "stopped; nothing was written")
         return getattr(stop, "code", INTERRUPTED)
@@ -131,9 +150,13 @@ def _parser() -> _Parser:
         help="fill ${KEY}, or override a key by path; repeatable",
     )
     parser.add_argument("--jobs", type=_jobs, metavar="N", help="Sessions at a time (default: one per core)")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where runs are written (default: data)")
+    parser.add_argument("--data-dir", type=Path, default=_DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     parser.add_argument("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: as the spec's net.gpu says)")
     parser.add_argument("--build", action="store_true", help="check: also make env and agent")
+    parser.add_argument("--by", type=_by, metavar="COLUMN", help=f"compare: over {', '.join(_AXES)} (default: frame)")
+    parser.add_argument("--solve", type=_return, metavar="RETURN", help="compare: the mean return that counts as solved")
+    parser.add_argument("--label", action="append", metavar="NAME", help="compare: name of each RUN, in order; repeatable")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="compare: where to write (default: DATA-DIR/compare_{time})")
     parser.add_argument("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 
@@ -150,9 +173,29 @@ def _device(text: str) -> str:
     return text
 
 
+def _by(text: str) -> str:
+    if text not in _AXES:
+        raise argparse.ArgumentTypeError(f"'{text}' is no column to compare over{_did_you_mean(text, _AXES)} (allowed: {', '.join(_AXES)})")
+    return text
+
+
+def _return(text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"'{text}' is no return; allowed: a number, such as 195 or -200")
+
+
+def _refuse_strangers(command: str, arguments: argparse.Namespace) -> None:
+    """Raise _Wrong for an option that `command` does not know."""
+    for option, commands in _BELONGS.items():
+        given = getattr(arguments, option) not in (None, False, [], _DATA_DIR)
+        if given and command not in commands:
+            s = "s" if len(commands) > 1 else ""
+            raise _Wrong(f"--{option.replace('_', '-')} belongs to the command{s} {' and '.join(commands)}")
+
+
 def _run(words: list[str], arguments: argparse.Namespace) -> int:
-    if arguments.build:
-        raise _Wrong("--build belongs to the command check")
     if len(words) > 3:
         raise _Wrong(f"too many arguments: {' '.join(words[3:])!r} after FILE NAME MODE")
     file, name = _spec_of(words)
@@ -198,7 +241,14 @@ def _check(words: list[str], arguments: argparse.Namespace) -> int:
     return _answer("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))
 
 
-COMMANDS: dict[str, Callable[[list[str], argparse.Namespace], int]] = {"run": _run, "check": _check}
+def _compare(words: list[str], arguments: argparse.Namespace) -> int:
+    from slm_lab.experiment.analysis.compare_report import compare
+
+    by, labels = arguments.by or "frame", arguments.label or ()
+    return _answer(compare(words, by=by, solve=arguments.solve, labels=labels, data_dir=arguments.data_dir, out=arguments.out))
+
+
+COMMANDS: dict[str, Callable[[list[str], argparse.Namespace], int]] = {"run": _run, "check": _check, "compare": _compare}
 
 
 def _spec_of(words: list[str]) -> tuple[str, str]:

@@ -63,10 +63,10 @@ class RunPaths:
     def trial_metrics(self, t: int = 0) -> Path:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
-    def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
-        """`what` without "_vs_frames" (mean_returns, loss, …); the two that users open first lie in the root, the others in graph/."""
-        folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT else self.graph_dir
-        return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
+    def trial_graph(self, what: str, ext: str, t: int = 0, axis: str = "frames") -> Path:
+        """`what` (mean_returns, loss, …) over `axis`; the two that users open first lie in the root, the others in graph/."""
+        folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
+        return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
         """The Session's table of rows (CSV)."""
@@ -88,6 +88,12 @@ class RunPaths:
     def checkpoint(self, s: int, which: Literal["last", "best"], t: int = 0) -> Path:
         return self.model_dir / f"{self.stem}_t{t}_s{s}_ckpt-{which}.pt"
 
+    def trials(self) -> list[int]:
+        """Indices of the trials of which a Session has a table."""
+        pattern = re.compile(re.escape(f"{self.stem}_t") + r"(\d+)_s\d+_session_df_train\.csv")
+        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
+        return sorted({int(match[1]) for match in found if match})
+
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Indices of the Sessions that have a table."""
         pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)_session_df_{mode}\.csv")
@@ -95,24 +101,56 @@ class RunPaths:
         return sorted(int(match[1]) for match in found if match)
 
 
+@dataclass(frozen=True)
+class ComparisonPaths:
+    """The files of a comparison of runs, in the folder `root`."""
+
+    root: Path
+
+    def table(self, ext: str) -> Path:
+        return self.root / f"compare_table.{ext}"
+
+    def graph(self, what: str, ext: str, axis: str = "frames") -> Path:
+        """`what` (mean_returns, grad_norm, …) over `axis`."""
+        return self.root / f"compare_graph_{what}_vs_{axis}.{ext}"
+
+
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:
     """Make the folder of a new run. Of two that begin in one second, the later takes the next free second. Raises OSError."""
+    paths = RunPaths(_new_folder(data_dir, file_stem(spec_name)), spec_name)
+    try:
+        paths.make_dirs()
+    except OSError:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
+    return paths
+
+
+def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
+    """Make the folder of a comparison: `out`, which may be there already, or a new one under the data folder. Raises OSError."""
+    if out is None:
+        return ComparisonPaths(_new_folder(data_dir, "compare"))
+    out.mkdir(parents=True, exist_ok=True)
+    return ComparisonPaths(out)
+
+
+def _new_folder(data_dir: Path, stem: str) -> Path:
     data_dir.mkdir(parents=True, exist_ok=True)
     begin = datetime.now()
     while True:
-        root = data_dir / f"{file_stem(spec_name)}_{begin.strftime(_STAMP)}"
+        root = data_dir / f"{stem}_{begin.strftime(_STAMP)}"
         try:
             root.mkdir()
         except FileExistsError:
             begin += timedelta(seconds=1)
-            continue
-        paths = RunPaths(root, spec_name)
-        try:
-            paths.make_dirs()
-        except OSError:
-            shutil.rmtree(root, ignore_errors=True)
-            raise
-        return paths
+        else:
+            return root
+
+
+def run_in(folder: Path) -> RunPaths | None:
+    """The run that wrote this folder, told by its spec file; the name is as it stands in file names. None: no run did."""
+    specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # those of its trials are longer
+    return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
 
 def runs(data_dir: Path, spec_name: str) -> list[Path]:

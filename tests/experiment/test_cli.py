@@ -57,6 +57,10 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
         (["--jobs", "0"], "'0' is no number of Sessions; allowed: 1 or more"),
         (["--device", "gpu"], "'gpu' is none of cpu, cuda, cuda:N"),
         (["--build"], "--build belongs to the command check"),
+        (["--solve", "-200"], "--solve belongs to the command compare"),
+        (["check", "SPECS", "--jobs", "2"], "--jobs belongs to the command run"),
+        (["check", "SPECS", "--data-dir", "x"], "--data-dir belongs to the commands run and compare"),
+        (["compar", "SPECS"], "did you mean 'compare'?"),
         (["SPECS", "small", "-s", "env.max_frame=-5"], "env.max_frame"),
         (["SPECS", "small", "-s", "agent.algorithm.gama=1"], "did you mean 'gamma'?"),
         (["SPECS", "small", "enjoy@latest"], "no run of 'small'"),
@@ -170,6 +174,7 @@ def test_help_and_a_spec_error_answer_at_once(spec_file: Path) -> None:
     bare, pydantic = (best_of_three("-c", code)[0] for code in ("pass", "import pydantic.main"))  # what this machine needs now
     seconds, text = timed("--help")
     assert "exit codes" in text
+    assert "compare  draw runs in one graph" in text
     assert seconds < max(0.3, 3.0 * bare)
     seconds, text = timed(str(spec_file), "small", "-s", "env.nme=3", "-s", "env.max_frame=no")
     assert "env.max_frame" in text
@@ -177,7 +182,7 @@ def test_help_and_a_spec_error_answer_at_once(spec_file: Path) -> None:
     assert timed("--version")[1] == f"slm-lab {slm_lab.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["SPECS", "smal"], ["check", "SPECS"]])
+@pytest.mark.parametrize("words", [["--help"], ["SPECS", "smal"], ["check", "SPECS"], ["compare", "nowhere"]])
 def test_nothing_heavy_is_loaded_for_a_quick_answer(words: list[str], spec_file: Path) -> None:
     code = f"""
 import sys

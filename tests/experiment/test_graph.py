@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slm_lab.experiment.analysis import analyze, analyze_trial
-from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, Painter, _tick, figure, page, shown, y_range
+from slm_lab.experiment.analysis import album, analyze, analyze_trial
+from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, figure, page, shown, y_range
+from slm_lab.experiment.analysis.picture import Painter, _tick
 from slm_lab.experiment.analysis.table import Curve
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
@@ -36,7 +37,8 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
 def write_rows(paths: RunPaths, index: int, returns: Sequence[float | str], mode: DataMode = "train", t: int = 0, loss: Any = 0.5) -> None:
     lines = [",".join(COLUMNS)]
     for row, value in enumerate(returns, 1):
-        cells: dict[str, Any] = {"frame": 1000 * row, "opt_step": 10 * row, "total_reward": value, "total_reward_ma": value, "loss": loss}
+        cells: dict[str, Any] = {"frame": 1000 * row, "opt_step": 10 * row, "total_reward": value, "total_reward_ma": value}
+        cells |= {"loss": loss, "grad_norm": 0.5}
         lines.append(",".join(str(cells.get(name, "")) for name in COLUMNS))
     paths.session_df(index, mode, t).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -124,6 +126,101 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
     assert layout["title"]["text"] == "small (CartPole-v1), trial 0: mean return"
     assert layout["xaxis"]["title"]["text"] == "frames"
     assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes)"
+
+
+def write_shared(paths: RunPaths, index: int, returns: Sequence[float], lock_wait: float | str = 0.0, mode: DataMode = "train") -> None:
+    """Rows of a Session that trains one net with others: row i at global frame 200 i + 50 index and after i + index / 2 seconds."""
+    columns = ("frame", "global_frame", "wall_t", "opt_step", "total_reward", "total_reward_ma", "grad_norm", "staleness", "lock_wait")
+    rows = [
+        (100 * i, 200 * i + 50 * index, i + index / 2, 10 * i, value, value, 0.5, 1.0 + index, lock_wait)
+        for i, value in enumerate(returns, 1)
+    ]
+    lines = [",".join(map(str, row)) for row in (columns, *rows)]
+    paths.session_df(index, mode).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_sessions_that_train_one_net_over_global_frames_and_time(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """Each Session has points of its own: the mean joins them with straight lines over the range that both share."""
+    write_shared(paths, 0, [0.0, 20.0, 40.0], lock_wait=0.25)
+    write_shared(paths, 1, [100.0, 100.0, 100.0])
+    analyze_trial(make_spec(), paths)
+    assert paths.trial_graph("mean_returns", "png", axis="global_frames").parent == paths.graph_dir
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html", axis="global_frames"))
+    by_name = {trace["name"]: trace for trace in traces}
+    assert by_name["session 1"]["x"] == [250, 450, 650]
+    assert by_name["mean of 2 sessions"]["x"] == [250, 400, 450, 600]
+    assert by_name["mean of 2 sessions"]["y"] == [52.5, 60, 62.5, 70]
+    assert by_name["±1 standard deviation"]["y"][:2] == [100, 100]
+    assert layout["xaxis"]["title"]["text"] == "global frames (of all sessions together)"
+    traces, layout = read_figure(paths.trial_graph("mean_returns_ma", "html", axis="wall_t"))
+    assert traces[-1]["x"] == [1.5, 2, 2.5, 3]
+    assert layout["xaxis"]["title"]["text"] == "wall-clock time (s)"
+    assert read_figure(paths.trial_graph("mean_returns", "html"))[1]["xaxis"]["title"]["text"] == "frames (of each session)"
+    for what, y_label in (
+        ("grad_norm", "norm of the gradient before clipping"),
+        ("staleness", "staleness (updates of others, pull to push)"),
+        ("lock_wait", "wait of an update for the lock (ms)"),
+    ):
+        assert read_figure(paths.trial_graph(what, "html"))[1]["yaxis"]["title"]["text"] == y_label
+        assert all(paths.session_graph(index, what, ext).exists() for index in (0, 1) for ext in ("html", "png"))
+
+
+@pytest.mark.parametrize("lock_wait", ["", 0.0])
+def test_who_waits_for_no_lock_has_no_graph_of_it(paths: RunPaths, make_spec: MakeSpec, lock_wait: float | str) -> None:
+    for index in (0, 1):
+        write_shared(paths, index, [1.0, 2.0], lock_wait)
+    analyze_trial(make_spec(), paths)
+    assert paths.trial_graph("staleness", "png").exists()
+    assert not list(paths.root.rglob("*lock_wait*"))
+
+
+def test_plain_sessions_have_none_of_these_graphs(paths: RunPaths, make_spec: MakeSpec) -> None:
+    for index in (0, 1):
+        write_rows(paths, index, [1.0, 2.0])
+    analyze_trial(make_spec(), paths)
+    names = [path.name for path in paths.root.rglob("*.png")]
+    assert not [name for name in names if not name.endswith("_vs_frames.png") or "grad_norm" in name or "staleness" in name]
+
+
+def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    write_shared(paths, 0, [1.0])
+    write_shared(paths, 1, [2.0])
+    write_shared(paths, 2, [])
+    analyze_trial(make_spec(), paths)
+    traces, _ = read_figure(paths.trial_graph("mean_returns", "html", axis="global_frames"))
+    assert [trace["name"] for trace in traces] == ["session 0", "session 1"]
+    for index in range(3):
+        write_shared(paths, index, [float("nan"), float("nan")])
+    for path in paths.graph_dir.iterdir():
+        path.unlink()
+    analyze_trial(make_spec(), paths)
+    assert not paths.trial_graph("mean_returns", "png", axis="wall_t").exists()
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("letters", [(46, 46, 46, 46, 46), (11, 28, 51, 22), (10, 35, 55, 25, 48, 44, 20)])
+def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) -> None:
+    """And takes as many rows as long names need: the axes give way."""
+    curve = Curve(np.arange(1.0, 40), np.arange(39.0))
+    lines = [Line(("a3c_gae_shared (1 seed)" * 3)[:count], curve, MEAN_COLOUR, np.ones(39)) for count in letters]
+    several, one = Graph("a", "y", lines), Graph("a", "y", lines[:1])
+    assert [trace.get("showlegend", True) for trace in figure(several)["data"]] == [False, True] * len(letters)
+    assert [trace.get("showlegend", True) for trace in figure(one)["data"]] == [True, True]
+    painter = Painter()
+    heights, names = [], []
+    for graph in (one, several, one):
+        painter.picture(graph)
+        legend = painter.axes.get_legend()
+        box = legend.get_window_extent()
+        assert box.x1 <= 800
+        assert box.y1 < painter.title.get_window_extent().y0
+        heights.append(painter.axes.get_position().height)
+        names.append(len(legend.get_texts()))
+    assert heights[0] == heights[2] > heights[1]
+    assert names == [2, len(letters), 2]
+    for graph in (several, Graph("a", "y", [])):
+        painter.picture(graph)
+    assert painter.axes.get_position().height == heights[0]
 
 
 def test_only_the_sessions_asked_for_and_how_many_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -216,7 +313,7 @@ def test_failed_graph_is_a_notice(
     assert metrics["strength"] == 15
     assert "small_t0_trial_graph_mean_returns_vs_frames.png failed: ValueError: no ink" in caplog.messages
     assert paths.trial_graph("mean_returns", "html").exists()
-    monkeypatch.setattr(analyze, "Painter", fail)
+    monkeypatch.setattr(album, "Painter", fail)
     assert analyze_trial(make_spec(), paths) == metrics
 
 

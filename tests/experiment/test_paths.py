@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment import paths as paths_module
-from slm_lab.experiment.paths import RunPaths, new_run, runs
+from slm_lab.experiment.paths import RunPaths, new_comparison, new_run, run_in, runs
 
 
 def test_names_of_a_run(tmp_path: Path) -> None:
@@ -14,6 +14,7 @@ def test_names_of_a_run(tmp_path: Path) -> None:
     assert paths.spec == tmp_path / "ppo_spec.json"
     assert paths.trial_graph("mean_returns", "html") == tmp_path / "ppo_t0_trial_graph_mean_returns_vs_frames.html"
     assert paths.trial_graph("loss", "png") == tmp_path / "graph/ppo_t0_trial_graph_loss_vs_frames.png"
+    assert paths.trial_graph("mean_returns", "png", axis="wall_t") == tmp_path / "graph/ppo_t0_trial_graph_mean_returns_vs_wall_t.png"
     assert paths.session_df(1) == tmp_path / "info/ppo_t0_s1_session_df_train.csv"
     assert paths.checkpoint(0, "best") == tmp_path / "model/ppo_t0_s0_ckpt-best.pt"
 
@@ -53,3 +54,23 @@ def test_a_name_stays_inside_the_data_folder(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "../../evil name")
     assert paths.root.parent == tmp_path
     assert paths.spec.parent == paths.root
+
+
+def test_the_run_that_wrote_a_folder(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, "ppo_t0 x")
+    assert run_in(paths.root) is None
+    for path in (paths.trial_spec(), paths.spec, paths.trial_spec(12)):
+        path.touch()
+    assert run_in(paths.root) == RunPaths(paths.root, "ppo_t0_x")
+    for t in (0, 12, 12):
+        paths.session_df(t % 5, t=t).touch()
+    assert paths.trials() == [0, 12]
+
+
+def test_the_folder_of_a_comparison(tmp_path: Path) -> None:
+    first, second = new_comparison(tmp_path), new_comparison(tmp_path)
+    assert first.root != second.root
+    assert first.root.parent == tmp_path
+    named = new_comparison(tmp_path, tmp_path / "a/b")
+    assert new_comparison(tmp_path, tmp_path / "a/b") == named
+    assert named.graph("grad_norm", "png", "wall_t") == tmp_path / "a/b/compare_graph_grad_norm_vs_wall_t.png"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.analysis import figures
+from slm_lab.experiment.analysis.album import Album
 from slm_lab.experiment.analysis.baseline import random_baseline
 from slm_lab.experiment.analysis.files import Writer
-from slm_lab.experiment.analysis.graph import PLOTLY_JS, Graph, Painter, page, plotly_js
 from slm_lab.experiment.analysis.metrics import Scalars, Strengths, consistency, final_return_ma, mean_scalars, session_metrics
 from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_table
 from slm_lab.experiment.paths import DataMode, RunPaths
@@ -109,27 +109,23 @@ def _labels(spec: Spec, t: int, failed: int) -> figures.Labels:
 
 
 def _draw(paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths], labels: figures.Labels, writer: Writer) -> None:
-    learning = {index: figures.learning_curves(table) for index, table in data.train.items()}
+    shared = figures.distributed(data.train.values())
+    frames = figures.SESSION_FRAMES if shared else figures.FRAMES
+    learning = figures.learning_curves(data.train)
     judged = {index: figures.judged_curves(table, strengths[index]) for index, table in data.judged.items()}
-    painter, script = Painter(), paths.root / PLOTLY_JS
-    if not script.exists() or script.stat().st_size != len(plotly_js()):
-        writer.write(None, (script, plotly_js))
-
-    def draw(graphs: Mapping[str, Graph], path: Callable[[str, str], Path]) -> None:
-        for name, graph in graphs.items():
-            html, png = path(name, "html"), path(name, "png")
-            src = "/".join([".."] * len(html.parent.relative_to(paths.root).parts) + [PLOTLY_JS])
-            writer.write("graph not drawn", (html, partial(page, graph, src)), (png, partial(painter.picture, graph)))
-
+    draw = Album(paths.root, writer).draw
     of_trial = (
-        *(figures.trial_graphs(judged, labels, data.mode), figures.trial_graphs(learning, labels, "train")),
-        figures.consistency_graphs(figures.common_strengths(strengths), labels, data.mode),
+        *(figures.trial_graphs(judged, labels, data.mode, frames), figures.trial_graphs(learning, labels, "train", frames)),
+        figures.consistency_graphs(figures.common_strengths(strengths), labels, data.mode, frames),
     )
     for graphs in of_trial:
         draw(graphs, partial(paths.trial_graph, t=t))
+    for axis in figures.SHARED_AXES if shared else ():
+        returns = {index: figures.return_curves(table, axis.column) for index, table in data.judged.items()}
+        draw(figures.trial_graphs(returns, labels, data.mode, axis), partial(paths.trial_graph, t=t, axis=axis.name))
     for index in data.train:
         shown: list[tuple[DataMode, figures.Curves]] = [(data.mode, judged[index]), ("train", learning[index])]
         if data.mode == "eval":
             shown.append(("train", figures.return_curves(data.train[index])))
         for mode, curves in shown:
-            draw(figures.session_graphs(index, curves, labels, mode), partial(paths.session_graph, index, mode=mode, t=t))
+            draw(figures.session_graphs(index, curves, labels, mode, frames), partial(paths.session_graph, index, mode=mode, t=t))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from slm_lab.experiment.analysis.graph import SESSION_COLOURS, Graph, Line
 from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve, metric_curves
-from slm_lab.experiment.analysis.table import Aligned, Curve, Table, align, curve
+from slm_lab.experiment.analysis.table import Aligned, Curve, Table, align, curve, interpolate
 from slm_lab.experiment.paths import DataMode
 
 Curves = dict[str, Curve]
@@ -16,6 +18,8 @@ Curves = dict[str, Curve]
 RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
 LEARNING = {"loss": "loss", "entropy": "entropy", "explore_var": "explore_var"}
 """Names of graphs → columns."""
+SHARED = {"grad_norm": "grad_norm", "staleness": "staleness", "lock_wait": "lock_wait"}
+"""The same of Sessions that train one net together."""
 _CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
 _TEXTS = {
     "mean_returns": ("mean return", "mean return ({episodes})"),
@@ -23,6 +27,9 @@ _TEXTS = {
     "loss": ("loss", "loss"),
     "entropy": ("entropy", "entropy of the policy (nats)"),
     "explore_var": ("explore_var", "explore_var"),
+    "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
+    "staleness": ("staleness", "staleness (updates of others, pull to push)"),
+    "lock_wait": ("wait for the lock", "wait of an update for the lock (ms)"),
     "strengths": ("strength", "strength (mean return above random)"),
     "sample_efficiencies": ("sample efficiency", "sample efficiency (1 / frame)"),
     "training_efficiencies": ("training efficiency", "training efficiency (1 / optimizer step)"),
@@ -30,6 +37,26 @@ _TEXTS = {
     "consistencies": ("consistency", "consistency"),
 }
 """What is drawn, as in the title, and along the axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What curves go over."""
+
+    name: str
+    """In file names."""
+    column: str
+    label: str
+
+
+FRAMES = Axis("frames", "frame", "frames")
+SESSION_FRAMES = Axis("frames", "frame", "frames (of each session)")
+"""The same where the Sessions train one net."""
+SHARED_AXES = (
+    Axis("global_frames", "global_frame", "global frames (of all sessions together)"),
+    Axis("wall_t", "wall_t", "wall-clock time (s)"),
+)
+"""Where the Sessions train one net, the returns are drawn over these too."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +76,37 @@ class Labels:
         return f"{count} session{'s' if count != 1 else ''}{failed}"
 
 
-def learning_curves(table: Table) -> Curves:
-    return {name: curve(table, column) for name, column in LEARNING.items()}
+def distributed(tables: Iterable[Table]) -> bool:
+    """Whether the Sessions of these tables train one net together."""
+    return any("global_frame" in table for table in tables)
 
 
-def return_curves(table: Table) -> Curves:
-    return {name: curve(table, column) for name, column in RETURNS.items()}
+def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:
+    """What each Session tells of its updates; who waits for no lock has nothing to show of it."""
+    columns = LEARNING | SHARED if distributed(tables.values()) else LEARNING
+    if not any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values()):
+        columns = {name: column for name, column in columns.items() if name != "lock_wait"}
+    return {index: {name: curve(table, column) for name, column in columns.items()} for index, table in tables.items()}
 
 
-def session_graphs(index: int, curves: Curves, labels: Labels, mode: DataMode) -> dict[str, Graph]:
+def return_curves(table: Table, over: str = "frame") -> Curves:
+    return {name: curve(table, column, over) for name, column in RETURNS.items()}
+
+
+def session_graphs(index: int, curves: Curves, labels: Labels, mode: DataMode, axis: Axis = FRAMES) -> dict[str, Graph]:
     """Graphs of those curves that have points."""
     suffix = ", evaluation" if mode == "eval" else ""
     titled = replace(labels, title=f"{labels.title}, session {index}{suffix}")
-    return {name: _graph(name, [Line(f"session {index}", one)], titled, mode) for name, one in curves.items() if len(one.frame)}
+    return {name: _graph(name, [Line(f"session {index}", one)], titled, mode, axis) for name, one in curves.items() if len(one.frame)}
 
 
-def trial_graphs(sessions: Mapping[int, Curves], labels: Labels, mode: DataMode) -> dict[str, Graph]:
-    """Each Session's curves and their mean ± one standard deviation; the returns always, the others where there are points."""
+def trial_graphs(sessions: Mapping[int, Curves], labels: Labels, mode: DataMode, axis: Axis = FRAMES) -> dict[str, Graph]:
+    """Each Session's curves and their mean ± one standard deviation; the returns over frames always, others where there are points."""
     graphs = {}
     for name in next(iter(sessions.values()), {}):
-        lines = _mean_lines({index: curves[name] for index, curves in sessions.items() if len(curves[name].frame)}, labels)
-        if lines or name in RETURNS:
-            graphs[name] = _graph(name, lines, labels, mode)
+        lines = _mean_lines({index: curves[name] for index, curves in sessions.items() if len(curves[name].frame)}, labels, axis)
+        if lines or (name in RETURNS and axis not in SHARED_AXES):
+            graphs[name] = _graph(name, lines, labels, mode, axis)
     return graphs
 
 
@@ -80,12 +116,12 @@ def common_strengths(strengths: Mapping[int, Strengths]) -> Aligned:
     return align(curves, least=len(curves))
 
 
-def consistency_graphs(common: Aligned, labels: Labels, mode: DataMode) -> dict[str, Graph]:
+def consistency_graphs(common: Aligned, labels: Labels, mode: DataMode, axis: Axis = FRAMES) -> dict[str, Graph]:
     """How alike the Sessions are; of one alone there is nothing to say."""
     one, sessions = consistency_curve(common), len(common.value_SF)
     if sessions < 2 or not len(one.frame):
         return {}
-    return {"consistencies": _graph("consistencies", [Line(f"over {labels.of_sessions(sessions)}", one)], labels, mode)}
+    return {"consistencies": _graph("consistencies", [Line(f"over {labels.of_sessions(sessions)}", one)], labels, mode, axis)}
 
 
 def judged_curves(table: Table, strengths: Strengths) -> Curves:
@@ -93,12 +129,15 @@ def judged_curves(table: Table, strengths: Strengths) -> Curves:
     return {**return_curves(table), **metric_curves(strengths)}
 
 
-def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
-    """The mean goes over frames that two Sessions have: the last row of one that was stopped stands off the others' grid."""
+def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis) -> list[Line]:
+    """The mean goes over frames that two Sessions have: the last row of one that was stopped stands off the others' grid.
+
+    Where each Session has a grid of its own, over what is no frame, it goes over the range that all share.
+    """
     name = f"mean of {labels.of_sessions(len(curves))}"
     if len(curves) == 1:
         return [Line(name if labels.failed else f"session {index}", one) for index, one in curves.items()]
-    aligned = align(list(curves.values()), least=2)
+    aligned = interpolate(list(curves.values())) if axis in SHARED_AXES else align(list(curves.values()), least=2)
     sessions = [
         Line(f"session {index}", one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
         for order, (index, one) in enumerate(curves.items())
@@ -107,6 +146,6 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
     return [*sessions, mean] if len(aligned.frame) else sessions
 
 
-def _graph(name: str, lines: list[Line], labels: Labels, mode: DataMode) -> Graph:
+def _graph(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis) -> Graph:
     what, y_label = _TEXTS[name]
-    return Graph(f"{labels.title}: {what}", y_label.format(episodes=labels.episodes[mode]), lines, name in _CORE_RANGE)
+    return Graph(f"{labels.title}: {what}", y_label.format(episodes=labels.episodes[mode]), lines, name in _CORE_RANGE, axis.label)

@@ -1,4 +1,4 @@
-"""Tables of rows: read from a Session's CSV, and several Sessions' columns brought together by frame."""
+"""Tables of rows: read from a Session's CSV, and several Sessions' columns brought together by frame, time or the like."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 
 Table = dict[str, np.ndarray]
 """Column → float64 [rows]; NaN where the file has an empty cell, or one that is no number."""
+_MOST_POINTS = 5000
+"""More than a graph shows, and few enough to hold for many Sessions with points of their own."""
 
 
 def read_table(path: Path) -> Table:
@@ -42,23 +44,29 @@ def _number(cell: str) -> float:
 
 
 class Curve(NamedTuple):
-    """Numbers over frames, both float64 [points] and finite."""
+    """Numbers over frames, or over another column that rises (seconds, global frames); both float64 [points] and finite."""
 
     frame: np.ndarray
     value: np.ndarray
 
 
-def curve(table: Table, column: str) -> Curve:
-    """A column's finite values; empty where there is no such column."""
-    frame = table["frame"]
-    value = table.get(column, np.full(len(frame), np.nan))
-    known = np.isfinite(value)
-    return Curve(frame[known], value[known])
+def curve(table: Table, column: str, over: str = "frame") -> Curve:
+    """A column's finite values over the column `over`, of rows at one place there the last; empty where there is no such column."""
+    none = np.full(len(table["frame"]), np.nan)
+    frame, value = table.get(over, none), table.get(column, none)
+    known = np.isfinite(frame) & np.isfinite(value)
+    frame, value = frame[known], value[known]
+    if over == "frame":
+        return Curve(frame, value)
+    order = np.argsort(frame, kind="stable")
+    frame, value = frame[order], value[order]
+    last = np.append(np.diff(frame) > 0, True)[: len(frame)]
+    return Curve(frame[last], value[last])
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Curves of several Sessions on one axis of frames."""
+    """Curves of several Sessions on one axis of frames, or of what else they go over."""
 
     frame: np.ndarray
     """[F], rising."""
@@ -82,3 +90,19 @@ def align(curves: Sequence[Curve], least: int = 1) -> Aligned:
         row[np.searchsorted(frame, one.frame)] = one.value
     kept = np.isfinite(value_SF).sum(axis=0) >= max(least, 1)
     return Aligned(frame[kept], value_SF[:, kept])
+
+
+def interpolate(curves: Sequence[Curve]) -> Aligned:
+    """Bring curves together at all their points in the range that they share, each as straight lines between its own points.
+
+    Curves without points are left out. More than _MOST_POINTS are thinned evenly.
+    """
+    curves = [one for one in curves if len(one.frame)]
+    if not curves:
+        return align([])
+    frame = np.unique(np.concatenate([one.frame for one in curves]))
+    shared = (frame >= max(one.frame[0] for one in curves)) & (frame <= min(one.frame[-1] for one in curves))
+    frame = frame[shared]
+    if len(frame) > _MOST_POINTS:
+        frame = frame[np.linspace(0, len(frame) - 1, _MOST_POINTS).round().astype(int)]
+    return Aligned(frame, np.stack([np.interp(frame, one.frame, one.value) for one in curves]))

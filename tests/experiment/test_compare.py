@@ -1,0 +1,311 @@
+"""The command compare, against tables made by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab import cli
+from slm_lab.experiment.analysis import compare_report
+from slm_lab.experiment.analysis.compare import Estimate, Seed, Setting, estimate, read_settings, summarize
+from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
+from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import UserError
+
+Rows = Sequence[float | str]
+
+
+def make_run(
+    folder: Path,
+    sessions: Sequence[Rows],
+    name: str = "a2c",
+    shared: bool = False,
+    failed: int = 0,
+    spec: dict[str, Any] | None = None,
+    norms: Sequence[float] = (),
+) -> Path:
+    """A run's folder. Row i of a Session: frame 100 i, wall_t 2 i, opt_step 10 i.
+
+    Where Sessions share a net, row i of Session s is written at global frame 200 i + 50 s.
+    """
+    folder.mkdir(parents=True)
+    paths = RunPaths(folder, name)
+    paths.make_dirs()
+    body = {"env": {"name": "CartPole-v1"}, "agent": {"net": {"lr": 0.1}}, "meta": {"random_seed": sum(str(folder).encode())}} | (
+        spec or {}
+    )
+    paths.spec.write_text(json.dumps({name: body}))
+    paths.trial_spec().write_text(json.dumps({name: body}))
+    paths.trial_metrics().write_text(json.dumps({"failed": failed} if failed else {}))
+    for s, returns in enumerate(sessions):
+        columns = [
+            *(name for name in COLUMNS if name not in ("global_frame", "staleness", "lock_wait")),
+            *(["global_frame"] if shared else []),
+        ]
+        lines = [",".join(columns)]
+        for i, value in enumerate(returns, 1):
+            cells: dict[str, Any] = {"frame": 100 * i, "wall_t": 2 * i, "opt_step": 10 * i, "total_reward": value}
+            cells |= {"global_frame": 200 * i + 50 * s, "grad_norm": norms[s] if norms else 1.0}
+            lines.append(",".join(str(cells.get(column, "")) for column in columns))
+        paths.session_df(s).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def only(*words: object) -> Setting:
+    (setting,) = read_settings([str(word) for word in words])
+    return setting
+
+
+def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", [[10, 50, 90], [20, 100, 100], [30, 40, 30]], norms=[1.0, 2.0, 6.0])
+    summary = summarize(only(run), 50)
+    assert (summary.seeds, summary.sessions, summary.solved) == (3, 3, 2)
+    assert summary.steps == (200, 200, 200)  # at frames 200 and 200; the third never
+    assert summary.seconds is not None
+    assert summary.seconds.value == 4
+    assert summary.final_return is not None
+    assert summary.final_return.value == pytest.approx((90 + 100 + 30) / 3)
+    assert summary.final_return_median == 90
+    assert summary.updates_per_second == pytest.approx(5)  # 30 steps in 6 s
+    assert summary.grad_norm == pytest.approx(3)
+
+
+def test_a_distributed_run_is_one_sample(tmp_path: Path) -> None:
+    """One net: the first of its Sessions to reach the threshold counts, in frames of all together."""
+    run = make_run(tmp_path / "a", [[10, 20, 60, 70], [0, 55, 40, 90]], shared=True, norms=[1.0, 3.0])
+    summary = summarize(only(run), 50)
+    assert (summary.seeds, summary.sessions, summary.solved) == (1, 2, 1)
+    assert summary.steps == Estimate(450, None, None)  # row 2 of Session 1: 200 · 2 + 50
+    assert summary.seconds == Estimate(4, None, None)
+    assert summary.final_return == Estimate(80, None, None)
+    assert summary.updates_per_second == pytest.approx(10)  # 5 of each Session
+    assert summary.grad_norm == 2
+
+
+def test_the_curve_of_a_distributed_run_is_the_mean_over_its_sessions(tmp_path: Path) -> None:
+    """Each Session has global frames of its own: straight lines between them, over the range that both share."""
+    run = make_run(tmp_path / "a", [[0, 20, 40], [100, 100, 100]], shared=True)
+    (seed,) = only(run).seeds
+    frame, value = seed.curve("total_reward", "global_frame")
+    assert frame.tolist() == [250, 400, 450, 600]
+    assert value.tolist() == [(5 + 100) / 2, (20 + 100) / 2, (25 + 100) / 2, (40 + 100) / 2]
+    assert seed.curve("total_reward", "wall_t").frame.tolist() == [2, 4, 6]
+    assert seed.curve("total_reward", "frame").value.tolist() == [50, 60, 70]
+
+
+def test_of_rows_at_one_place_the_last_counts(tmp_path: Path) -> None:
+    """Before the first update all rows are at optimizer step 0."""
+    table = {
+        name: np.array(values) for name, values in {"frame": [1.0, 2, 3, 4], "opt_step": [0.0, 0, 10, 10], "loss": [1.0, 2, 3, 4]}.items()
+    }
+    assert [values.tolist() for values in Seed([table]).curve("loss", "opt_step")] == [[0, 10], [2, 4]]
+
+
+def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"r{i}", [[i, 10 + i], [i, 30 + i]], name="a3c", shared=True) for i in (0, 10)]
+    other = make_run(tmp_path / "o", [[1, 2], [3, 4], [5, 6]])
+    settings = read_settings([*map(str, runs), str(other)])
+    assert [(one.name, len(one.seeds), one.sessions, one.count()) for one in settings] == [
+        ("a3c", 2, 4, "2 seeds of 2 sessions"),
+        ("a2c", 3, 3, "3 seeds"),
+    ]
+    aligned = settings[0].aligned("total_reward", "frame")
+    assert aligned.value_SF.tolist() == [[0, 20], [10, 30]]
+    assert summarize(settings[0], None).final_return == (25, 20, 30)
+    assert summarize(settings[0], None).solved is None
+
+
+def test_labels_group_and_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for i, lr in enumerate((0.1, 0.1, 0.5)):
+        make_run(tmp_path / f"r{i}", [[i, i]], spec={"agent": {"net": {"lr": lr}}})
+    words = [str(tmp_path / f"r{i}") for i in range(3)]
+    assert [(one.name, len(one.seeds)) for one in read_settings(words, ["low", "low", "high"])] == [("low", 2), ("high", 1)]
+    assert caplog.messages == []
+    assert [len(one.seeds) for one in read_settings(words)] == [3]
+    assert caplog.messages == ["the runs of 'a2c' differ in agent.net.lr; --label tells settings apart"]
+
+
+def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for i in range(3):
+        make_run(tmp_path / f"r{i}", [[i, i]])
+    (tmp_path / "r_file").touch()
+    pattern = str(tmp_path / "r*")
+    assert [(one.name, len(one.runs)) for one in read_settings([pattern], ["all"])] == [("all", 3)]
+    assert len(only(pattern, tmp_path / "r1").runs) == 3
+    assert caplog.messages == [f"{tmp_path}/r1 is given twice; it counts once"]
+
+
+def test_global_frames_of_a_plain_run_are_its_frames(tmp_path: Path) -> None:
+    setting = only(make_run(tmp_path / "a", [[1, 2], [3, 4]]))
+    assert setting.aligned("total_reward", "global_frame").frame.tolist() == [100, 200]
+    assert setting.aligned("total_reward", "opt_step").frame.tolist() == [10, 20]
+    assert setting.aligned("total_reward", "wall_t").frame.tolist() == [2, 4]
+
+
+def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> None:
+    setting = only(make_run(tmp_path / "a", [["", -900, -150], ["", -300, -250], ["", "", ""]]))
+    none, all_of_them = summarize(setting, 0), summarize(setting, -400)
+    assert (none.solved, none.steps, none.seconds) == (0, None, None)
+    assert (summarize(setting, -200).solved, all_of_them.solved) == (1, 2)
+    assert all_of_them.steps is not None
+    assert all_of_them.steps.value == 250  # median of 300 and 200
+    assert all_of_them.final_return is not None
+    assert all_of_them.final_return.value == -200  # of the two that ended an episode
+
+
+def test_estimate_by_hand() -> None:
+    assert estimate([], np.mean) is estimate([None], np.median) is None
+    assert estimate([None, 3.0], np.mean) == (3, None, None)
+    assert estimate([0.0, 10.0], np.mean) == (5, 0, 10)  # a quarter of the samples are 0, 0
+    values = np.random.default_rng(1).normal(7.0, 2.0, 400).tolist()
+    mean = estimate(values, np.mean)
+    assert mean is not None
+    assert mean.low is not None
+    assert mean.high is not None
+    assert mean.high - mean.low == pytest.approx(2 * 1.96 * np.std(values) / 20, rel=0.05)
+    assert estimate(values, np.mean) == mean
+
+
+def test_lines_of_the_graphs(tmp_path: Path) -> None:
+    plain = make_run(tmp_path / "a", [[0, 10], [4, 20]], norms=[1.0, 3.0])
+    shared = make_run(tmp_path / "b", [[1, 1], [3, 3]], name="a3c", shared=True)
+    graphs = comparison_graphs(read_settings([str(plain), str(shared)]), "frame", solve=9)
+    threshold, one, other = graphs["mean_returns"].lines
+    assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 200)
+    assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
+    assert one.std is not None
+    assert one.std.tolist() == [2, 5]
+    assert (other.name, other.curve.value.tolist(), other.std) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
+    assert one.colour != other.colour
+    assert graphs["grad_norm"].lines[0].curve.value.tolist() == [2, 2]
+    (variance,) = graphs["return_variance"].lines  # of one seed there is none
+    assert variance.curve.value.tolist() == [8, 50]
+    assert {graph.x_label for graph in graphs.values()} == {"frames (of each session)"}
+    assert "return_variance" not in comparison_graphs(read_settings([str(shared)]), "wall_t")
+
+
+@pytest.mark.parametrize("by", list(AXES))
+def test_files_and_text(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path / "a", [[0, 10], [4, 20]]), make_run(tmp_path / "b", [[1, 15], [3, 3]], name="a3c", shared=True)]
+    assert cli.main(["compare", *map(str, runs), "--by", by, "--solve", "-5", "--data-dir", str(tmp_path / "data")]) == 0
+    (folder,) = (tmp_path / "data").iterdir()
+    axis = AXES[by].name
+    names = [
+        f"compare_graph_{what}_vs_{axis}.{ext}" for what in ("mean_returns", "grad_norm", "return_variance") for ext in ("html", "png")
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "compare_table.csv", "compare_table.json", "plotly.min.js"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["name", "a2c", "a3c"]
+    assert "2 of 2" in lines[1]
+    assert [Path(line).name for line in lines[4:]] == ["compare_table.json", "compare_table.csv", *names]
+    content = json.loads((folder / "compare_table.json").read_text())
+    assert (content["by"], content["solve"]) == (by, -5)
+    assert content["settings"][1]["runs"] == [str(runs[1])]
+    assert content["settings"][1]["steps_to_threshold"] == 200
+    with (folder / "compare_table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["name"], row["seeds"], row["solved"], row["final_return"]) for row in rows] == [
+        ("a2c", "2", "2", "15.0"),
+        ("a3c", "1", "1", "9.0"),
+    ]
+
+
+def test_without_a_threshold_nothing_is_said_of_solving(tmp_path: Path) -> None:
+    text = compare([str(make_run(tmp_path / "a", [[0, 10]]))], out=tmp_path / "out" / "here")
+    assert "solve" not in text
+    assert (tmp_path / "out/here/compare_table.csv").is_file()
+    assert compare([str(tmp_path / "a")], out=tmp_path / "out" / "here") == text  # again
+
+
+def test_failed_sessions_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path / "a", [[0, 10], [5]], failed=1)
+    RunPaths(run, "a2c").session_metrics(0).write_text("{}")
+    with caplog.at_level(logging.WARNING):
+        assert len(only(run).seeds) == 1
+    assert caplog.messages == [f"{run}: 1 Session failed; compared: the 1 that ended well"]
+
+
+def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = make_run(tmp_path / "a", [[0, 10]])
+    RunPaths(run, "a2c").trial_metrics().unlink()
+    other = make_run(tmp_path / "b", [[0, 10]], name="b", spec={"env": {"name": "Pendulum-v1"}})
+    graphs = comparison_graphs(read_settings([str(run), str(other)]), "frame")
+    assert caplog.messages == [
+        f"{run}: the run has not ended; compared is what there is so far",
+        "the runs are of different envs: CartPole-v1 (a2c), Pendulum-v1 (b)",
+    ]
+    assert graphs["mean_returns"].title.startswith("2 envs: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "compare takes run folders, such as data/"),
+        (["RUNS/god"], "'RUNS/god' is no folder; did you mean 'good'?; allowed: run folders"),
+        (["RUNS/e"], "'RUNS/e' is no folder; did you mean 'empty'?"),
+        (["RUNS/z*"], "no folder matches 'RUNS/z*'"),
+        ([""], "'' is no folder"),
+        (["RUNS"], "'RUNS' is no run folder: it has no *_spec.json; there is one in it: RUNS/broken"),
+        (["RUNS/good", "RUNS/nothing"], "'RUNS/nothing' is no run folder: it has no *_spec.json\n"),
+        (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no table of a Session in RUNS/empty/info"),
+        (["RUNS/broken"], "broken_spec.json cannot be read as a saved spec"),
+        (["RUNS/two"], "'RUNS/two' holds 2 trials; allowed: folders of one"),
+        (["RUNS/good", "--by", "frames"], "'frames' is no column to compare over; did you mean 'frame'? (allowed: frame, global_frame,"),
+        (["RUNS/good", "--solve", "high"], "'high' is no return; allowed: a number, such as 195 or -200"),
+        (["RUNS/good", "--solve=nan"], "'nan' is no return"),
+        (["RUNS/good", "--label", "a", "--label", "b"], "--label is given 2 times for 1 RUN; allowed: one for each RUN, or none"),
+        (["RUNS/good", "--label", ""], "--label is empty"),
+        (["RUNS/good", "--out", "RUNS/file"], "cannot write in RUNS/file: "),
+        (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write in RUNS/file: "),
+        (["RUNS/good", "--jobs", "2"], "--jobs belongs to the command run\n"),
+        (["RUNS/good", "--set", "a=1"], "--set belongs to the commands run and check\n"),
+        (["RUNS/good", "--solv", "2"], "did you mean '--solve'?"),
+    ],
+)
+def test_an_error_of_the_user(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, one clear answer, no traceback, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    make_run(runs / "good", [[0, 10]])
+    make_run(runs / "empty", [])
+    two = RunPaths(make_run(runs / "two", [[0, 10]]), "a2c")
+    two.session_df(0, t=1).write_bytes(two.session_df(0).read_bytes())
+    (runs / "nothing").mkdir()
+    (runs / "file").touch()
+    (runs / "broken").mkdir()
+    (runs / "broken/broken_spec.json").write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    try:
+        code = cli.main(["compare", *[word.replace("RUNS", "runs") for word in words]])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    text = capsys.readouterr().err
+    assert (code, "Traceback" in text) == (2, False)
+    assert says.replace("RUNS", "runs") in text
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_columns_that_the_command_line_takes() -> None:
+    assert list(AXES) == list(cli._AXES)
+    with pytest.raises(UserError, match="'epi' is none of frame, global_frame"):
+        compare(["x"], by="epi")
+
+
+def test_a_graph_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(compare_report, "Album", fail)
+    text = compare([str(make_run(tmp_path / "a", [[0, 10]]))], out=tmp_path / "out")
+    assert caplog.messages == ["graphs failed: ValueError: no ink"]
+    assert text.endswith("compare_table.csv")

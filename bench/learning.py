@@ -70,7 +70,8 @@ def run(names: Sequence[str]) -> None:
     for cell in CELLS:
         if (names and cell["name"] not in names) or (RESULTS / f"{cell['name']}.json").exists():
             continue
-        trial = slm_lab.Trial(slm_lab.load_spec(f"benchmark/{cell['file']}", cell["name"], ["meta.random_seed=0"]), data_dir=ROOT / "data")
+        sets = ["meta.random_seed=0", *([f"meta.max_session={cell['seeds']}"] if "seeds" in cell else [])]
+        trial = slm_lab.Trial(slm_lab.load_spec(f"benchmark/{cell['file']}", cell["name"], sets), data_dir=ROOT / "data")
         trial.run()
         assert trial.paths is not None
         record(trial.paths.root)
@@ -84,7 +85,8 @@ def row(cell: dict[str, Any], result: dict[str, Any]) -> str:
     target = "" if cell["target"] is None else f"{cell['target']:.1f}"
     spec = f"[{cell['name']}](../slm_lab/spec/benchmark/{cell['file']})"
     score = f"**{np.mean(scores):.1f}**"
-    parts = [cell["env"], cell["algorithm"], f"{result['frames']:,}", spec, str(len(scores)), score, f"{low:.1f} to {high:.1f}", target]
+    seeds = f"{len(scores)}{' (fewer)' if 'seeds' in cell else ''}"
+    parts = [cell["env"], cell["algorithm"], f"{result['frames']:,}", spec, seeds, score, f"{low:.1f} to {high:.1f}", target]
     return f"| {' | '.join(parts)} |\n"
 
 

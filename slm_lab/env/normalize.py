@@ -37,14 +37,15 @@ class RunningStats:
         mean = np.add.reduce(batch, 0, np.float64) / size
         spread = batch - mean
         m2 = np.add.reduce(spread * spread, 0)
-        if self.heap.common and not np.isfinite(m2).all():
-            return  # what one Session broke stays its own
+        if not self.heap.takes(m2):
+            return
         with self.heap.exclusive("statistics"):
             before = self.count
-            self._count[0] = total = before + size
+            total = before + size
             delta = mean - self.mean
-            self.mean += delta * (size / total)
             self.m2 += m2 + delta * delta * (before * size / total)
+            self.mean += delta * (size / total)
+            self._count[0] = total  # last: who is killed before has added little
             if total > 1:
                 self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 

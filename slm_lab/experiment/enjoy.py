@@ -61,7 +61,7 @@ def enjoy(where: str, spec_name: str, plan: Plan) -> tuple[Path, list[float]]:
     env = make_env(spec.env, seeds.eval_env, num_envs=EPISODES, gamma=gamma, training=False, threads=cores())
     try:
         clock = Clock()
-        clock.frame = best["frame"]  # explores as it did then
+        clock.frame = best.get("global_frame", best["frame"])  # explores as it did then
         agent = build_agent(spec, env.info, seeds, clock, device_of(spec, plan, 0))
         agent.load_weights(best["weights"])
         env.copy_statistics(best["env"])

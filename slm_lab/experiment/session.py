@@ -62,7 +62,8 @@ class Session:
     `run()` alone keeps everything in memory: rows in its result, the trained agent in `self.agent`. Given `paths`, it
     writes tables, checkpoints and TensorBoard events there. `build()` makes env and agent and writes nothing.
 
-    Args: heap: where the global net lies, for meta.distributed. restart: processes that died in this Session's place.
+    Args: heap: where the global net lies, for meta.distributed; without it a Session trains a net of its own, on all frames.
+    restart: processes that died in this Session's place.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class Session:
         restart: int = 0,
     ) -> None:
         self.heap, self.restart = heap, restart
+        self.frames = spec.session_frames if heap.common else spec.env.max_frame
+        """That it is to collect."""
         self.spec, self.index, self.trial = spec, index, trial
         self.plan = plan or Plan()
         self.stop = stop or Stop()
@@ -124,7 +127,8 @@ class Session:
         """Raise SpecError where the replay memories of all Sessions that run at a time do not fit this machine."""
         replay, at_once = self.agent.replay, self.plan.at_once(self.spec.meta)
         if replay is not None:
-            check_fits(replay.capacity, replay.nbytes, at_once, "; or let fewer Sessions run at a time (--jobs)")
+            fewer = "take fewer Sessions (meta.max_session)" if self.heap.common else "let fewer Sessions run at a time (--jobs)"
+            check_fits(replay.capacity, replay.nbytes, at_once, f"; or {fewer}")
 
     def run(self, paths: RunPaths | None = None) -> SessionResult:
         """Learn until this Session has its frames, or until a stop is requested."""
@@ -137,7 +141,7 @@ class Session:
             if self.restart and paths is not None:
                 self._take_over(paths)
             self._loop()
-            self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.spec.session_frames
+            self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.frames
             if self.result.interrupted:
                 self._call("on_interrupt")
             self._call("on_end")
@@ -160,7 +164,7 @@ class Session:
 
     def _loop(self) -> None:
         env, agent, clock, stop = self.env, self.agent, self.clock, self.stop
-        num_envs, max_frame = env.info.num_envs, self.spec.session_frames
+        num_envs, max_frame = env.info.num_envs, self.frames
         on_update, on_step = hooks(self._observers, "on_update"), hooks(self._observers, "on_step")
         obs_N = env.reset()
         while clock.frame < max_frame and not stop.requested:
@@ -182,11 +186,16 @@ class Session:
         last = paths.checkpoint(self.index, "last", self.trial)
         if last.exists():
             saved = checkpoint.load(last)
+            for name in ("epi", "t", "opt_step"):  # frames and time are counted in the memory in common
+                setattr(self.clock, name, int(saved["clock"][name]))
             for observer in self._observers:
                 observer.load_state_dict(saved["observers"][type(observer).__name__])
         for observer in self._observers:
-            if isinstance(observer, Recorder | Evaluator):
-                observer.table.go_on(complete_rows(self._tables(paths)[observer.mode]))
+            match observer:
+                case Recorder() | Evaluator():
+                    observer.go_on(complete_rows(self._tables(paths)[observer.mode]))
+                case Checkpointer():
+                    observer.go_on()
 
     def _observe(self, paths: RunPaths | None) -> list[Observer]:
         """The observers, in the order in which they are called: those that make rows, then those that take them."""
@@ -233,7 +242,12 @@ class Session:
 
     def _best(self) -> dict[str, Any]:
         """What it takes to play: weights, and the env's normaliser statistics."""
-        return {"version": checkpoint.VERSION, "weights": self.agent.weights(), "env": self.env.state_dict()}
+        return {
+            "version": checkpoint.VERSION,
+            "weights": self.agent.weights(),
+            "env": self.env.state_dict(),
+            "global_frame": self.clock.global_frame,
+        }
 
     def _emit(self, mode: DataMode, row: Row) -> None:
         (self.result.rows if mode == "train" else self.result.eval_rows).append(row)
@@ -254,7 +268,7 @@ class Session:
     def _make_env(self, seed: int, *, training: bool) -> Env:
         spec = self.spec
         return make_env(
-            spec.env.model_copy(update={"max_frame": spec.session_frames}),
+            spec.env.model_copy(update={"max_frame": self.frames}),
             seed,
             num_envs=None if training else spec.meta.rigorous_eval,
             gamma=spec.agent.algorithm.gamma,

@@ -51,6 +51,10 @@ class Heap:
         """One update of the global nets, one after the other where meta.hogwild_lock says so."""
         return nullcontext()
 
+    def takes(self, numbers: np.ndarray | float) -> bool:
+        """Whether numbers may go in: what is not finite in one Session stays its own."""
+        return True
+
 
 class CommonHeap(Heap):
     """The memory in common, as one Session sees it.
@@ -68,6 +72,8 @@ class CommonHeap(Heap):
     def __init__(self, fd: int, index: int, sessions: int, *, synced: bool, locked: bool = False, fresh: bool = True) -> None:
         self.fd, self.index, self.sessions, self.synced, self.locked, self.fresh = fd, index, sessions, synced, locked, fresh
         self._end = 0
+        self._kept: list[np.ndarray] = []
+        """Every array placed here: closing the file of one would give up the locks that this process holds."""
 
     def array(self, initial: np.ndarray) -> np.ndarray:
         """Raises MemoryError where this machine has no room for it."""
@@ -77,36 +83,36 @@ class CommonHeap(Heap):
         with self.exclusive("statistics"):  # or two would grow the file at once, and one of them cut off what the other had added
             _grow(self.fd, self._end)
         there = np.frombuffer(mmap.mmap(self.fd, initial.nbytes, offset=begin), initial.dtype).reshape(initial.shape)
+        self._kept.append(there)
         if self.fresh:
             np.copyto(there, initial)
         return there
 
-    @contextmanager
-    def exclusive(self, lock: Lock) -> Iterator[None]:
-        from fcntl import LOCK_EX, LOCK_UN, lockf  # not on every system that can read a spec
+    def exclusive(self, lock: Lock) -> AbstractContextManager[object]:
+        return self._lock(lock, wait=True)
 
-        lockf(self.fd, LOCK_EX, 1, _BYTE[lock])
-        try:
-            yield
-        finally:
-            lockf(self.fd, LOCK_UN, 1, _BYTE[lock])
+    def claim(self, lock: Lock) -> AbstractContextManager[bool]:
+        return self._lock(lock, wait=False)
 
     @contextmanager
-    def claim(self, lock: Lock) -> Iterator[bool]:
-        from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, lockf
+    def _lock(self, lock: Lock, wait: bool) -> Iterator[bool]:
+        import fcntl  # not on every system that can read a spec
 
         try:
-            lockf(self.fd, LOCK_EX | LOCK_NB, 1, _BYTE[lock])
-        except OSError:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, _BYTE[lock])
+        except BlockingIOError:
             yield False
             return
         try:
             yield True
         finally:
-            lockf(self.fd, LOCK_UN, 1, _BYTE[lock])
+            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, _BYTE[lock])
 
     def update(self) -> AbstractContextManager[object]:
         return self.exclusive("update") if self.locked else nullcontext()
+
+    def takes(self, numbers: np.ndarray | float) -> bool:
+        return bool(np.isfinite(numbers).all())
 
 
 PRIVATE = Heap()

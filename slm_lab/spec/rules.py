@@ -54,6 +54,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
             _net(spec.agent, net, ("agent", key), report)
     _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
+    if spec.meta.distributed:
+        _global_nets(spec.agent, report)
 
 
 def has_critic(algorithm: AlgorithmSpec) -> bool:
@@ -142,6 +144,16 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
                 sizes = layer[part] if part < len(layer) else 1
                 if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
                     report.fail((*place, "conv_hid_layers", index, part), f"must be {what} above 0, not 0")
+
+
+def _global_nets(agent: AgentSpec, report: Report) -> None:
+    """Optimizers that several Sessions cannot use on one net."""
+    for place in ("net", "critic_net"):
+        for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
+            optim = getattr(getattr(agent, place), key, None)
+            if optim is not None and optim.name == "Lookahead":
+                why = "'Lookahead' would draw the global net back to one Session's own slow weights; take GlobalAdam"
+                report.fail(("agent", place, key, "name"), why)
 
 
 def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:

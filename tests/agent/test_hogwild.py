@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -238,6 +239,28 @@ def test_schedules_and_the_learning_rate_count_the_frames_of_all(heaps: Heaps) -
     assert one.agent.lr == pytest.approx(0.01 * 0.4)
 
 
+def test_centred_rmsprop_stands_another_in_between() -> None:
+    """As where a process has shrunk the mean square, and not yet taken in its gradient."""
+    param, grad = torch.zeros(1), torch.ones(1)
+    optimizer = FlatRMSprop(param, grad, 0.01, centered=True)
+    for _ in range(2000):
+        optimizer.step()
+    optimizer.statistics["square"].mul_(0.9)
+    grad.fill_(0.5)
+    optimizer.step()
+    assert param.isfinite().all()
+
+
+def test_a_new_process_is_not_stale(heaps: Heaps) -> None:
+    first, second = heaps()
+    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate((first, second)))
+    for _ in range(5):
+        one.update(), other.update()
+    again = Worker(session(a3c(), CommonHeap(second.fd, 1, 2, synced=True, fresh=False)), 7)
+    assert torch.equal(flat(again.agent).param, flat(one.agent).master)
+    assert again.update().extra["staleness"] == 0.0
+
+
 def test_a_session_goes_on_from_the_count_of_the_one_before(heaps: Heaps) -> None:
     first, second = heaps()
     clock, other = Clock(first), Clock(second)
@@ -303,10 +326,26 @@ def test_batch_norm_statistics_are_global(heaps: Heaps) -> None:
     one, other = (Worker(session(spec, heap), seed) for seed, heap in enumerate(heaps()))
     before = flat(other.agent).buffer.clone()
     one.update()
-    after = flat(other.agent).buffer.clone()
+    after = flat(one.agent).buffer.clone()
     assert not torch.equal(after, before)
+    assert torch.equal(flat(other.agent).master_buffer, after)
+    assert torch.equal(flat(other.agent).buffer, before)  # its policy stays as it is within a rollout
     other.update()
-    assert not torch.equal(flat(one.agent).buffer, after)
+    assert torch.equal(flat(one.agent).master_buffer, flat(other.agent).buffer)
+    assert not torch.equal(flat(other.agent).buffer, after)
+
+
+def test_batch_statistics_that_are_not_finite_stay_out(heaps: Heaps) -> None:
+    sick, well = (Worker(session(a3c(batch_norm=True), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
+    sick.gather()
+    memory = sick.agent.algorithm.memory
+    rollout = memory.rollout()  # type: ignore[union-attr]
+    rollout.obs_TN[2] = torch.nan
+    before = flat(well.agent).master_buffer.clone()
+    assert not math.isfinite(sick.agent.algorithm.learn(rollout).loss)
+    assert torch.equal(flat(well.agent).master_buffer, before)
+    assert torch.equal(flat(sick.agent).buffer, before)
+    assert math.isfinite(well.update().loss)
 
 
 def test_normaliser_statistics_are_those_of_all_samples(heaps: Heaps) -> None:
@@ -338,6 +377,7 @@ def test_scales_of_returns_are_global(heaps: Heaps) -> None:
     assert (one.mean, one.std) == (alone.mean, alone.std)
     sides = PercentileScale(first), PercentileScale(second)
     sides[0](torch.ones(3), torch.arange(100.0))
+    sides[1](torch.ones(3), torch.full((5,), torch.inf))
     assert sides[1].range == sides[0].range == pytest.approx(89.1)
 
 

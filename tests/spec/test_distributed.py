@@ -53,6 +53,12 @@ def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> N
         assert (spec.meta.hogwild_lock, spec.meta.max_restart) == (False, 1)
 
 
+def test_lookahead_is_for_one_session(specs: Specs) -> None:
+    with pytest.raises(SpecError, match="Lookahead.*slow weights; take GlobalAdam") as caught:
+        specs.load(SYNCED | {"agent.net.optim_spec": {"name": "Lookahead"}})
+    assert [problem.path for problem in caught.value.problems] == ["agent.net.optim_spec.name"]
+
+
 def test_random_learns_nothing_in_common(specs: Specs) -> None:
     spec = specs.load(SYNCED | {"agent.algorithm": {"name": "Random"}})
     assert spec.meta.distributed is False

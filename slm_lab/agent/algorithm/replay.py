@@ -86,7 +86,7 @@ class TargetNet(Generic[Net]):
             self.flat.master.copy_(self.source.master)
         else:  # so many moving averages in one
             self.flat.master.lerp_(self.source.master, 1.0 - (1.0 - self.spec.polyak_coef) ** times)
-        self.flat.buffer.copy_(self.source.buffer)
+        self.flat.master_buffer.copy_(self.source.master_buffer)
 
     def state_dict(self) -> dict[str, Any]:
         param, buffer = self.flat.clone()

@@ -57,7 +57,7 @@ class SIL(Algorithm):
         # without a loss a step would still follow the optimizer's momentum
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
             imitation = self._imitate()
-            metrics.extra |= {"sil_loss": imitation.loss, **imitation.extra}
+            metrics.extra = {"sil_loss": imitation.loss, **imitation.extra, **metrics.extra}
         return metrics
 
     def _imitate(self) -> Metrics:

@@ -282,6 +282,7 @@ class Temperature:
         self.grad = torch.zeros(1)
         self.optimizer = FlatAdam(self.log_alpha, self.grad, spec.alpha_lr or 1e-3)
         self.optimizer.share(heap)
+        self.heap = heap
 
     def value(self, frame: int) -> float:
         """α now."""
@@ -301,8 +302,9 @@ class Temperature:
         # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
         self.grad.fill_(entropy - self.target_entropy(frame))
         self.optimizer.lr = self.spec.alpha_lr or lr
-        self.optimizer.step()
-        self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
+        with self.heap.update():
+            self.optimizer.step()
+            self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
         return {"log_alpha": self.log_alpha.clone(), "optimizer": self.optimizer.state_dict()}

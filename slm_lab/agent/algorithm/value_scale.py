@@ -61,7 +61,7 @@ class RunningScale(ValueScale):
         return_B = return_TN[valid_TN]
         if return_B.numel():
             news = np.array([1.0, float(return_B.mean()), float(return_B.square().mean())])
-            if not self.heap.common or np.isfinite(news).all():  # what one Session broke stays its own
+            if self.heap.takes(news):
                 with self.heap.exclusive("statistics"):
                     self.moments[:] = self.DECAY * self.moments + (1.0 - self.DECAY) * news
 
@@ -72,8 +72,8 @@ class RunningScale(ValueScale):
 
     @property
     def std(self) -> float:
-        weight, _, second = self.moments.tolist()
-        return max(second / weight - self.mean**2, 1e-8) ** 0.5 if weight else 1.0
+        weight, first, second = self.moments.tolist()
+        return max(second / weight - (first / weight) ** 2, 1e-8) ** 0.5 if weight else 1.0
 
     def encode(self, value: Tensor) -> Tensor:
         return (value - self.mean) / self.std
@@ -109,8 +109,9 @@ class PercentileScale:
     def __call__(self, advantage_B: Tensor, return_B: Tensor) -> Tensor:
         if return_B.numel():
             low, high = torch.quantile(return_B.float(), torch.tensor([0.05, 0.95], device=return_B.device)).tolist()
-            with self.heap.exclusive("statistics"):
-                self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
+            if self.heap.takes(high - low):
+                with self.heap.exclusive("statistics"):
+                    self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
         return advantage_B / max(1.0, self.range or 0.0)
 
 

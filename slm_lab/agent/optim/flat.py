@@ -25,9 +25,9 @@ class FlatParams:
         place: where the vectors lie.
         copy: whether the module computes on a copy of what Sessions have in common; None: in "synced", and on another device.
 
-    Attributes: `param` and `grad`, float32 [P], which the module uses; `buffer`, float32 [Q]; `slices`, each group's part of the
-    vectors. `master` and `master_grad`, what optimizers step: the parameters that all Sessions train where there are such, and on the
-    CPU then; else `param` and `grad` themselves.
+    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, each group's part of the
+    vectors. `master` and `master_grad`, what optimizers step, and `master_buffer`: where Sessions have the net in common, what they have
+    in common, on the CPU; else the same vectors. A buffer is always a copy, for a forward pass writes to it whatever comes.
     """
 
     def __init__(
@@ -60,10 +60,12 @@ class FlatParams:
             self.param = self.master.clone()
         self.param = self.param.to(device)
         self.grad = self.master_grad = torch.zeros_like(self.param)
-        if self.master.device != device:
+        if self.master.device != self.param.device:
             self.master_grad = torch.zeros_like(self.master)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
-        self.buffer = placed(heap, _flatten(buffers, device)).to(device)
+        self.buffer = self.master_buffer = placed(heap, _flatten(buffers, device))
+        if heap.common:
+            self.buffer = self.master_buffer.clone().to(device)
         offset = 0
         for p in ordered:
             end = offset + p.numel()
@@ -89,9 +91,11 @@ class FlatParams:
         return out
 
     def pull(self) -> None:
-        """Bring the module's parameters up to date with `master`."""
+        """Bring what the module uses up to date with what Sessions have in common."""
         if self.param is not self.master:
             self.param.copy_(self.master)
+        if self.buffer is not self.master_buffer:
+            self.buffer.copy_(self.master_buffer)
 
     def clone(self) -> tuple[Tensor, Tensor]:
         """Copies of the parameter and buffer vectors on the CPU."""
@@ -104,8 +108,8 @@ class FlatParams:
                 f"weights of another net: {len(param)} parameters, {len(buffer)} buffers; here {len(self.param)}, {len(self.buffer)}"
             )
         self.master.copy_(param)
+        self.master_buffer.copy_(buffer)
         self.pull()
-        self.buffer.copy_(buffer)
 
 
 def placed(heap: Heap, values: Tensor) -> Tensor:

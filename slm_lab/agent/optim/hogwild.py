@@ -17,9 +17,10 @@ from slm_lab.lib.log import notice
 class GlobalNet:
     """Between the gradients of one Session and the parameters that all train.
 
-    In "shared" a Session computes on the global parameters themselves, so that every read sees the latest. In "synced", and on a device
-    of its own, it computes on a copy, applies its gradient to the global ones, and then pulls. Nothing waits for anything, unless
-    meta.hogwild_lock lets one update in at a time.
+    In "shared" a Session computes on the global parameters themselves, so that every read sees the latest. In "synced" it computes on a
+    copy, applies its gradient to the global ones, and then pulls; on a device of its own so too, but pulls also before each update of
+    "shared". Buffers (batch statistics) go and come with updates. Nothing waits for anything, unless meta.hogwild_lock lets one update
+    in at a time.
     """
 
     def __init__(self, flat: FlatParams, heap: Heap) -> None:
@@ -28,7 +29,7 @@ class GlobalNet:
         """Updates of each Session; their sum is the version of the global parameters."""
         self.report = {"staleness": 0.0, "lock_wait": 0.0}
         """Of the last update: global updates of others between pull and push; milliseconds it waited for the lock."""
-        self._pulled = 0
+        self._pulled = self.version
         self._finite = self._silent = True
 
     @property
@@ -57,6 +58,7 @@ class GlobalNet:
             waited = 1e3 * (perf_counter() - asked) if self.heap.locked else 0.0
             self.report = {"staleness": float(self.version - self._pulled), "lock_wait": waited}
             step()
+            self.flat.master_buffer.copy_(self.flat.buffer)
             self.updates_S[self.heap.index] += 1
             self._pull()
 
@@ -66,6 +68,7 @@ class GlobalNet:
 
     def _hold_back(self) -> None:
         self._finite = True
+        self.report = dict.fromkeys(self.report, 0.0)
         self._pull()
         if self._silent:
             self._silent = False

@@ -134,7 +134,8 @@ class FlatRMSprop(Statistics):
         mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
         if mean is not None:
             mean.lerp_(grad, 1.0 - self.alpha)
-            denominator = square.addcmul(mean, mean, value=-1.0).sqrt_().add_(self.eps)
+            # never below 0 but where another process steps between the two
+            denominator = square.addcmul(mean, mean, value=-1.0).clamp_(min=0.0).sqrt_().add_(self.eps)
         else:
             denominator = square.sqrt().add_(self.eps)
         if velocity is not None:

@@ -27,10 +27,14 @@ from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.progress import Progress
 from slm_lab.lib.heap import common_file
+from slm_lab.lib.machine import memory_bytes
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
 _STOP_SECONDS = 60.0
 """So long may a Session take to save itself after Ctrl-C."""
+_WORKER_BYTES = 160 * 2**20
+"""What a Session's process takes of its own, not shared with the others: measured with A3C of CartPole, so hardly any takes less."""
 _TAIL = 20
 """Lines shown of what a killed process printed."""
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
@@ -144,7 +148,11 @@ class _Crew:
         task = replace(one.task, fresh=False, restart=one.task.restart + 1)
         how = one.death().splitlines()[0]
         self.progress.notice(f"Session {one.index} {how}; a new process takes its place ({task.restart} of {self.spec.meta.max_restart})")
-        self._start(task)
+        try:
+            self._start(task)
+        except OSError as error:  # no memory, no process: the others go on all the same
+            self.outcomes.append(Outcome(one.index, "failed", f"{one.death()}\nno new process could be started: {error.strerror}"))
+            self.progress.ended(one.index, "failed", self.outcomes[-1].detail)
 
     def _take(self, one: _Child, kind: str, *content: Any) -> None:
         match kind:
@@ -199,8 +207,21 @@ def run_processes(spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progres
 
     Raises SpecError or UserError where the spec cannot be built or the run not be opened. No process outlives the call.
     """
+    if spec.meta.distributed:
+        _check_memory(spec)
     with tempfile.TemporaryDirectory(prefix="slm_lab_") as scratch_dir:
         return _Crew(spec, plan, trial, open_run, progress, stop, Path(scratch_dir)).run()
+
+
+def _check_memory(spec: Spec) -> None:
+    """Raise SpecError where the processes of Sessions that train one net, which all run at once, do not fit this machine."""
+    sessions, there = spec.meta.max_session, memory_bytes()
+    if sessions * _WORKER_BYTES > there:
+        each, has, fit = _WORKER_BYTES / 2**20, there / 2**30, there // _WORKER_BYTES
+        message = (
+            f"{sessions} Sessions at once, for meta.distributed, take at least {each:.0f} MiB each; {fit} fit this machine's {has:,.1f} GiB"
+        )
+        raise SpecError(spec.name, [Problem("meta.max_session", message)])
 
 
 @contextmanager

@@ -70,12 +70,20 @@ class Checkpointer(Observer):
     def _save(self) -> None:
         from slm_lab.experiment import checkpoint
 
-        checkpoint.save(self.last_path, self.collect())
-        if self.best is not None:
+        if self.best is not None:  # first: the last one says what the best is
             checkpoint.save(self.best_path, self.best)
             self.best = None
+        checkpoint.save(self.last_path, self.collect())
         self.due, self.wanted = perf_counter() + self.interval, False
         self.written()
+
+    def go_on(self) -> None:
+        """Go on with the best weights in the file, which may be newer than the last checkpoint."""
+        from slm_lab.experiment import checkpoint
+
+        if self.best_path.exists():
+            value = checkpoint.load(self.best_path)["total_reward_ma"]
+            self.best_value = max(self.best_value, -math.inf if value is None else value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_value": self.best_value}

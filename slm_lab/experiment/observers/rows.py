@@ -56,11 +56,12 @@ class Table:
         return row
 
     def go_on(self, rows: Sequence[dict[str, str]]) -> None:
-        """Take up the rows, as they stand in the file, that were written since this table's last."""
+        """Take up the rows, as they stand in the file, that were written since this table's last; the clock never goes back."""
         for row in rows:
             if int(row["frame"]) > self.frame:
                 self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
-                self.clock.epi, self.clock.t, self.clock.opt_step = int(row["epi"]), int(row["t"]), int(row["opt_step"])
+                for name in ("epi", "t", "opt_step"):
+                    setattr(self.clock, name, max(getattr(self.clock, name), int(row[name])))
                 if row["total_reward"]:
                     self.rewards.append(float(row["total_reward"]))
 
@@ -105,6 +106,16 @@ class Recorder(Observer):
         if self.table.frame != self.clock.frame:
             self._write()
 
+    def go_on(self, rows: Sequence[dict[str, str]]) -> None:
+        """Go on behind the rows in the file; one that was due when the process before this one died is written now."""
+        before = self.table.frame
+        self.table.go_on(rows)
+        if self.table.frame > before:  # what is in a row already
+            for mean in self.means.values():
+                mean.drain()
+        if self.clock.frame // self.every > self.table.frame // self.every:
+            self._write()
+
     def _write(self) -> None:
         row = self.table.row(_mean(self.returns))
         row.update((name, mean.drain()) for name, mean in self.means.items())
@@ -142,6 +153,10 @@ class Evaluator(Observer):
     def on_step(self, step: VecStep) -> None:
         if self.clock.due(self.every):
             self._write()
+
+    def go_on(self, rows: Sequence[dict[str, str]]) -> None:
+        """Go on behind the rows in the file."""
+        self.table.go_on(rows)
 
     def on_interrupt(self) -> None:
         self.interrupted = True

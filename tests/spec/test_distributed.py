@@ -54,7 +54,7 @@ def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> N
 
 
 def test_lookahead_is_for_one_session(specs: Specs) -> None:
-    with pytest.raises(SpecError, match="Lookahead.*slow weights; take GlobalAdam") as caught:
+    with pytest.raises(SpecError, match=r"Lookahead.*slow weights; take GlobalAdam") as caught:
         specs.load(SYNCED | {"agent.net.optim_spec": {"name": "Lookahead"}})
     assert [problem.path for problem in caught.value.problems] == ["agent.net.optim_spec.name"]
 

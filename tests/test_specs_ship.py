@@ -100,7 +100,7 @@ def test_spec_trains_without_a_notice(where: tuple[Path, str], caplog: pytest.Lo
     load(*where)
     if where[0].name != OLD_FORM:
         assert not caplog.records, "a shipped spec needs no notice"
-    sets = ["meta.max_session=1"] if where in GLOBAL else []
+    sets = ["meta.max_session=1"] if load(*where).meta.distributed else []
     sets += ["env.max_t=10", "env.num_envs=4", "env.max_frame=192", "meta.log_frequency=64", "meta.random_seed=0"]
     full = load(*where, *sets)
     match full.agent.algorithm:  # an update for each row

@@ -328,7 +328,9 @@ def shipped_schema() -> dict[str, Any]:
     return content
 
 
-FILES = sorted(path for path in SPEC_FOLDER.rglob("*.json") if path.name != "spec.schema.json")
+NOT_TODAYS = ("spec.schema.json", "async_sac_roboschool.json")
+"""The schema itself, and a file in the older form, which it does not describe."""
+FILES = sorted(path for path in SPEC_FOLDER.rglob("*.json") if path.name not in NOT_TODAYS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

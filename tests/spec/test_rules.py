@@ -117,7 +117,7 @@ def test_what_contradicts(specs: Specs, changes: dict[str, Any], problem: str | 
     "changes",
     [
         {"agent.net.optim_spec": {"name": name, "lr": 0.1}}
-        for name in ("Adam", "AdamW", "RMSprop", "SGD", "RAdam", "Muon", "Adafactor", "GlobalAdam", "GlobalRMSprop", "Lookahead")
+        for name in ("Adam", "AdamW", "RMSprop", "SGD", "RAdam", "Muon", "Adafactor", "Lookahead")
     ]
     + [
         {"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdam", "lr": 0.1, "k": 5, "alpha": 0.5, "betas": [0.9, 0.99]}},

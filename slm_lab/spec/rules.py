@@ -33,7 +33,7 @@ from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
 from slm_lab.spec.search import NET
 from slm_lab.spec.spec import AgentSpec, Spec
-from slm_lab.spec.torch_check import check_net
+from slm_lab.spec.torch_check import OPTIMIZER_KEYS, check_net
 from slm_lab.spec.validate import SECTION_KEYS
 
 ALGORITHM: Path = ("agent", "algorithm")
@@ -149,7 +149,7 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
 def _global_nets(agent: AgentSpec, report: Report) -> None:
     """Optimizers that several Sessions cannot use on one net."""
     for place in ("net", "critic_net"):
-        for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
+        for key in OPTIMIZER_KEYS:
             optim = getattr(getattr(agent, place), key, None)
             if optim is not None and optim.name == "Lookahead":
                 why = "'Lookahead' would draw the global net back to one Session's own slow weights; take GlobalAdam"

@@ -25,7 +25,7 @@ from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM, has_critic
 from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
-from slm_lab.spec.torch_check import activation
+from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
 
 CRITIC_NET: Path = ("agent", "critic_net")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
@@ -81,7 +81,7 @@ def _settled_meta(spec: Spec, report: Report) -> MetaSpec:
 
 def _global_optimizers(net: NetSpec, place: Path, distributed: bool, report: Report) -> None:
     """A note for each optimizer of a global net that is not global itself, and for each global one without such a net."""
-    for key in ("optim_spec", *(key for key in SEPARATE if key.endswith("optim_spec"))):
+    for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
         if optim is None or optim.name.startswith("Global") == distributed:
             continue

@@ -30,6 +30,8 @@ _NOT_ALLOWED = {
     "constant_": "makes all units of a layer alike",
     "sparse_": "needs an argument",
 }
+OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
+"""Keys of a net that name an optimizer."""
 
 
 def activation(name: str) -> str | None:
@@ -40,7 +42,7 @@ def activation(name: str) -> str | None:
 
 def check_net(net: NetSpec, place: Path, report: Report) -> None:
     """Add a problem for each name or argument in the net at `place` that torch does not have."""
-    for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
+    for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
             _optimizer(optim, (*place, key), report)
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):

@@ -197,6 +197,36 @@ def test_without_an_episode_the_last_weights_are_the_best(tmp_path: Path) -> Non
     assert checkpoint.load(saved.best)["total_reward_ma"] is None
 
 
+def test_best_weights_in_the_file_are_not_replaced_by_worse_ones(tmp_path: Path) -> None:
+    """A process that takes another's place may find a best file newer than the last checkpoint."""
+    saved = Saved(tmp_path, interval=3600)
+    saved.row(5.0)
+    saved.observer.on_end()
+    after = Saved(tmp_path, interval=3600)
+    after.observer.go_on()
+    after.row(4.0)
+    after.observer.on_end()
+    assert checkpoint.load(saved.best)["total_reward_ma"] == 5.0
+    after.row(6.0)
+    after.observer.on_end()
+    assert checkpoint.load(saved.best)["total_reward_ma"] == 6.0
+
+
+@pytest.mark.parametrize(("frame", "frames"), [(20, [20, 30]), (17, [20, 30]), (30, [30])])
+def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: int, frames: list[int]) -> None:
+    """The table in the file ends at frame 10; the process died at `frame`."""
+    rows: list[Row] = []
+    clock = Clock()
+    clock.load_state_dict({**clock.state_dict(), "frame": frame, "prev_frame": frame})
+    recorder = Recorder(clock, Rates(), 10, lambda mode, row: rows.append(row))
+    recorder.means["loss"].add(100.0)  # from the checkpoint, and in the row of frame 10 too
+    recorder.go_on([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
+    drive(clock, recorder, 30, 1, 1.0)
+    assert [row["frame"] for row in rows] == frames
+    assert rows[0]["loss"] is None
+    assert recorder.table.rewards[0] == 7.0
+
+
 def test_an_interrupt_saves_once_before_the_row_of_the_end(tmp_path: Path) -> None:
     saved = Saved(tmp_path, interval=3600)
     saved.observer.on_interrupt()

@@ -32,6 +32,14 @@ def test_it_ends_at_the_first_step_at_or_past_its_frames(make_spec: MakeSpec) ->
     assert result.rows[-1]["opt_step"] > 0
 
 
+def test_alone_it_takes_all_frames_of_a_distributed_spec(make_spec: MakeSpec) -> None:
+    spec = make_spec()
+    sets = {"distributed": "synced", "max_session": 4}
+    session = Session(spec.model_copy(update={"meta": spec.meta.model_copy(update=sets)}))
+    assert session.run().frame == Session(spec).run().frame >= spec.env.max_frame
+    assert session._best()["global_frame"] == session.clock.frame
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_session_others(make_spec: MakeSpec, tmp_path: Path) -> None:
     """Defect 10: seeds are never set."""
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from slm_lab.experiment.observers.dev_checks import DevCheckError
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Stop
 
@@ -79,8 +80,6 @@ def signals_blocked() -> Iterator[None]:
 
 def cause(error: BaseException) -> str:
     """Why a Session failed: in one line where the disk is full or a check of mode dev failed, else the traceback."""
-    from slm_lab.experiment.observers.dev_checks import DevCheckError  # loads torch, which a parent of Sessions does without
-
     if isinstance(error, DevCheckError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -9,7 +9,7 @@ from slm_lab.experiment.paths import DataMode
 from slm_lab.lib.records import Metrics, VecStep
 
 Row = dict[str, float | int | None]
-"""One line of a Session's table, a value for each of COLUMNS."""
+"""One line of a Session's table: a value for each of COLUMNS, and of GLOBAL_COLUMNS where Sessions train one net."""
 Emit = Callable[[DataMode, Row], None]
 
 COLUMNS = (

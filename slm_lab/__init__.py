@@ -12,7 +12,7 @@ _PUBLIC = {
     "load_spec": "slm_lab.spec.loader",
     "Spec": "slm_lab.spec.spec",
     "SpecError": "slm_lab.spec.base",
-    "Session": "slm_lab.experiment.session",
+    "Session": "slm_lab.experiment.sessions",
     "Trial": "slm_lab.experiment.trial",
 }
 __all__ = ["Session", "Spec", "SpecError", "Trial", "load_spec"]
@@ -21,7 +21,7 @@ __all__ = ["Session", "Spec", "SpecError", "Trial", "load_spec"]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'slm_lab' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), name)
+    return getattr(import_module(_PUBLIC[name]), "make_session" if name == "Session" else name)
 
 
 def __dir__() -> list[str]:

@@ -235,7 +235,7 @@ def _check(words: list[str], arguments: argparse.Namespace) -> int:
     specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
     if arguments.build:
         from slm_lab.experiment.plan import Plan
-        from slm_lab.experiment.session import check_builds
+        from slm_lab.experiment.sessions import check_builds
 
         check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
     return _answer("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))

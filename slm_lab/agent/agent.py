@@ -10,6 +10,7 @@ import torch
 
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.memory.replay import Replay
+from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.memory.sil import SILReplay
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
@@ -52,6 +53,12 @@ class Agent:
         """Learn."""
         metrics = self.algorithm.update()
         self.policy.version += 1
+        return metrics
+
+    def learn(self, rollout: Rollout) -> Metrics:
+        """Learn from a rollout that was gathered elsewhere; the versions in it are counts of gradient steps."""
+        metrics = self.algorithm.learn(rollout)
+        self.policy.version = self.clock.opt_step
         return metrics
 
     def evaluator(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

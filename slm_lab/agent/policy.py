@@ -68,15 +68,25 @@ class Policy:
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         if self._fast is not None and len(obs_N) <= self._fast_rows:
             return ActOut(*self._take(self._fast(obs_N)), None, self.version)
-        params_NP, state_N = self._forward(obs_N, state_N)
+        params_NP, state_N = self.forward(obs_N, state_N)
         return ActOut(*self._take(params_NP), state_N, self.version)
 
     def choose(self, params_NP: np.ndarray) -> np.ndarray:
         """Actions of distribution parameters that are there already."""
         return self._take(params_NP)[0]
 
+    def take(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
+        """Actions of what `forward` gave, here or elsewhere."""
+        return ActOut(*self._take(params_NP), state_N, self.version)
+
+    @property
+    def params(self) -> int:
+        """P: numbers that describe the distribution of an env's next action; 0 where actions are random."""
+        return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.params
+
     @torch.inference_mode()
-    def _forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """The net's part of `act`: distribution parameters [N, P], and the hidden state afterwards."""
         assert self.net is not None
         device = self.net.actor_head.linear.weight.device
         obs = torch.from_numpy(obs_N).to(device)

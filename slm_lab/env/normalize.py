@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,14 @@ EPSILON = 1e-8
 """Added to a variance before its root."""
 NORMALIZED_CLIP = 10.0
 """Bound of what is normalised, unless the spec gives one."""
+
+
+class Moments(NamedTuple):
+    """Number of samples, their mean, and the sum of squared distances from it."""
+
+    samples: int
+    mean: np.ndarray
+    m2: np.ndarray
 
 
 class RunningStats:
@@ -33,11 +41,14 @@ class RunningStats:
 
     def update(self, batch: np.ndarray) -> None:
         """Take in [B, *shape], B ≥ 1."""
-        size = len(batch)
-        mean = np.add.reduce(batch, 0, np.float64) / size
+        mean = np.add.reduce(batch, 0, np.float64) / len(batch)
         spread = batch - mean
-        m2 = np.add.reduce(spread * spread, 0)
-        if not self.heap.takes(m2):
+        self.merge(Moments(len(batch), mean, np.add.reduce(spread * spread, 0)))
+
+    def merge(self, news: Moments) -> None:
+        """Take in what others have seen."""
+        size, mean, m2 = news
+        if size == 0 or not self.heap.takes(m2):
             return
         with self.heap.exclusive("statistics"):
             before = self.count
@@ -49,13 +60,20 @@ class RunningStats:
             if total > 1:
                 self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
+    def moments(self) -> Moments:
+        """What was seen so far."""
+        return Moments(self.count, self.mean.copy(), self.m2.copy())
+
+    def set(self, moments: Moments) -> None:
+        """Have seen this, and nothing else."""
+        self._count[0], self.mean[...], self.m2[...] = moments
+        self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
+
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self.m2.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count[0] = state["count"]
-        self.mean[...], self.m2[...] = state["mean"], state["m2"]
-        self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
+        self.set(Moments(int(state["count"]), np.asarray(state["mean"]), np.asarray(state["m2"])))
 
 
 class ObsTreatment:
@@ -63,13 +81,15 @@ class ObsTreatment:
 
     def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool, heap: Heap = PRIVATE) -> None:
         self.stats = RunningStats(shape, heap) if spec.normalize_obs else None
+        self.news = self.stats
+        """What takes in observations: the same, unless the statistics are kept elsewhere."""
         self.frozen = not training
         self._clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
     def update(self, obs: np.ndarray) -> None:
         """Take in observations [B, *shape]; none while frozen."""
-        if self.stats is not None and not self.frozen and len(obs):
-            self.stats.update(obs)
+        if self.news is not None and not self.frozen and len(obs):
+            self.news.update(obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Float32 [B, *shape] → float32 [B, *shape], normalised by what was seen so far, clipped."""
@@ -89,6 +109,8 @@ class RewardTreatment:
         self.scale = spec.reward_scale
         self.gamma = gamma
         self.stats = RunningStats((), heap) if spec.normalize_reward else None
+        self.news = self.stats
+        """What takes in returns: the same, unless the statistics are kept elsewhere."""
         self.return_N = np.zeros(num_envs)
         clip = spec.clip_reward
         if clip is None:
@@ -113,8 +135,8 @@ class RewardTreatment:
     def _normalize(self, stats: RunningStats, reward_N: np.ndarray, ended_N: np.ndarray | None, valid_N: np.ndarray | None) -> np.ndarray:
         self.return_N = self.return_N * self.gamma + reward_N
         seen = self.return_N if valid_N is None else self.return_N[valid_N]
-        if len(seen):
-            stats.update(seen)
+        if len(seen) and self.news is not None:
+            self.news.update(seen)
         if ended_N is not None:
             self.return_N[ended_N] = 0.0
         if valid_N is not None:

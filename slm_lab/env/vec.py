@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from slm_lab.env.backend import Backend, RawStep
-from slm_lab.env.normalize import ObsTreatment, RewardTreatment
+from slm_lab.env.normalize import Moments, ObsTreatment, RewardTreatment, RunningStats
 from slm_lab.env.spaces import Codec, batch_of_one
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
@@ -186,6 +187,49 @@ class Env:
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])
             self.copy_statistics(state)
+
+    @property
+    def treatments(self) -> list[ObsTreatment | RewardTreatment]:
+        """Those with statistics."""
+        both = (self._obs_treatment, self._reward_treatment)
+        return [treatment for treatment in both if treatment is not None and treatment.stats is not None]
+
+    def keep_statistics_apart(self) -> None:
+        """From now on treat by the statistics as they were set, and gather what is seen apart from them."""
+        for treatment in self.treatments:
+            assert treatment.stats is not None
+            treatment.news = RunningStats(treatment.stats.mean.shape)
+
+    def take_news(self) -> list[Moments]:
+        """What was seen since the last call, where the statistics are kept apart."""
+        taken = []
+        for treatment in self.treatments:
+            assert treatment.news is not None
+            taken.append(treatment.news.moments())
+            treatment.news = RunningStats(treatment.news.mean.shape)
+        return taken
+
+    def merge_news(self, news: Sequence[Moments]) -> None:
+        """Add what other envs have seen to the statistics."""
+        for treatment, moments in zip(self.treatments, news, strict=True):
+            assert treatment.stats is not None
+            treatment.stats.merge(moments)
+
+    @property
+    def statistics(self) -> np.ndarray:
+        """All of them in one vector, float64."""
+        parts = [part for t in self.treatments if t.stats for part in (t.stats.count, t.stats.mean, t.stats.m2)]
+        return np.concatenate([np.ravel(np.asarray(part, np.float64)) for part in parts]) if parts else np.zeros(0)
+
+    @statistics.setter
+    def statistics(self, vector: np.ndarray) -> None:
+        at = 0
+        for treatment in self.treatments:
+            assert treatment.stats is not None
+            shape, size = treatment.stats.mean.shape, treatment.stats.mean.size
+            mean, m2 = vector[at + 1 : at + 1 + 2 * size].reshape(2, *shape)
+            treatment.stats.set(Moments(int(vector[at]), mean, m2))
+            at += 1 + 2 * size
 
     def copy_statistics(self, state: dict[str, Any]) -> None:
         """Take the observation statistics of another env's state_dict(), for evaluation."""

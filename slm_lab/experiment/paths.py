@@ -22,7 +22,7 @@ def file_stem(spec_name: str) -> str:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions."""
+    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions, or their policies."""
 
     root: Path
     spec_name: str
@@ -69,7 +69,7 @@ class RunPaths:
         return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
-        """The Session's table of rows (CSV)."""
+        """The Session's table of rows (CSV). With P = meta.sampler.num_policies policies, s · P + p is that of policy p of Session s."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_session_df_{mode}.csv"
 
     def session_metrics(self, s: int, t: int = 0) -> Path:
@@ -77,6 +77,18 @@ class RunPaths:
 
     def session_graph(self, s: int, what: str, ext: str, mode: DataMode = "train", t: int = 0) -> Path:
         return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_{mode}_{what}_vs_frames.{ext}"
+
+    def timeline(self, s: int, t: int = 0) -> Path:
+        """What each process of the sampler did in a window of a few iterations (CSV: process, kind, begin, end, in seconds)."""
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
+
+    def timeline_graph(self, s: int, ext: str, t: int = 0) -> Path:
+        """The same as bars over seconds."""
+        return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_timeline.{ext}"
+
+    def pbt(self, s: int, t: int = 0) -> Path:
+        """The rounds of population-based training (CSV): a line for each policy in each, with its hyperparameters."""
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
 
     def session_log(self, s: int, t: int = 0) -> Path:
         return self.log_dir / f"{self.stem}_t{t}_s{s}.log"

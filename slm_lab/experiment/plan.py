@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from slm_lab.spec.meta import MetaSpec
 
-Report = Callable[[int, float, "dict[str, float | int | None] | None"], None]
-"""report(frame, frames per second, the row just made or None): progress of a Session."""
+Report = Callable[[int, int, float, "dict[str, float | int | None] | None"], None]
+"""report(number of the table, frame, frames per second, the row just made or None): progress of a Session, or of one of its policies."""
 
 
 class UserError(Exception):
@@ -59,8 +59,11 @@ class Plan:
     """Sessions at a time; None: as many as there are cores."""
 
     def at_once(self, meta: MetaSpec) -> int:
-        """How many Sessions run at a time: all of those that train one net."""
-        return meta.max_session if meta.distributed else max(1, min(meta.max_session, self.jobs or cores()))
+        """How many Sessions run at a time: all of those that train one net; else as many as there are cores for their processes."""
+        if meta.distributed:
+            return meta.max_session
+        processes = 1 if meta.sampler is None or meta.sampler.serial_mode else 1 + meta.sampler.num_workers
+        return max(1, min(meta.max_session, self.jobs or cores() // processes))
 
 
 def cores() -> int:

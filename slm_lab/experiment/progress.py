@@ -44,10 +44,11 @@ class Progress:
     Refreshes when told something, not by a thread of its own, which would take time from a Session in this process.
     """
 
-    def __init__(self, sessions: int, max_frame: int, console: Console | None = None) -> None:
+    def __init__(self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1) -> None:
         self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
-        self.max_frame = max_frame
-        self.states = [_State() for _ in range(sessions)]
+        self.max_frame, self.policies = max_frame, policies
+        self.states = [_State() for _ in range(sessions * policies)]
+        """Of each Session, or of each policy of each Session."""
         self.said: set[str] = set()
         self.begun = False
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
@@ -74,7 +75,7 @@ class Progress:
         self.say(text)
 
     def update(self, index: int, frame: int, fps: float, row: Row | None) -> None:
-        """Session `index` is at `frame`; `row` is its newest row, if there is a new one."""
+        """Session (or policy) `index` is at `frame`; `row` is its newest row, if there is a new one."""
         state = self.states[index]
         state.frame, state.fps, state.status = frame, fps, ""
         if row is not None:
@@ -83,15 +84,23 @@ class Progress:
             self._refresh()
         elif row is not None and (perf_counter() >= state.line_due or frame >= self.max_frame):
             state.line_due = perf_counter() + _LINE_EVERY
-            self.say(f"session {index}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
+            self.say(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
     def ended(self, index: int, status: str, detail: str) -> None:
         """Session `index` has ended."""
-        self.states[index].status = status
+        for state in self.states[index * self.policies : (index + 1) * self.policies]:
+            state.status = status
         if self.live:
             self._refresh()
         if status == "failed":
             self.say(f"session {index} failed: {detail.rstrip()}")
+
+    def _name(self, index: int) -> str:
+        """What state number `index` is of."""
+        session, policy = divmod(index, self.policies)
+        if self.policies == 1:
+            return f"session {session}"
+        return f"policy {policy}" if len(self.states) == self.policies else f"session {session} policy {policy}"
 
     def notice(self, text: str) -> None:
         """Say something once, however many Sessions remark on it."""
@@ -130,7 +139,7 @@ class Progress:
     def _cells(self, index: int) -> dict[str, RenderableType]:
         state = self.states[index]
         return {
-            "session": str(index),
+            "session": str(index) if self.policies == 1 else self._name(index),
             "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
             "frame": f"{state.frame:,}/{self.max_frame:,}",
             "fps": f"{state.fps:,.0f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.observers import (
     COLUMNS,
     GLOBAL_COLUMNS,
+    SAMPLER_COLUMNS,
     Checkpointer,
     CSVWriter,
     DevChecks,
@@ -38,8 +40,8 @@ from slm_lab.experiment.plan import Plan, Report, Stop, UserError, cores
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.log import logger, notice
+from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import draw_seed, session_seeds
-from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
 
@@ -89,6 +91,8 @@ class Session:
         self.result = SessionResult(index)
         self._observers: list[Observer] = []
         self._eval_env: Env | None = None
+        self._num_envs: int | None = None
+        """Instead of the spec's."""
         self._built = False
 
     def build(self) -> Self:
@@ -96,7 +100,7 @@ class Session:
         seed = self.spec.meta.random_seed
         if seed is None:
             seed = draw_seed()
-            self.spec = _seeded(self.spec, seed)
+            self.spec = seeded(self.spec, seed)
             notice(f"{self.spec.name}: random_seed {seed}, drawn, for meta has none")
         spec = self.spec
         self.seeds = session_seeds(seed, self.trial, self.index, self.restart)
@@ -112,7 +116,7 @@ class Session:
         self._threads, self._built = torch.get_num_threads(), True
         torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
         try:
-            self.agent = build_agent(spec, self.env.info, self.seeds, self.clock, self.device, self.heap)
+            self.agent = build_agent(spec, self._info(), self.seeds, self.clock, self.device, self.heap)
             if own_seed != self.seeds.net:
                 torch.manual_seed(own_seed)
             self._check_room()
@@ -134,21 +138,29 @@ class Session:
         """Learn until this Session has its frames, or until a stop is requested."""
         if not self._built:
             self.build()
-        logger.info("begins: seeds %s, backend %s, device %s", self.seeds, self.env.backend, self.device)
-        self.clock.begin()
         try:
-            self._observers = self._observe(paths)
-            if self.restart and paths is not None:
-                self._take_over(paths)
+            self.begin(paths)
             self._loop()
-            self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.frames
-            if self.result.interrupted:
-                self._call("on_interrupt")
-            self._call("on_end")
-            logger.info("ends at frame %d%s", self.clock.frame, ", as asked" if self.result.interrupted else "")
+            self.end()
         finally:
             self.close()
         return self.result
+
+    def begin(self, paths: RunPaths | None) -> None:
+        """Let the observers begin, and the clock."""
+        logger.info("begins: seeds %s, backend %s, device %s", self.seeds, self.env.backend, self.device)
+        self.clock.begin()
+        self._observers = self._observe(paths)
+        if self.restart and paths is not None:
+            self._take_over(paths)
+
+    def end(self) -> None:
+        """Write what is written at the end."""
+        self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.frames
+        if self.result.interrupted:
+            self._call("on_interrupt")
+        self._call("on_end")
+        logger.info("ends at frame %d%s", self.clock.frame, ", as asked" if self.result.interrupted else "")
 
     def close(self) -> None:
         """Release env and files."""
@@ -200,12 +212,12 @@ class Session:
     def _observe(self, paths: RunPaths | None) -> list[Observer]:
         """The observers, in the order in which they are called: those that make rows, then those that take them."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
-        columns = (*COLUMNS, *GLOBAL_COLUMNS) if self.heap.common else COLUMNS
+        columns = (*COLUMNS, *(GLOBAL_COLUMNS if self.heap.common else ()), *(SAMPLER_COLUMNS if self.spec.meta.sampler else ()))
         observers: list[Observer] = [Recorder(clock, agent, meta.log_frequency, self._emit, columns)]
         if meta.rigorous_eval:
             observers.append(Evaluator(clock, agent, meta.eval_frequency, self._emit, self._evaluate, columns))
         if self.report:
-            observers.append(Reporter(clock, self.report))
+            observers.append(Reporter(clock, partial(self.report, self.index)))
         if paths is not None:
             observers += self._writers(paths, columns)
         if self.plan.mode == "dev":
@@ -265,12 +277,16 @@ class Session:
         returns = play(self._eval_env, self.agent.evaluator(), self.stop)
         return sum(returns) / len(returns) if returns else None
 
+    def _info(self) -> EnvInfo:
+        """Of the envs that the agent acts in."""
+        return self.env.info
+
     def _make_env(self, seed: int, *, training: bool) -> Env:
         spec = self.spec
         return make_env(
             spec.env.model_copy(update={"max_frame": self.frames}),
             seed,
-            num_envs=None if training else spec.meta.rigorous_eval,
+            num_envs=self._num_envs if training else spec.meta.rigorous_eval,
             gamma=spec.agent.algorithm.gamma,
             training=training,
             threads=max(1, cores() // self.plan.at_once(spec.meta)),
@@ -288,20 +304,7 @@ def device_of(spec: Spec, plan: Plan, index: int) -> str:
     return plan.device
 
 
-def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
-    """Make env and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
-    problems = []
-    for spec in specs:
-        prefix = f"{spec.name}." if len(specs) > 1 else ""
-        try:
-            Session(_seeded(spec, 0), plan=plan).build().close()
-        except SpecError as error:
-            problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]
-    if problems:
-        raise SpecError(source, problems)
-
-
-def _seeded(spec: Spec, seed: int) -> Spec:
+def seeded(spec: Spec, seed: int) -> Spec:
     """`spec` with a seed where it has none."""
     meta = spec.meta
     return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})

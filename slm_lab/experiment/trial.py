@@ -61,7 +61,7 @@ class Trial:
     def _run(self, stop: Stop) -> dict[str, Any]:
         sessions = self.spec.meta.max_session
         run_sessions = run_inline if sessions == 1 and not self.spec.meta.distributed else run_processes
-        with Progress(sessions, self.spec.session_frames) as progress, _notices_to(progress):
+        with Progress(sessions, self.spec.session_frames, policies=self.spec.policies) as progress, _notices_to(progress):
             progress.start(self.spec.name)
             if run_sessions is run_processes:
                 threading.Thread(target=_load_analysis, daemon=True).start()
@@ -86,7 +86,10 @@ class Trial:
                 shutil.rmtree(paths.root, ignore_errors=True)
             raise UserError(f"cannot write in the data folder {self.plan.data_dir}: {error.strerror or error}") from None
         self.paths = paths
-        progress.begin(f"{self.spec.name}: {meta.max_session} × {self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
+        of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
+        progress.begin(
+            f"{self.spec.name}: {meta.max_session} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}"
+        )
         return paths
 
     def _analyze(self, outcomes: list[Outcome], progress: Progress) -> dict[str, Any]:
@@ -98,10 +101,10 @@ class Trial:
 
         metrics: dict[str, Any] = {}
         well = {outcome.index for outcome in outcomes if outcome.status != "failed"}
-        sessions = [index for index in paths.sessions("train", self.index) if index in well]
-        if sessions:
+        tables = [index for index in paths.sessions("train", self.index) if index // self.spec.policies in well]
+        if tables:
             with _notices_to(progress):
-                metrics = analyze_trial(self.spec, paths, self.index, sessions=sessions, failed=len(outcomes) - len(well))
+                metrics = analyze_trial(self.spec, paths, self.index, sessions=tables, failed=len(outcomes) - len(well))
             progress.say(_summary(metrics, self.spec.session_frames))
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
         for file in (paths.root, *graphs, paths.trial_metrics(self.index)):

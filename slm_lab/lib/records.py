@@ -97,8 +97,8 @@ class ActOut(NamedTuple):
     """float32 [N]: log-probability of the action under the policy that chose it."""
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
-    version: int = 0
-    """Version of the policy's weights: updates learned so far."""
+    version: int | np.ndarray = 0
+    """Version of the policy's weights: updates learned so far (int64 [N] where they differ)."""
 
 
 @dataclass

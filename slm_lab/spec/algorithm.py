@@ -64,7 +64,19 @@ class ReinforceSpec(OnPolicySpec):
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
 
 
-class ActorCriticSpec(OnPolicySpec):
+class VTraceSpec(OnPolicySpec):
+    """Keys of those that V-trace (arXiv:1802.01561) can correct for rollouts which an older policy gathered."""
+
+    with_vtrace: Flag = False
+    """Correct values and advantages for policy lag by V-trace, whose λ is lam (absent: 1); without lag this changes nothing."""
+    rho_bar: PositiveReal = 1.0
+    """ρ̄ of V-trace: most that a temporal difference weighs. Decides which policy is valued: the higher, the nearer to the present one,
+    and the noisier."""
+    c_bar: PositiveReal = 1.0
+    """c̄ of V-trace: most that a step carries back of what comes after it. Decides how fast values are learned, not which."""
+
+
+class ActorCriticSpec(VTraceSpec):
     """Advantage actor-critic (arXiv:1602.01783): A2C; A3C with meta.distributed."""
 
     name: Literal["ActorCritic"]
@@ -82,7 +94,7 @@ class ActorCriticSpec(OnPolicySpec):
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
 
 
-class PPOSpec(OnPolicySpec):
+class PPOSpec(VTraceSpec):
     """Proximal policy optimisation with the clipped objective (arXiv:1707.06347)."""
 
     name: Literal["PPO"]

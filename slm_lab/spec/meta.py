@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from slm_lab.spec.base import Count, Flag, NonNegative, Positive, PositiveReal, Seed, SpecModel
+from slm_lab.spec.sampler import SamplerSpec
 
 
 class SearchResources(SpecModel):
@@ -36,7 +37,9 @@ class MetaSpec(SpecModel):
     hogwild_lock: Flag = False
     """Lets one Session at a time update the global net."""
     max_restart: Count = 1
-    """How often a new process takes the place of a Session that was killed, attached to the same global net."""
+    """How often a new process takes the place of one that was killed: a Session's, attached to the same global net; a rollout worker's."""
+    sampler: SamplerSpec | None = None
+    """Rollout workers that collect for a learner, in turn with it or while it trains; absent: each Session steps its own envs."""
     max_session: Positive = 1
     """Sessions of a Trial, each with its own seed."""
     max_trial: Positive = 1

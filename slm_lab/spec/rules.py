@@ -30,6 +30,7 @@ from slm_lab.spec.net import (
     TorchArcNetSpec,
 )
 from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.sampler_rules import check_sampler
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
 from slm_lab.spec.search import NET
 from slm_lab.spec.spec import AgentSpec, Spec
@@ -56,6 +57,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     _env(spec, report)
     if spec.meta.distributed:
         _global_nets(spec.agent, report)
+    if spec.meta.sampler is not None and algorithm_known:
+        check_sampler(spec, spec.meta.sampler, report)
 
 
 def has_critic(algorithm: AlgorithmSpec) -> bool:

@@ -16,6 +16,7 @@ from slm_lab.spec.algorithm import (
     ReplayAlgorithmSpec,
     SILSpec,
     SoftActorCriticSpec,
+    VTraceSpec,
 )
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, PriorityKeys, SILReplayKeys
@@ -23,6 +24,7 @@ from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM, has_critic
+from slm_lab.spec.sampler_rules import settled_sampler
 from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
@@ -60,7 +62,10 @@ def settle(spec: Spec, report: Report) -> Spec:
     if spec.meta.save_replay and not isinstance(spec.agent.algorithm, (ReplayAlgorithmSpec, SILSpec, PPOSILSpec)):
         report.note(("meta", "save_replay"), f"has no effect, since {spec.agent.algorithm.name} has no replay")
     agent = spec.agent.model_copy(update=change)
-    return spec.model_copy(update={"agent": agent, "meta": _settled_meta(spec, report), "search": _settled_search(spec, agent, report)})
+    update: dict[str, Any] = {"agent": agent, "meta": _settled_meta(spec, report), "search": _settled_search(spec, agent, report)}
+    if (sampler := spec.meta.sampler) is not None:
+        update["env"] = spec.env.model_copy(update={"num_envs": sampler.num_envs})
+    return spec.model_copy(update=update)
 
 
 def _settled_meta(spec: Spec, report: Report) -> MetaSpec:
@@ -72,6 +77,10 @@ def _settled_meta(spec: Spec, report: Report) -> MetaSpec:
     for key in ("net", "critic_net"):
         if (net := getattr(spec.agent, key)) is not None:
             _global_optimizers(net, ("agent", key), bool(meta.distributed), report)
+    if meta.sampler is not None:
+        sampler = settled_sampler(spec, meta.sampler, report)
+        dropped = _without_effect(meta, ("meta",), ["hogwild_lock"], "meta.distributed is false", report)
+        return meta.model_copy(update={"sampler": sampler, **dropped})
     if not meta.distributed:
         return meta.model_copy(update=_without_effect(meta, ("meta",), GLOBAL_NET, "meta.distributed is false", report))
     if meta.max_session == 1:
@@ -127,12 +136,14 @@ def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
             change |= _without_effect(algorithm, ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", report)
         else:
             change |= _without_effect(algorithm, ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", report)
+    if isinstance(algorithm, VTraceSpec):
+        change |= _settled_vtrace(algorithm, report)
     if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step >= spec.env.max_frame:
         begins = f"training begins after {algorithm.training_start_step} transitions"
         report.note((*ALGORITHM, "training_start_step"), f"{begins}, and env.max_frame is {spec.env.max_frame}: nothing is learned")
     if isinstance(algorithm, PPOSpec):
         rollout = algorithm.time_horizon * spec.env.num_envs
-        if algorithm.minibatch_size > rollout:
+        if algorithm.minibatch_size > rollout and spec.meta.sampler is None:
             change["minibatch_size"] = rollout
             report.note(
                 (*ALGORITHM, "minibatch_size"),
@@ -143,6 +154,22 @@ def _settled_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
             report.note((*ALGORITHM, "training_frequency"), f"PPO trains every time_horizon ({algorithm.time_horizon}) steps; dropped")
         change["training_frequency"] = None
     return algorithm.model_copy(update=change)
+
+
+def _settled_vtrace(algorithm: VTraceSpec, report: Report) -> dict[str, Any]:
+    bounds = ("rho_bar", "c_bar")
+    if not algorithm.with_vtrace:
+        return _without_effect(algorithm, ALGORITHM, bounds, "with_vtrace is false", report)
+    if algorithm.c_bar > algorithm.rho_bar:
+        report.note(
+            (*ALGORITHM, "c_bar"), f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace is meant with c_bar ≤ rho_bar"
+        )
+    for key in bounds:
+        if getattr(algorithm, key) < 1:
+            report.note(
+                (*ALGORITHM, key), f"{getattr(algorithm, key):g} is below 1, so that even the present policy's own actions weigh less"
+            )
+    return {}
 
 
 def _without_effect(model: SpecModel, place: Path, keys: Iterable[str], why: str, report: Report) -> dict[str, Any]:

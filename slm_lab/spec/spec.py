@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec, Algorithm, PPOSpec, ReinforceSpec, SARSASpec
+from slm_lab.spec.algorithm import ActorCriticSpec, Algorithm, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.memory import Memory, OnPolicyBatchReplaySpec
 from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import Net
+
+REPLAY_ROWS = 16
+"""Vector steps of a rollout that goes into a replay memory: short, for the policy that acts is brought up to date after each."""
 
 
 class AgentSpec(SpecModel):
@@ -57,7 +60,26 @@ class Spec(SpecModel):
 
     @property
     def session_frames(self) -> int:
-        """Frames of each Session: env.max_frame, or its share of it where all train one net."""
+        """Frames of each Session (of each of its policies): env.max_frame, or its share of it where all train one net."""
         if not self.meta.distributed:
             return self.env.max_frame
         return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
+
+    @property
+    def rollout_rows(self) -> int:
+        """Vector steps that a rollout worker collects at a time, for meta.sampler."""
+        return REPLAY_ROWS if isinstance(self.agent.algorithm, ReplayAlgorithmSpec) else self.agent.rollout_len
+
+    @property
+    def dataset_columns(self) -> int:
+        """Rollouts, of one env each, that a dataset is made of, for meta.sampler."""
+        algorithm, sampler = self.agent.algorithm, self.meta.sampler
+        assert sampler is not None
+        if isinstance(algorithm, PPOSpec):
+            return algorithm.minibatch_size * sampler.num_batches_per_epoch // self.rollout_rows
+        return sampler.num_envs
+
+    @property
+    def policies(self) -> int:
+        """Policies that a Session trains."""
+        return 1 if self.meta.sampler is None else self.meta.sampler.num_policies

@@ -11,7 +11,6 @@ _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
 """Keys whose value is free in form: there null is a value."""
 
 _LATER: dict[Path, frozenset[str]] = {
-    ("agent", "algorithm"): frozenset(["with_vtrace", "rho_bar", "c_bar"]),
     ("env",): frozenset({"device"}),
 }
 """Keys of components that this version does not have, which published specs carry for others too."""

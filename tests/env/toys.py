@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -49,12 +50,14 @@ class Spaced(gym.Env[Any, Any]):
     """An env with the given spaces."""
 
     def __init__(self, observation: spaces.Space[Any] | None = None, action: spaces.Space[Any] | None = None) -> None:
-        self.observation_space = observation or spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,))))
-        self.action_space = action or spaces.Discrete(2)
+        # of its own: copies of the env would draw from one random stream
+        self.observation_space = deepcopy(observation) or spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,))))
+        self.action_space = deepcopy(action) or spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.observation_space.seed(seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -64,6 +64,17 @@ def only(*words: object) -> Setting:
     return setting
 
 
+def test_policies_of_a_session_are_one_seed(tmp_path: Path) -> None:
+    body = {"meta": {"sampler": {"num_policies": 2}}}
+    setting = only(make_run(tmp_path / "a", [[10, 50], [20, 30], [30, 90], [50, 50]], spec=body))
+    summary = summarize(setting, 90)
+    assert (summary.seeds, summary.sessions, summary.solved, setting.count()) == (2, 2, 1, "2 seeds of 2 policies")
+    assert summary.final_return is not None
+    assert summary.final_return.value == (40 + 70) / 2
+    assert summary.updates_per_second == 10  # 5 of each policy
+    assert only(make_run(tmp_path / "b", [[1, 2], [1, 2]], name="b", spec={"meta": {"sampler": None}})).count() == "2 seeds"
+
+
 def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", [[10, 50, 90], [20, 100, 100], [30, 40, 30]], norms=[1.0, 2.0, 6.0])
     summary = summarize(only(run), 50)

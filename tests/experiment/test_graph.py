@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.analysis import album, analyze, analyze_trial
-from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, figure, page, shown, y_range
-from slm_lab.experiment.analysis.picture import Painter, _tick
+from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, shown, y_range
+from slm_lab.experiment.analysis.page import figure, page
+from slm_lab.experiment.analysis.picture import Painter, tick
 from slm_lab.experiment.analysis.table import Curve
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
@@ -213,7 +214,7 @@ def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) 
         legend = painter.axes.get_legend()
         box = legend.get_window_extent()
         assert box.x1 <= 800
-        assert box.y1 < painter.title.get_window_extent().y0
+        assert box.y1 < painter.canvas.title.get_window_extent().y0
         heights.append(painter.axes.get_position().height)
         names.append(len(legend.get_texts()))
     assert heights[0] == heights[2] > heights[1]
@@ -414,7 +415,7 @@ def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("title", ["$\\oops{$", "<b> & $x", "名" * 200])
 def test_any_title_and_length(count: int, title: str) -> None:
     assert Painter().picture(graph_of(count, title)).startswith(b"\x89PNG")
-    assert len(page(graph_of(count, title), "a.js")) < 200_000
+    assert len(page(figure(graph_of(count, title)), "a.js")) < 200_000
     trace = figure(graph_of(count, title))["data"][-1]
     assert (trace["x"][0], trace["x"][-1]) == (1, count)
     assert trace["mode"] == ("lines+markers" if count < 20 else "lines")
@@ -464,4 +465,4 @@ def test_core_range_keeps_what_strays_late() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])
 def test_tick_is_short(value: float, text: str) -> None:
-    assert _tick(value, None) == text
+    assert tick(value, None) == text

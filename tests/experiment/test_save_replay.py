@@ -15,7 +15,8 @@ from slm_lab.agent.memory.replay import Replay
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.paths import new_run
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session import Session, check_builds
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sessions import check_builds
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec

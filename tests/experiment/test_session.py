@@ -11,7 +11,8 @@ from slm_lab.experiment import checkpoint
 from slm_lab.experiment.observers import DevCheckError
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.session import Session, check_builds
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sessions import check_builds
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec

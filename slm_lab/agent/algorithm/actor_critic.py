@@ -8,12 +8,12 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
 from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
-from slm_lab.agent.algorithm.on_policy import build_parts, value_scale
+from slm_lab.agent.algorithm.on_policy import build_parts, log_ratio, value_scale
 from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.returns import gae, nstep_returns
+from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -43,17 +43,27 @@ class ActorCritic(Algorithm):
         return self.learner.step_on(self._with_advantages(rollout.to(self.device)), self._loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
-        values = critic_outputs(self.net, rollout, self.seq_len)
+        spec = self.spec
+        values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
-        if self.spec.lam is not None:
-            advantage_TN = gae(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN, self.spec.gamma, self.spec.lam)
+        rows = (reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
+        rho_TN: Tensor | None = None
+        if spec.with_vtrace:
+            lam = 1.0 if spec.lam is None else spec.lam
+            ratio_TN = log_ratio(self.distribution, rollout, values)
+            return_TN, advantage_TN, rho_TN = vtrace(ratio_TN, *rows, spec.gamma, lam, spec.rho_bar, spec.c_bar)
+        elif spec.lam is not None:
+            advantage_TN = gae(*rows, spec.gamma, spec.lam)
             return_TN = advantage_TN + value_TN
-            advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
         else:
-            steps = self.spec.num_step_returns or len(reward_TN)
-            return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, self.spec.gamma, steps)
+            steps = spec.num_step_returns or len(reward_TN)
+            return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, spec.gamma, steps)
             advantage_TN = return_TN - value_TN
+        if spec.lam is not None:
+            advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
+        if rho_TN is not None:  # after the mean is taken off: a baseline is without bias only inside the weight
+            advantage_TN = rho_TN * advantage_TN
         self.scale.update(return_TN, rollout.valid_TN)
         return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
 

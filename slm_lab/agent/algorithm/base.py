@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -14,11 +14,23 @@ from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.memory.sil import SILReplay
+from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.spec.schedule import Schedule
+
+
+class Tuning(NamedTuple):
+    """Hyperparameters other than the spec's, as population-based training changes them."""
+
+    lr: float = 1.0
+    """Factor of the learning rate."""
+    entropy_coef: float = 1.0
+    """Factor of the entropy coefficient."""
+    gamma: float | None = None
+    """In place of the spec's."""
 
 
 class Algorithm:
@@ -35,6 +47,12 @@ class Algorithm:
     """A net that follows the one that learns; None for what has none."""
     entropy_schedule: Schedule | None = None
     """Weight of the entropy bonus over frames; None where there is none."""
+    spec: Any
+    """The algorithm's section of the spec."""
+    tuning: Tuning = Tuning()
+    """What is not as the spec says."""
+    _given: Any = None
+    """The section as the spec has it, once something is not."""
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Remember one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
@@ -56,6 +74,11 @@ class Algorithm:
         raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
 
     @property
+    def acting(self) -> FlatParams | None:
+        """The parameters that the policy acts with; None for a policy without any."""
+        return None if self.trainer is None else self.trainer.flat
+
+    @property
     def lr(self) -> float | None:
         """Learning rate of the last update; None for what does not learn."""
         return None if self.trainer is None else self.trainer.lr
@@ -65,17 +88,32 @@ class Algorithm:
         """Weight of the entropy bonus now; None where there is none."""
         return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.global_frame)
 
+    def tune(self, tuning: Tuning) -> None:
+        """Go on with other hyperparameters."""
+        self.tuning = tuning
+        if self.trainer is not None:
+            self.trainer.lr_factor = tuning.lr
+        if self.entropy_schedule is not None:
+            own = self.spec.entropy_coef_spec
+            ends = {end: value * tuning.entropy_coef for end in ("start_val", "end_val") if (value := getattr(own, end)) is not None}
+            self.entropy_schedule = own.model_copy(update=ends)
+        self._given = self._given or self.spec
+        self.spec = self._given if tuning.gamma is None else self._given.model_copy(update={"gamma": tuning.gamma})
+
     def old_transitions(self) -> Replay | SILReplay | None:
         """The memory of what is learned from again and again; None for what learns from each step once."""
         return self.memory if isinstance(self.memory, Replay) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learned, without the transitions that it is learned from."""
-        state: dict[str, Any] = {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
+        state: dict[str, Any] = {"tuning": tuple(self.tuning)}
+        state |= {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
         return state | ({"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
+        if (tuning := Tuning(*state["tuning"])) != self.tuning:
+            self.tune(tuning)
         if self.trainer is not None:
             self.trainer.load_state_dict(state["trainer"])
         if isinstance(self.memory, Replay):

@@ -35,34 +35,38 @@ class Values:
     """float32 [T, N]: of the true next observation (after a termination meaningless)."""
     state_CNS: Tensor
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
+    params_TNP: Tensor | None
+    """float32 [T, N, P]: the actor's outputs, where they were asked for."""
 
 
 @torch.no_grad()
-def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int) -> Values:
-    """Run the critic over a rollout on its own device, truncated ends included."""
+def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
+    """Run the critic over a rollout on its own device, truncated ends included; with `actor` the actor in the same pass."""
     cut = rollout.truncations
+    pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
-        output_TN = torch.cat([net.critic(piece) for piece in obs_B.split(piece_length(obs_B, 1))])
-        output_TN = output_TN.unflatten(0, rollout.obs_TN.shape[:2])
+        pairs += [net(piece) if actor else (None, net.critic(piece)) for piece in obs_B.split(piece_length(obs_B, 1))]
+        output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
         cut_K = net.critic(cut.obs_K)
         states = [rollout.state_NS]
     else:
-        state_NS, outputs, states = rollout.state_NS, [], []
+        state_NS, states = rollout.state_NS, []
         T = len(rollout.reward_TN)
         for t in range(0, T, seq_len):  # the last chunk takes the extra row too
             end = t + seq_len if t + seq_len < T else T + 1
             states.append(state_NS)
-            _, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
-            outputs.append(value_LN)
-        output_TN = torch.cat(outputs)
+            params_LNP, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
+            pairs.append((params_LNP, value_LN))
+        output_TN = torch.cat([value_LN for _, value_LN in pairs])
         cut_K = output_TN.new_zeros(0, *output_TN.shape[2:])
         if len(cut.t_K):
             going_on = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
             cut_K = net.unroll(cut.obs_K.unsqueeze(0), going_on, cut.state_KS)[1][0]
     next_TN = output_TN[1:].clone()
     next_TN[cut.t_K, cut.n_K] = cut_K
-    return Values(output_TN[:-1], next_TN, torch.stack(states))
+    params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
+    return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
 class Sequences(NamedTuple):

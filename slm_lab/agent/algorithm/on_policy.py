@@ -8,10 +8,12 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from slm_lab.agent.algorithm.batch import Values
 from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
 from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyReplay, build_memory, slab_bytes
+from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution, Normal
 from slm_lab.agent.ops.losses import ValueLoss
@@ -131,3 +133,14 @@ def value_scale(symlog: bool, normalize: bool, heap: Heap = PRIVATE) -> ValueSca
         message = "symlog and normalize_v_targets exclude each other: leave one out"
         raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
     return SymlogScale() if symlog else RunningScale(heap) if normalize else ValueScale()
+
+
+@torch.no_grad()
+def log_ratio(distribution: ActionDistribution, rollout: Rollout, values: Values) -> Tensor:
+    """log π(a|s) − log μ(a|s) [T, N] of a rollout's actions: the policy of `values.params_TNP` against the one that acted."""
+    assert values.params_TNP is not None
+    logp_B = distribution.log_prob(values.params_TNP.flatten(0, 1), rollout.action_TN.flatten(0, 1))
+    log_ratio_TN = logp_B.view_as(rollout.logp_TN) - rollout.logp_TN
+    # what stands in a row that is no transition may be anything, and NaN would spread even through a decay of 0; other ratios stay,
+    # since a transition that is masked for its lag is invalid too, and what comes after it is corrected through it
+    return torch.where(log_ratio_TN.isnan() & ~rollout.valid_TN, 0.0, log_ratio_TN)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
 from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
-from slm_lab.agent.algorithm.on_policy import build_parts, value_scale
+from slm_lab.agent.algorithm.on_policy import build_parts, log_ratio, value_scale
 from slm_lab.agent.algorithm.value_scale import PercentileScale, standardize_valid
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
-from slm_lab.agent.ops.returns import gae
+from slm_lab.agent.ops.returns import gae, vtrace
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -53,15 +53,20 @@ class PPO(Algorithm):
         return self.learner.end()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
-        values = critic_outputs(self.net, rollout, self.seq_len)
+        spec, valid_TN = self.spec, rollout.valid_TN
+        values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
-        done_TN, valid_TN = rollout.done_TN, rollout.valid_TN
-        advantage_TN = gae(rollout.reward_TN, value_TN, next_value_TN, rollout.terminated_TN, done_TN, self.spec.gamma, self.spec.lam)
-        return_TN = advantage_TN + value_TN
+        rows = (rollout.reward_TN, value_TN, next_value_TN, rollout.terminated_TN, rollout.done_TN)
+        if spec.with_vtrace:  # not weighed by ρ: the surrogate brings the ratio to the policy that acted
+            ratio_TN = log_ratio(self.distribution, rollout, values)
+            return_TN, advantage_TN, _ = vtrace(ratio_TN, *rows, spec.gamma, spec.lam, spec.rho_bar, spec.c_bar)
+        else:
+            advantage_TN = gae(*rows, spec.gamma, spec.lam)
+            return_TN = advantage_TN + value_TN
         self.scale.update(return_TN, valid_TN)
-        if self.spec.normalize_advantages == "percentile":
+        if spec.normalize_advantages == "percentile":
             advantage_TN = self.percentile(advantage_TN, return_TN[valid_TN])
-        elif self.spec.normalize_advantages:
+        elif spec.normalize_advantages:
             advantage_TN = standardize_valid(advantage_TN, valid_TN)
         return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
 

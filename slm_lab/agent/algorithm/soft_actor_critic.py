@@ -19,7 +19,7 @@ from slm_lab.agent.memory.replay import Replay, Transitions
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.distributions import Categorical, SquashedNormal
-from slm_lab.agent.optim.flat import placed
+from slm_lab.agent.optim.flat import FlatParams, placed
 from slm_lab.agent.optim.optimizers import FlatAdam
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
@@ -174,6 +174,10 @@ class SoftActorCritic(Algorithm):
             return Metrics(critics.loss, critics.grad_norm, None, extra)
         loss, entropy, norm = (sum(values) / len(reports) for values in zip(*reports, strict=True))
         return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, extra)
+
+    @property
+    def acting(self) -> FlatParams:
+        return self.actor_trainer.flat
 
     @property
     def entropy_coef(self) -> float:

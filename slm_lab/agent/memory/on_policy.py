@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
 
 from slm_lab.agent.memory.rollout import Rollout, Truncations
+from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
@@ -31,18 +33,18 @@ Truncation = tuple[int, int, np.ndarray, np.ndarray]
 class OnPolicyMemory(ABC):
     """Slabs [T, N], preallocated, that steps are written into row by row.
 
-    Args: length: training_frequency, in this memory's unit. rows: T to begin with. state_size: S of the hidden state.
+    Args: length: training_frequency, in this memory's unit. rows: T to begin with. state_size: S of the hidden state. heap: where they lie.
     """
 
-    def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
-        self.info, self.length, self.state_size, self.t = info, length, state_size, 0
+    def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int, heap: Heap = PRIVATE) -> None:
+        self.info, self.length, self.state_size, self.t, self.heap = info, length, state_size, 0, heap
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
         action_shape = () if action.kind == "discrete" else (action.dim,)
-        return {
+        slabs = {
             "obs": np.zeros((rows + 1, N, *obs.shape), obs.dtype),
             "first": np.zeros((rows + 1, N), np.bool_),
             "action": np.zeros((rows, N, *action_shape), np.float32 if action.kind == "continuous" else np.int64),
@@ -53,6 +55,7 @@ class OnPolicyMemory(ABC):
             "truncated": np.zeros((rows, N), np.bool_),
             "valid": np.zeros((rows, N), np.bool_),
         }
+        return {name: self.heap.array(slab) for name, slab in slabs.items()}
 
     def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
@@ -98,9 +101,9 @@ class OnPolicyMemory(ABC):
 class OnPolicyBatchReplay(OnPolicyMemory):
     """A fixed number of vector steps."""
 
-    def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
-        super().__init__(info, length, length, state_size)
-        self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
+    def __init__(self, info: EnvInfo, length: int, state_size: int, heap: Heap = PRIVATE) -> None:
+        super().__init__(info, length, length, state_size, heap)
+        self.state_NS = heap.array(np.zeros((info.num_envs, state_size), np.float32))
         self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
@@ -221,5 +224,5 @@ MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {
 
 def build_memory(spec: SpecModel, info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay | OnPolicyReplay:
     """The memory that an on-policy spec names. `length`: training_frequency, in its unit; `state_size`: S of the hidden state."""
-    arguments = {"share": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
+    arguments: dict[str, Any] = {"share": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
     return MEMORIES[type(spec)](info, length, state_size, **arguments)

@@ -7,6 +7,8 @@ that a truncated episode keeps its bootstrap and none leaks into the next.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -73,6 +75,53 @@ def gae(
     _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     delta_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN) - value_TN
     return discounted_scan(delta_TN, gamma * lam * (~done_TN).to(reward_TN.dtype))
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` returns, float32 [T, N] each."""
+
+    target_TN: Tensor
+    """vs: what the critic should say of the present policy."""
+    advantage_TN: Tensor
+    """Â, not yet weighed: the policy gradient is that of ρ Â log π, or of π/μ Â where a surrogate loss brings the ratio itself."""
+    rho_TN: Tensor
+    """ρ: the ratio π/μ, at most ρ̄."""
+
+
+def vtrace(
+    log_ratio_TN: Tensor,
+    reward_TN: Tensor,
+    value_TN: Tensor,
+    next_value_TN: Tensor,
+    terminated_TN: Tensor,
+    done_TN: Tensor,
+    gamma: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
+) -> VTrace:
+    """V-trace: targets and advantages for the policy π from what an older policy μ gathered (arXiv:1802.01561).
+
+    With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ),
+
+        δ_t = r_t + γ V(s_{t+1}) − V(s_t)
+        vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        eq. 1, by the recursion of remark 1; λ: remark 2
+        Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, there with λ = 1
+
+    where vs_{t+1} is V(s_{t+1}) at the end of an episode or of the rollout, and both are 0 at a termination. Where π = μ and ρ̄, c̄ ≥ 1,
+    Â is `gae`, and with λ = 1 vs are the `discounted_returns`.
+
+    Args: all float32 or bool [T, N]; `log_ratio_TN` is log π(a|s) − log μ(a|s), `next_value_TN` V of the true next observation.
+    ρ̄ and c̄ bound a log ratio of +inf as any other; NaN spreads to the rows before it.
+    """
+    _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
+    ratio_TN, decay_TN = log_ratio_TN.exp(), gamma * lam * (~done_TN).to(reward_TN.dtype)
+    rho_TN = ratio_TN.clamp(max=rho_bar)
+    delta_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN) - value_TN
+    correction_TN = discounted_scan(rho_TN * delta_TN, decay_TN * ratio_TN.clamp(max=c_bar))  # vs − V
+    advantage_TN = delta_TN.clone()
+    advantage_TN[:-1] += decay_TN[:-1] * correction_TN[1:]
+    return VTrace(value_TN + correction_TN, advantage_TN, rho_TN)
 
 
 def standardize(x_B: Tensor) -> Tensor:

@@ -29,12 +29,12 @@ class Group:
         self.grad = flat.grad[part]
         params = flat.group(index) if optim.name in SHAPED else [flat.master[part]]
         self.optimizer = build_optimizer(optim, params, flat.master_grad[part], f"agent.net.{prefix}optim_spec", heap)
+        self.base_lr = optim.lr
         self.lr_at = None if scheduler is None else build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
 
-    def set_lr(self, frame: int) -> None:
-        """Set the learning rate that holds at `frame`."""
-        if self.lr_at is not None:
-            self.optimizer.lr = self.lr_at(frame)
+    def set_lr(self, frame: int, factor: float) -> None:
+        """Set the learning rate that holds at `frame`, times `factor`."""
+        self.optimizer.lr = factor * (self.base_lr if self.lr_at is None else self.lr_at(frame))
 
 
 class Trainer:
@@ -50,6 +50,7 @@ class Trainer:
     def __init__(self, net: nn.Module, spec: NetSpec, parts: dict[str, list[nn.Parameter]] | None = None, place: Place = HERE) -> None:
         self.net = net
         self.clip = spec.clip_grad_val
+        self.lr_factor = 1.0
         self.flat = FlatParams(net, list(parts.values()) if parts else None, place)
         self.common = GlobalNet(self.flat, place.heap) if place.heap.common else None
         """Where other Sessions train the net too."""
@@ -83,7 +84,7 @@ class Trainer:
     def begin(self, frame: int) -> None:
         """Before the steps of an update: the learning rates that hold at `frame`."""
         for group in self.groups:
-            group.set_lr(frame)
+            group.set_lr(frame, self.lr_factor)
         if self.common is not None:
             self.common.begin()
 

@@ -1,6 +1,7 @@
 """Several runs side by side: which are seeds of one setting, and the numbers of each setting.
 
-A seed is what was trained independently: a Session of a plain run, and all Sessions together of a distributed one, which train one net.
+A seed is what was trained independently: a Session of a plain run, with all its policies, and all Sessions together of a distributed one,
+which train one net.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Seed:
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     def steps_to(self, threshold: float) -> float | None:
-        """Frames, of all Sessions together, after which the first of them had this total_reward; None: none had."""
+        """Frames, of all Sessions together, after which the first of them had this total_reward; None: none had. Of policies, the frames of
+        the first that had."""
         return self._first("global_frame", threshold)
 
     def seconds_to(self, threshold: float) -> float | None:
@@ -68,11 +70,11 @@ class Setting:
 
     @property
     def seeds(self) -> list[Seed]:
-        return [seed for run in self.runs for seed in ([Seed(run.tables)] if run.distributed else [Seed([one]) for one in run.tables])]
+        return [Seed(group) for run in self.runs for group in run.groups]
 
     @property
     def sessions(self) -> int:
-        return sum(len(run.tables) for run in self.runs)
+        return sum(len(run.tables if run.distributed else run.groups) for run in self.runs)
 
     @property
     def distributed(self) -> bool:
@@ -83,9 +85,9 @@ class Setting:
         return interpolate([seed.curve(column, over) for seed in self.seeds])
 
     def count(self) -> str:
-        """In words, as in 3 seeds, or 1 seed of 4 sessions."""
-        count = len(self.seeds)
-        of = f" of {self.sessions // count} sessions" if self.distributed else ""
+        """In words, as in 3 seeds, 1 seed of 4 sessions, or 2 seeds of 4 policies."""
+        count, policies = len(self.seeds), max(run.policies for run in self.runs)
+        of = f" of {self.sessions // count} sessions" if self.distributed else f" of {policies} policies" if policies > 1 else ""
         return f"{count} seed{'s' if count != 1 else ''}{of}"
 
 

@@ -1,22 +1,17 @@
-"""A graph, and its form to look into: HTML by plotly. picture.py makes of the same numbers a PNG to pass on.
-
-Of plotly only the writer is loaded: the whole takes seconds to import. HTML files share one plotly.min.js per run and need no network.
-"""
+"""A graph: lines and what to show of them. page.py makes of it a page to look into, picture.py a picture to pass on."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from slm_lab.experiment.analysis.table import Curve
 
-PLOTLY_JS = "plotly.min.js"
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 """Okabe and Ito's palette: told apart also by the colour-blind."""
+POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
 """Opacity of the band and of the lines behind a mean."""
@@ -27,7 +22,18 @@ FEW_POINTS = 25
 _LONGEST = 90
 """Letters of a title."""
 BAND = "±1 standard deviation"
+MARK = "took over another policy's weights"
 NOTHING = "nothing to show: no episode has ended"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a line that is to be seen."""
+
+    frame: float
+    value: float
+    text: str
+    """What happened there."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,15 @@ class Line:
     """Half the height of the band around the line, [points]; None: no band."""
     faint: bool = False
     """Stands behind the others."""
+    edges: tuple[np.ndarray, np.ndarray] | None = None
+    """The lower and the upper edge of a band that is no standard deviation, [points] each."""
+    steps: bool = False
+    """The value stays until the next point."""
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def banded(self) -> bool:
+        return len(self.curve.frame) > 0 and (self.std is not None or self.edges is not None)
 
 
 @dataclass(frozen=True)
@@ -53,15 +68,23 @@ class Graph:
     core_range: bool = False
     """Show where most values lie: those at the start may be of another magnitude (quotients of small sums)."""
     x_label: str = "frames"
+    y_limits: tuple[float, float] | None = None
+    """The values to show; None: as the lines need."""
+    band: str = BAND
+    """What the band is."""
+    each: str = "sessions"
+    """What the faint lines are, where there are too many for a name of each."""
 
     @property
     def one_band(self) -> bool:
         """Whether the legend names the band; what several are, the title has to say."""
-        return sum(line.std is not None and len(line.curve.frame) > 0 for line in self.lines) == 1
+        return sum(line.banded for line in self.lines) == 1
 
 
 def y_range(graph: Graph) -> tuple[float, float]:
     """The values to show, with a margin; (0, 1) for a graph without points."""
+    if graph.y_limits:
+        return graph.y_limits
     values = _values(shown(graph))
     if not len(values):
         return 0.0, 1.0
@@ -85,7 +108,7 @@ def shown(graph: Graph) -> list[Line]:
 
 
 def _begun(line: Line, low: float, high: float) -> Line:
-    lower, upper = _edges(line)
+    lower, upper = band_edges(line)
     outside = np.flatnonzero((lower < low) | (upper > high))
     early = outside[outside < len(lower) // 2]
     return _kept(line, np.arange(early[-1] + 1 if len(early) else 0, len(lower)))
@@ -98,11 +121,13 @@ def _core(graph: Graph) -> tuple[float, float]:
 
 
 def _values(lines: list[Line]) -> np.ndarray:
-    return np.concatenate([np.empty(0), *(edge for line in lines for edge in _edges(line))])
+    return np.concatenate([np.empty(0), *(edge for line in lines for edge in band_edges(line))])
 
 
-def _edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
+def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
     """The lower and the upper edge of the band; without one both are the line."""
+    if line.edges is not None:
+        return line.edges
     std = 0.0 if line.std is None else line.std
     return line.curve.value - std, line.curve.value + std
 
@@ -110,7 +135,8 @@ def _edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
 def _kept(line: Line, kept: np.ndarray) -> Line:
     """The line at those points, by index."""
     std = None if line.std is None else line.std[kept]
-    return replace(line, curve=Curve(line.curve.frame[kept], line.curve.value[kept]), std=std)
+    edges = None if line.edges is None else (line.edges[0][kept], line.edges[1][kept])
+    return replace(line, curve=Curve(line.curve.frame[kept], line.curve.value[kept]), std=std, edges=edges)
 
 
 def short(title: str) -> str:
@@ -123,98 +149,3 @@ def thinned(line: Line) -> Line:
     if count <= _MOST_POINTS:
         return line
     return _kept(line, np.linspace(0, count - 1, _MOST_POINTS).round().astype(int))
-
-
-def plotly_js() -> bytes:
-    """The script that the pages need, 4.5 MB."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).encode()
-
-
-def page(graph: Graph, script: str) -> bytes:
-    """The graph as a page; `script` is where it finds plotly_js(), as seen from the page."""
-    from plotly.io import to_html
-
-    settings = {"displaylogo": False, "responsive": True}
-    return str(to_html(figure(graph), config=settings, include_plotlyjs=script, validate=False)).encode()
-
-
-def figure(graph: Graph) -> dict[str, Any]:
-    """The graph as plotly's JSON."""
-    traces = [trace for line in map(thinned, shown(graph)) for trace in (_band_trace(line, graph.one_band), _line_trace(line)) if trace]
-    grid = {"gridcolor": GRID, "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY}
-    layout = {
-        "title": {"text": html.escape(short(graph.title)), "x": 0.01, "xanchor": "left"},
-        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": INK},
-        "xaxis": {
-            "title": {"text": html.escape(graph.x_label)},
-            "separatethousands": True,
-            "exponentformat": "none",
-            "rangemode": "tozero",
-            "showline": True,
-            **grid,
-        },
-        "yaxis": {
-            "title": {"text": html.escape(graph.y_label)},
-            "range": _numbers(np.array(y_range(graph))),
-            "exponentformat": "power",
-            **grid,
-        },
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "showlegend": True,
-        "hovermode": "x unified",
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "margin": {"l": 80, "r": 30, "t": 100, "b": 60},
-    }
-    if not traces:
-        layout |= {"xaxis": {"visible": False}, "yaxis": {"visible": False}}
-        layout["annotations"] = [{"text": NOTHING, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
-    return {"data": traces, "layout": layout}
-
-
-def _line_trace(line: Line) -> dict[str, Any] | None:
-    if not len(line.curve.frame):
-        return None
-    return {
-        "type": "scatter",
-        "name": line.name,
-        "x": _places(line.curve.frame),
-        "legendgroup": line.name,
-        "y": _numbers(line.curve.value),
-        "mode": "lines+markers" if len(line.curve.frame) <= FEW_POINTS else "lines",
-        "marker": {"size": 4 if line.faint else 6},
-        "line": {"color": line.colour, "width": 1 if line.faint else 2.5},
-        "opacity": FAINT_OPACITY if line.faint else 1.0,
-    }
-
-
-def _band_trace(line: Line, named: bool) -> dict[str, Any] | None:
-    if line.std is None or not len(line.curve.frame):
-        return None
-    low, high = _edges(line)
-    frame = _places(line.curve.frame)
-    red, green, blue = bytes.fromhex(line.colour[1:])
-    return {
-        "type": "scatter",
-        "name": BAND,
-        **({} if named else {"showlegend": False, "legendgroup": line.name}),  # goes with its line
-        "x": [*frame, *frame[::-1]],
-        "y": [*_numbers(high), *_numbers(low[::-1])],
-        "mode": "lines",
-        "fill": "toself",
-        "fillcolor": f"rgba({red},{green},{blue},{BAND_OPACITY})",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-    }
-
-
-def _places(frame: np.ndarray) -> list[float]:
-    """Counts in full, seconds to the millisecond."""
-    places: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
-    return places
-
-
-def _numbers(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]

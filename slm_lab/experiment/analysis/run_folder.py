@@ -26,8 +26,13 @@ class Run:
     """The spec's."""
     body: Mapping[str, Any]
     """The spec, as saved."""
-    tables: list[Table]
-    """Of the Sessions that have rows."""
+    groups: list[list[Table]]
+    """Of the Sessions that have rows: those of each Session, of which there are several where it trains several policies; of Sessions that
+    train one net together all in one."""
+
+    @property
+    def tables(self) -> list[Table]:
+        return [table for group in self.groups for table in group]
 
     @property
     def env(self) -> str:
@@ -37,6 +42,11 @@ class Run:
     def distributed(self) -> bool:
         """Whether its Sessions train one net together."""
         return distributed(self.tables)
+
+    @property
+    def policies(self) -> int:
+        """Of each Session."""
+        return _policies(self.body)
 
     def settings(self) -> dict[str, Any]:
         """Every key of the spec by its path, without what differs between two runs of one setting: seed and provenance."""
@@ -70,10 +80,20 @@ def read_run(folder: Path) -> Run:
     trials = paths.trials()
     if len(trials) > 1:
         raise UserError(f"'{folder}' holds {len(trials)} trials; allowed: folders of one")
-    tables = _tables(paths, trials[0]) if trials else []
+    tables = _tables(paths, trials[0]) if trials else {}
     if not tables:
         raise UserError(f"'{folder}' has no rows yet: no table of a Session in {paths.info_dir}")
-    return Run(folder, name, body, tables)
+    if distributed(tables.values()):
+        return Run(folder, name, body, [list(tables.values())])
+    of_sessions: dict[int, list[Table]] = {}
+    for index, table in tables.items():
+        of_sessions.setdefault(index // _policies(body), []).append(table)
+    return Run(folder, name, body, list(of_sessions.values()))
+
+
+def _policies(body: Mapping[str, Any]) -> int:
+    sampler = body.get("meta", {}).get("sampler") or {}
+    return int(sampler.get("num_policies", 1))
 
 
 def _spec(paths: RunPaths) -> tuple[str, dict[str, Any]]:
@@ -85,18 +105,18 @@ def _spec(paths: RunPaths) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{paths.spec} cannot be read as a saved spec: {error}") from None
 
 
-def _tables(paths: RunPaths, t: int) -> list[Table]:
-    """The tables with rows; of a run of which Sessions failed only those that ended well, as in its own metrics."""
+def _tables(paths: RunPaths, t: int) -> dict[int, Table]:
+    """The tables with rows, by index; of a run of which Sessions failed only those that ended well, as in its own metrics."""
     indices = paths.sessions("train", t)
     failed = _failed(paths, t)
     if failed:
         indices = [index for index in indices if paths.session_metrics(index, t).is_file()]
         notice(f"{paths.root}: {failed} Session{'s' if failed > 1 else ''} failed; compared: the {len(indices)} that ended well")
     try:
-        tables = [read_table(paths.session_df(index, t=t)) for index in indices]
+        tables = {index: read_table(paths.session_df(index, t=t)) for index in indices}
     except OSError as error:
         raise UserError(f"{paths.root}: a table cannot be read: {error}") from None
-    return [table for table in tables if len(table["frame"])]
+    return {index: table for index, table in tables.items() if len(table["frame"])}
 
 
 def _failed(paths: RunPaths, t: int) -> int:

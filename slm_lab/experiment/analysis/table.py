@@ -26,17 +26,31 @@ def read_table(path: Path) -> Table:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.reader(file)
         names = next(reader, ["frame"])
-        rows = [[_number(cell) for cell in row] for row in reader if len(row) == len(names)]
+        rows = [[number(cell) for cell in row] for row in reader if len(row) == len(names)]
     values = np.array(rows, dtype=np.float64).reshape(-1, len(names))
     known = values[:, names.index("frame")] > 0 if "frame" in names else np.zeros(len(values), bool)
     return no_rows() | {name: values[known, column] for column, name in enumerate(names)}
+
+
+def read_records(path: Path) -> list[dict[str, str]]:
+    """Read the lines of a file that has no frame in each, cells as text. No file, or a last line that was cut off: what there is.
+
+    Raises: OSError where a file that is there cannot be read.
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.reader(file)
+        names = next(reader, [])
+        return [dict(zip(names, row, strict=True)) for row in reader if len(row) == len(names)]
 
 
 def no_rows() -> Table:
     return {"frame": np.empty(0)}
 
 
-def _number(cell: str) -> float:
+def number(cell: str) -> float:
+    """NaN where it is none."""
     try:
         return float(cell)
     except ValueError:
@@ -90,6 +104,13 @@ def align(curves: Sequence[Curve], least: int = 1) -> Aligned:
         row[np.searchsorted(frame, one.frame)] = one.value
     kept = np.isfinite(value_SF).sum(axis=0) >= max(least, 1)
     return Aligned(frame[kept], value_SF[:, kept])
+
+
+def gathered(curves: Sequence[Curve], least: int = 1) -> Aligned:
+    """The same where the curves have a grid in common; where each has points of its own, as of policies that share envs, interpolated."""
+    aligned = align(curves, least)
+    shortest = min((len(one.frame) for one in curves if len(one.frame)), default=0)
+    return aligned if least < 2 or 2 * len(aligned.frame) >= shortest else interpolate(curves)
 
 
 def interpolate(curves: Sequence[Curve]) -> Aligned:

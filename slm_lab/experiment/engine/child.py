@@ -112,9 +112,8 @@ def main(task: Task, connection: Connection, scratch: Path) -> None:
     What the process prints goes to `scratch`, and to the Session's log once the run is open. Signals that ask for an end
     reach the whole process group, but are blocked here from the start: the parent passes them on as an order.
     """
-    for name in _THREAD_LIMITS:
-        os.environ[name] = "1"
-    _print_to(scratch)
+    limit_threads()
+    print_to(scratch)
     faulthandler.enable()
     orders = _Orders(connection)
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -135,10 +134,10 @@ def main(task: Task, connection: Connection, scratch: Path) -> None:
 
 
 def _run(task: Task, orders: _Orders, scratch: Path) -> None:
-    from slm_lab.experiment.session import Session
+    from slm_lab.experiment.sessions import make_session
 
     report = partial(_send, orders.connection, "progress")
-    session = Session(
+    session = make_session(
         task.spec, task.index, task.plan, trial=task.trial, stop=orders.stop, report=report, heap=task.heap(), restart=task.restart
     ).build()
     _send(orders.connection, "ready", session.env.backend)
@@ -150,7 +149,7 @@ def _run(task: Task, orders: _Orders, scratch: Path) -> None:
     log = paths.session_log(task.index, task.trial)
     with log.open("ab") as file:
         file.write(scratch.read_bytes())
-    _print_to(log)
+    print_to(log)
     result = session.run(paths)
     _send(orders.connection, "done", result.interrupted)
 
@@ -160,7 +159,13 @@ def _send(connection: Connection, kind: str, *content: Any) -> None:
         connection.send((kind, *content))
 
 
-def _print_to(path: Path) -> None:
+def limit_threads() -> None:
+    """Let numpy and torch, which are not loaded yet, use one thread."""
+    for name in _THREAD_LIMITS:
+        os.environ[name] = "1"
+
+
+def print_to(path: Path) -> None:
     """Let file descriptors 1 and 2, also those of C libraries, append to `path`."""
     with path.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):

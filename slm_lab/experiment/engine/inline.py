@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from slm_lab.experiment.engine import OpenRun, Outcome, cause
@@ -17,9 +16,9 @@ from slm_lab.spec.spec import Spec
 
 def run_inline(spec: Spec, plan: Plan, trial: int, open_run: OpenRun, progress: Progress, stop: Stop) -> list[Outcome]:
     """Build, open the run, learn. Raises SpecError or UserError where the spec cannot be built or the run not be opened."""
-    from slm_lab.experiment.session import Session
+    from slm_lab.experiment.sessions import make_session
 
-    session = Session(spec, 0, plan, trial=trial, stop=stop, report=partial(progress.update, 0)).build()
+    session = make_session(spec, 0, plan, trial=trial, stop=stop, report=progress.update).build()
     try:
         if stop.requested:
             return [Outcome(0, "stopped")]

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from slm_lab.experiment.engine import OpenRun, Outcome, child, signals_blocked
+from slm_lab.experiment.engine import OpenRun, Outcome, child
+from slm_lab.experiment.engine.spawned import Spawned
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.progress import Progress
@@ -41,56 +37,24 @@ _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 """Begin of a line that slm_lab logged, whether it died or not."""
 
 
-class _Child:
+class _Child(Spawned):
     """A running Session."""
 
     def __init__(self, task: child.Task, scratch_dir: Path) -> None:
-        context = get_context("spawn")
         self.task, self.index = task, task.index
-        self.connection, theirs = context.Pipe()
-        self.open = True
         self.backend: str | None = None
         """Once it is ready."""
         self.begun = False
         self.outcome: Outcome | None = None
         self.printed = scratch_dir / f"{task.index}_{task.restart}.log"
-        self.process = context.Process(target=child.main, args=(task, theirs, self.printed), name=f"session {task.index}")
-        with signals_blocked():
-            resource_tracker.ensure_running()  # begun by the first process otherwise, and then unblocks signals on its way
-        with signals_blocked(), _hidden_main():
-            self.process.start()
-        theirs.close()
-
-    @property
-    def waitable(self) -> list[Connection | int]:
-        return [self.connection, self.process.sentinel] if self.open else [self.process.sentinel]
-
-    def messages(self) -> Iterator[tuple[Any, ...]]:
-        """What has arrived."""
-        try:
-            while self.open and self.connection.poll():
-                yield self.connection.recv()
-        except (EOFError, OSError):
-            self.open = False
-
-    def send(self, order: RunPaths | str) -> None:
-        with suppress(OSError):  # it has just died; its sentinel says so
-            self.connection.send(order)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
+        super().__init__(f"session {task.index}", child.main, (task,), (self.printed,))
 
     def death(self) -> str:
-        """Why a process ended that has not said so itself."""
-        code = self.process.exitcode or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        hint = " (often: out of memory)" if code == -signal.SIGKILL else ""
+        """Why a process ended that has not said so itself, and the last that it printed."""
         with suppress(OSError):
             lines = self.printed.read_text(errors="replace").splitlines()
-            return "\n".join([how + hint, *[line for line in lines if line and not _LOGGED.match(line)][-_TAIL:]])
-        return how + hint
+            return "\n".join([self.how_it_ended(), *[line for line in lines if line and not _LOGGED.match(line)][-_TAIL:]])
+        return self.how_it_ended()
 
 
 class _Crew:
@@ -159,7 +123,7 @@ class _Crew:
             case "ready":
                 one.backend = content[0]
             case "progress":
-                self.progress.update(one.index, *content)
+                self.progress.update(*content)
             case "notice":
                 self.progress.notice(content[0])
             case "done":
@@ -222,17 +186,3 @@ def _check_memory(spec: Spec) -> None:
             f"{sessions} Sessions at once, for meta.distributed, take at least {each:.0f} MiB each; {fit} fit this machine's {has:,.1f} GiB"
         )
         raise SpecError(spec.name, [Problem("meta.max_session", message)])
-
-
-@contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Keep spawn from running the user's script again in the child, which needs nothing of it.
-
-    So a trial can be run from a script without `if __name__ == "__main__"`, a notebook or `python -c`.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from slm_lab.experiment.paths import DataMode
@@ -20,6 +21,14 @@ COLUMNS = (
 GLOBAL_COLUMNS = ("global_frame", "staleness", "lock_wait")
 """Further ones where Sessions train one net: frames of all of them; per update, means of the global updates of others between pull and
 push, and of the milliseconds it waited for the lock."""
+
+
+SAMPLER_COLUMNS = (
+    *("lag_min", "lag_mean", "lag_max", "lag_masked"),
+    *("rollout_busy", "inference_busy", "learner_busy"),
+)
+"""Further ones where rollout workers collect: policy lag of the datasets trained on, in gradient steps, and the share of transitions above
+max_policy_lag; shares of the time in which workers stepped their envs, actions were computed, and the learner trained."""
 
 
 class Observer:
@@ -58,6 +67,11 @@ Hook = Literal["on_step", "on_update", "on_row", "on_checkpoint", "on_interrupt"
 def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]]:
     """The methods called `name` of those observers that override it."""
     return [getattr(observer, name) for observer in observers if getattr(type(observer), name) is not getattr(Observer, name)]
+
+
+def mean(values: Collection[float]) -> float | None:
+    """None where there are none."""
+    return math.fsum(values) / len(values) if values else None
 
 
 class Mean:

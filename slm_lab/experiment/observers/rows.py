@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from slm_lab.experiment.observers.base import COLUMNS, Emit, Mean, Observer, Row
+from slm_lab.experiment.observers.base import COLUMNS, GLOBAL_COLUMNS, SAMPLER_COLUMNS, Emit, Mean, Observer, Row, mean
 from slm_lab.experiment.paths import DataMode
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import notice
@@ -51,7 +51,7 @@ class Table:
         if "global_frame" in row:
             row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
-        row.update(total_reward=total_reward, total_reward_ma=_mean(self.rewards))
+        row.update(total_reward=total_reward, total_reward_ma=mean(self.rewards))
         row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
         return row
 
@@ -83,7 +83,7 @@ class Recorder(Observer):
         self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
         self.finite = True
-        self.extra = [name for name in ("staleness", "lock_wait") if name in columns]
+        self.extra = [name for name in (*GLOBAL_COLUMNS[1:], *SAMPLER_COLUMNS) if name in columns]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *self.extra)}
 
     def on_step(self, step: VecStep) -> None:
@@ -117,7 +117,7 @@ class Recorder(Observer):
             self._write()
 
     def _write(self) -> None:
-        row = self.table.row(_mean(self.returns))
+        row = self.table.row(mean(self.returns))
         row.update((name, mean.drain()) for name, mean in self.means.items())
         self.emit(self.mode, row)
 
@@ -175,7 +175,3 @@ class Evaluator(Observer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.table.load_state_dict(state["table"])
-
-
-def _mean(values: deque[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,331 @@
+"""Who collects: worker processes, attended by a thread of the learner's process; or, serial, workers in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from slm_lab.experiment.engine import cause
+from slm_lab.experiment.engine.child import CommonFile
+from slm_lab.experiment.sampler.batcher import Batcher, Dataset
+from slm_lab.experiment.sampler.process import WorkerProcess
+from slm_lab.experiment.sampler.shared import SLOTS, Slot
+from slm_lab.experiment.sampler.worker import Report, RolloutWorker
+from slm_lab.lib.log import notice
+
+_END_SECONDS = 2.0
+"""So long may a worker take to close its envs."""
+_START_SECONDS = 120.0
+
+
+class WorkerFailed(Exception):
+    """A rollout worker failed, or died too often."""
+
+
+@dataclass
+class Filled:
+    """Rollouts of all groups of a worker, in a slot that waits to be copied."""
+
+    worker: int
+    slot: int
+    report: Report
+    begins: list[int]
+    """Of each group and policy: the first column that is not copied yet."""
+
+
+class Crew(Protocol):
+    """Who collects for the learner."""
+
+    def start(self) -> None:
+        """Begin to collect."""
+
+    def next(self) -> tuple[int, Dataset] | None:
+        """A dataset, and the policy that is to train on it; None for now. Raises WorkerFailed."""
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        """The policy has trained on it."""
+
+    def reports(self) -> Iterator[tuple[int, Report]]:
+        """What workers told since the last call, with their numbers."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+class Intake:
+    """Copies what slots hold into datasets: as it comes; or, in rounds, in the order of the workers, and what a round gives is complete.
+
+    Args: slots: [worker][slot][group]. rounds: rollouts of each worker that make a round; None: no rounds.
+    """
+
+    def __init__(self, slots: list[list[list[Slot]]], batchers: list[Batcher], rounds: int | None) -> None:
+        self.slots, self.batchers, self.rounds = slots, batchers, rounds
+        self.waiting: list[deque[Filled]] = [deque() for _ in slots]
+        self.taken_W = [0] * len(slots)
+        """In this round."""
+        self.turn = 0
+        self.round_over = False
+
+    def put(self, worker: int, slot: int, report: Report) -> None:
+        """A slot was filled."""
+        parts = len(report.gathered) * len(self.batchers)
+        self.waiting[worker].append(Filled(worker, slot, report, [0] * parts))
+
+    def take(self) -> Iterator[tuple[Filled | None, list[tuple[int, Dataset]]]]:
+        """Copy what can be copied. Yields slots that are free again, and datasets, with their policies, that are complete."""
+        while (filled := self._next()) is not None:
+            complete, done = self._copy(filled)
+            if not done:
+                yield None, complete
+                return
+            self.waiting[filled.worker].popleft()
+            if self.rounds is not None:
+                complete += self._count(filled.worker)
+            yield filled, complete
+
+    def _next(self) -> Filled | None:
+        if self.rounds is None:  # oldest first
+            heads = [queue[0] for queue in self.waiting if queue]
+            return min(heads, key=lambda filled: filled.report.end, default=None)
+        queue = self.waiting[self.turn]
+        return queue[0] if queue else None
+
+    def _copy(self, filled: Filled) -> tuple[list[tuple[int, Dataset]], bool]:
+        complete: list[tuple[int, Dataset]] = []
+        done, part = True, 0
+        for slot, gathered in zip(self.slots[filled.worker][filled.slot], filled.report.gathered, strict=True):
+            for batcher in self.batchers:
+                full, filled.begins[part] = batcher.add(slot, gathered, filled.begins[part])
+                done &= filled.begins[part] == slot.policy_TN.shape[1]
+                complete += [(batcher.policy, dataset) for dataset in full]
+                part += 1
+        return complete, done
+
+    def _count(self, worker: int) -> list[tuple[int, Dataset]]:
+        """In rounds: whose turn is next; at the end of a round what each policy has got, be it a whole dataset or not."""
+        assert self.rounds is not None
+        self.taken_W[worker] += 1
+        self.turn = (worker + 1) % len(self.slots)
+        if min(self.taken_W) < self.rounds:
+            return []
+        self.taken_W, self.round_over = [0] * len(self.slots), True
+        rest = [(batcher.policy, batcher.close()) for batcher in self.batchers]
+        return [(policy, dataset) for policy, dataset in rest if dataset is not None]
+
+
+class SerialCrew:
+    """Workers in this process, one after the other."""
+
+    def __init__(self, workers: list[RolloutWorker], intake: Intake) -> None:
+        self.workers, self.intake = workers, intake
+        self._reports: list[tuple[int, Report]] = []
+        self.ready: deque[tuple[int, Dataset]] = deque()
+
+    def start(self) -> None: ...
+
+    def next(self) -> tuple[int, Dataset] | None:
+        while not self.ready:
+            for worker, one in enumerate(self.workers):
+                report = one.collect(0)
+                self._reports.append((worker, report))
+                self.intake.put(worker, 0, report)
+                for _, complete in self.intake.take():
+                    self.ready += complete
+        return self.ready.popleft()
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        self.intake.batchers[policy].release(dataset)
+
+    def reports(self) -> Iterator[tuple[int, Report]]:
+        taken, self._reports = self._reports, []
+        yield from taken
+
+    def close(self) -> None:
+        for one in self.workers:
+            one.close()
+
+
+class ProcessCrew:
+    """Worker processes, and the thread that attends to them.
+
+    The thread alone talks with the workers: it hands out slots, copies what comes into datasets, and starts a new process in place of one
+    that died. The learner takes complete datasets from a queue and gives them back.
+
+    Args: turns: workers wait while the learner trains.
+    """
+
+    def __init__(
+        self, workers: list[WorkerProcess], server: WorkerProcess | None, memory: CommonFile, intake: Intake, max_restart: int, turns: bool
+    ) -> None:
+        self.workers, self.memory, self.intake, self.max_restart, self.turns = workers, memory, intake, max_restart, turns
+        self.server = server
+        intake.round_over = True
+        self.ready_W = [False] * len(workers)
+        self.orders: list[deque[int]] = [deque() for _ in self.workers]
+        """Slots that each worker was told to fill and has not yet, in order."""
+        self.due_W = [0] * len(workers)
+        """In turns: rollouts of the round that each worker was not told to gather yet."""
+        self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in self.workers]
+        self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
+        self.told: SimpleQueue[tuple[int, Report]] = SimpleQueue()
+        self.returned: SimpleQueue[tuple[int, Dataset] | None] = SimpleQueue()
+        self.hear, self.call = os.pipe()
+        """Wakes the thread."""
+        self.out = 0
+        """Datasets that the learner has not given back."""
+        self.ended = False
+        self.thread = threading.Thread(target=self._attend, name="rollout workers", daemon=True)
+
+    def start(self) -> None:
+        """Wait until every worker has built its envs. Raises WorkerFailed where one cannot."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not all(self.ready_W):
+            wait([item for one in self._all() for item in one.waitable], timeout=1.0)
+            for one in self._all():
+                self._hear(one)
+            if isinstance(failure := self._failure(), str):
+                raise WorkerFailed(failure)
+            if time.monotonic() > deadline:
+                late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
+                raise WorkerFailed(f"rollout workers {', '.join(late)} did not build their envs within {_START_SECONDS:.0f} seconds")
+        self.thread.start()
+
+    def _all(self) -> list[WorkerProcess]:
+        return self.workers if self.server is None else [*self.workers, self.server]
+
+    def _failure(self) -> str | None:
+        with suppress(Empty):
+            item = self.datasets.get_nowait()
+            return item if isinstance(item, str) else None
+        return None
+
+    def next(self) -> tuple[int, Dataset] | None:
+        try:
+            item = self.datasets.get(timeout=0.2)
+        except Empty:
+            return None
+        if isinstance(item, str):
+            raise WorkerFailed(item)
+        return item
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        self.returned.put((policy, dataset))
+        os.write(self.call, b"x")
+
+    def reports(self) -> Iterator[tuple[int, Report]]:
+        with suppress(Empty):
+            while True:
+                yield self.told.get_nowait()
+
+    def close(self) -> None:
+        self.ended = True
+        if self.thread.is_alive():
+            os.write(self.call, b"x")
+            self.thread.join()
+        for one in self.workers:
+            one.send(None)
+        deadline = time.monotonic() + _END_SECONDS
+        for one in self.workers:
+            one.process.join(max(0.0, deadline - time.monotonic()))
+        for one in self._all():
+            one.kill()
+        os.close(self.hear)
+        os.close(self.call)
+
+    def _attend(self) -> None:
+        try:
+            while not self.ended:
+                self._new_round()
+                self._hand_out()
+                wait([self.hear, *(item for one in self._all() for item in one.waitable)], timeout=1.0)
+                for one in self._all():
+                    self._hear(one)
+                self._take_back()
+                self._copy()
+        except BaseException as error:
+            self.datasets.put(cause(error))
+
+    def _hear(self, one: WorkerProcess) -> None:
+        ended = not one.process.is_alive()  # asked first: whatever it sent before it ended is then in the pipe
+        for kind, *content in one.messages():
+            match kind:
+                case "ready" if one is self.server:
+                    pass
+                case "ready":
+                    self.ready_W[one.index] = True
+                    for slot in self.orders[one.index]:  # those of the process in whose place it is
+                        one.send(slot)
+                case "rollout":
+                    slot, report = content
+                    self.orders[one.index].remove(slot)
+                    self.intake.put(one.index, slot, report)
+                case "failed":
+                    self.datasets.put(f"{one.name} failed: {content[0]}")
+                    self.ended = True
+        if ended and not self.ended:
+            self._replace(one)
+
+    def _replace(self, one: WorkerProcess) -> None:
+        setting, (how, printed) = one.setting, one.death()
+        assert setting is not None
+        if setting.restart >= self.max_restart:
+            self.ended = True
+            restarts = f", after {setting.restart} new process{'es' * (setting.restart != 1)} (meta.max_restart)"
+            self.datasets.put(f"{one.name} {how}{restarts}{printed}")
+            return
+        notice(f"{one.name} {how}; a new process takes its place ({setting.restart + 1} of {self.max_restart})")
+        one.kill()
+        other = WorkerProcess(one.index, self.memory)
+        other.begin(replace(setting, restart=setting.restart + 1))
+        if one is self.server:
+            self.server = other
+        else:
+            self.ready_W[one.index] = False
+            self.workers[one.index] = other
+
+    def _take_back(self) -> None:
+        """Datasets that were trained on."""
+        with suppress(BlockingIOError):
+            os.set_blocking(self.hear, False)
+            os.read(self.hear, 4096)
+        with suppress(Empty):
+            while (item := self.returned.get_nowait()) is not None:
+                policy, dataset = item
+                self.intake.batchers[policy].release(dataset)
+                self.out -= 1
+
+    def _new_round(self) -> None:
+        """In turns: when the learner is done with all of a round, the next one begins."""
+        if self.turns and self.intake.round_over and self.out == 0:
+            assert self.intake.rounds is not None
+            self.intake.round_over = False
+            self.due_W = [self.intake.rounds] * len(self.due_W)
+
+    def _copy(self) -> None:
+        for filled, complete in self.intake.take():
+            if filled is not None:
+                self.free[filled.worker].append(filled.slot)
+                self.told.put((filled.worker, filled.report))
+            self.out += len(complete)
+            for item in complete:
+                self.datasets.put(item)
+
+    def _hand_out(self) -> None:
+        """Let each worker fill the slots that are free; in turns with the learner, no more of them than it owes."""
+        for one in self.workers:
+            free = self.free[one.index]
+            while free and (not self.turns or self.due_W[one.index]):
+                slot = free.popleft()
+                if self.turns:
+                    self.due_W[one.index] -= 1
+                self.orders[one.index].append(slot)
+                if self.ready_W[one.index]:
+                    one.send(slot)

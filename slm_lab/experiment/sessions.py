@@ -1,0 +1,40 @@
+"""Which kind of Session a spec asks for."""
+
+from __future__ import annotations
+
+from slm_lab.experiment.plan import Plan, Report, Stop
+from slm_lab.experiment.sampler.session import SampledSession
+from slm_lab.experiment.session import Session, seeded
+from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+
+def make_session(
+    spec: Spec,
+    index: int = 0,
+    plan: Plan | None = None,
+    *,
+    trial: int = 0,
+    stop: Stop | None = None,
+    report: Report | None = None,
+    heap: Heap = PRIVATE,
+    restart: int = 0,
+) -> Session | SampledSession:
+    """Session number `index` of a trial, with rollout workers where the spec has meta.sampler."""
+    if spec.meta.sampler is not None:
+        return SampledSession(spec, index, plan, trial=trial, stop=stop, report=report)
+    return Session(spec, index, plan, trial=trial, stop=stop, report=report, heap=heap, restart=restart)
+
+
+def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
+    """Make env and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
+    problems = []
+    for spec in specs:
+        prefix = f"{spec.name}." if len(specs) > 1 else ""
+        try:
+            make_session(seeded(spec, 0), plan=plan).build().close()
+        except SpecError as error:
+            problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]
+    if problems:
+        raise SpecError(source, problems)

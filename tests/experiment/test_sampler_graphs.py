@@ -1,0 +1,357 @@
+"""Analysis of runs with rollout workers and a learner, from files made by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slm_lab.experiment.analysis import analyze, analyze_trial
+from slm_lab.experiment.analysis.graph import MARK, POLICY_COLOURS
+from slm_lab.experiment.analysis.sampler import bottleneck, pbt_panels
+from slm_lab.experiment.analysis.table import Curve, gathered
+from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Span, Timeline, overlap, read_spans
+from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.spec.sampler import SamplerSpec
+from slm_lab.spec.spec import Spec
+from tests.experiment.test_graph import read_figure
+
+MakeSpec = Callable[..., Spec]
+BUSY = ("rollout_busy", "inference_busy", "learner_busy")
+LAG = ("lag_min", "lag_mean", "lag_max", "lag_masked")
+TURNS = [
+    ("worker 0", "rollout", 50.0, 51.0),
+    ("worker 1", "rollout", 50.0, 50.8),
+    ("learner", "train", 51.0, 51.5),
+    ("learner", "idle", 51.5, 52.5),
+    ("worker 0", "rollout", 51.5, 52.5),
+    ("learner", "train", 52.5, 53.0),
+]
+"""As in a synchronous run."""
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """A run's folder; the random baseline is 20."""
+    monkeypatch.setattr(analyze, "random_baseline", lambda spec: 20.0)
+    run = RunPaths(tmp_path, "small")
+    run.make_dirs()
+    return run
+
+
+def settled(spec: Spec, sessions: int = 1, **sampler: Any) -> Spec:
+    """The spec with a sampler, without what a sampler asks of the rest of a spec."""
+    meta = spec.meta.model_copy(update={"sampler": SamplerSpec(**sampler), "max_session": sessions})
+    return spec.model_copy(update={"meta": meta})
+
+
+def write_table(
+    paths: RunPaths, index: int, returns: Sequence[float], columns: Mapping[str, Sequence[Any]] | None = None, shift: int = 0
+) -> None:
+    """Row i of a Session, or of a policy, at frame 1000 i + shift; `columns` are those beside the usual."""
+    columns = columns or {}
+    names = (*COLUMNS, *columns)
+    lines = [",".join(names)]
+    for row, value in enumerate(returns):
+        cells: dict[str, Any] = {"frame": 1000 * (row + 1) + shift, "opt_step": 10 * row + 10, "total_reward": value}
+        cells |= {"total_reward_ma": value, "loss": 0.5} | {name: values[row] for name, values in columns.items()}
+        lines.append(",".join(str(cells.get(name, "")) for name in names))
+    paths.session_df(index).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_spans(path: Path, spans: Sequence[tuple[Any, ...]]) -> None:
+    path.write_text("\n".join(["process,kind,begin,end", *(",".join(map(str, span)) for span in spans)]) + "\n", encoding="utf-8")
+
+
+def write_pbt(path: Path, rows: Sequence[tuple[Any, ...]]) -> None:
+    header = "frame,policy,total_reward,lr,entropy_coef,gamma,source"
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n", encoding="utf-8")
+
+
+def table(rows: int, **columns: Sequence[float]) -> dict[str, np.ndarray]:
+    return {"frame": np.arange(1.0, rows + 1)} | {f"{name}_busy": np.array(values) for name, values in columns.items()}
+
+
+def test_bottleneck_by_hand() -> None:
+    """Over the last two of four rows: what the first ones say is the start."""
+    one = table(4, rollout=[0, 0, 0.5, 0.7], inference=[1, 1, 0.1, 0.3], learner=[1, 1, 0.4, np.nan])
+    name, busy = bottleneck([one]) or ("", {})
+    assert name == "rollout"
+    assert busy == pytest.approx({"rollout": 0.6, "inference": 0.2, "learner": 0.4})
+    other = table(3, rollout=[0, 0.2, 0.2], inference=[0, 0, 0], learner=[0, 0.9, 1.0])  # of three rows two
+    name, busy = bottleneck([one, other]) or ("", {})
+    assert name == "learner"
+    assert busy == pytest.approx({"rollout": 0.4, "inference": 0.1, "learner": 0.675})
+
+
+def test_no_bottleneck_without_its_columns() -> None:
+    assert bottleneck([]) is None
+    assert bottleneck([{"frame": np.arange(3.0)}]) is None
+    assert bottleneck([table(2, rollout=[0.5, 0.5], learner=[0.1, 0.1])]) is None
+    assert bottleneck([table(0, rollout=[], inference=[], learner=[])]) is None
+    assert bottleneck([table(2, rollout=[0.5, 0.5], learner=[0.1, 0.1], inference=[0.1, np.nan])]) is None
+    known = bottleneck([{"frame": np.arange(3.0)}, table(1, rollout=[0.5], learner=[0.1], inference=[0.1])])
+    assert known == ("rollout", {"rollout": 0.5, "inference": 0.1, "learner": 0.1})
+
+
+def test_lag_and_busy_shares_over_frames(paths: RunPaths, make_spec: MakeSpec) -> None:
+    columns: dict[str, Sequence[Any]] = {
+        "lag_min": ["", 1, 2],
+        "lag_mean": ["", 2.5, 4],
+        "lag_max": ["", 4, 8],
+        "lag_masked": ["", 0, 0.25],
+    }
+    columns |= {"rollout_busy": ["", 0.5, 0.75], "inference_busy": ["", 0.25, 0.25], "learner_busy": ["", 1.0, 1.0]}
+    write_table(paths, 0, [30.0, 40.0, 50.0], columns)
+    metrics = analyze_trial(settled(make_spec()), paths)
+    assert metrics["bottleneck"] == "learner"
+    assert metrics["busy"] == {"rollout": 0.625, "inference": 0.25, "learner": 1.0}
+    assert json.loads(paths.trial_metrics().read_text()) == metrics
+    assert "policies" not in metrics
+    traces, layout = read_figure(paths.session_graph(0, "policy_lag", "html"))
+    band, mean = traces
+    assert (mean["name"], mean["x"], mean["y"]) == ("mean", [2000, 3000], [2.5, 4])
+    assert (band["name"], band["y"]) == ("minimum to maximum", [4, 8, 2, 1])
+    assert layout["yaxis"]["title"]["text"] == "policy lag (gradient steps)"
+    traces, layout = read_figure(paths.session_graph(0, "busy", "html"))
+    assert [trace["y"] for trace in traces] == [[50, 75], [25, 25], [100, 100]]
+    assert [trace["name"].partition(":")[0] for trace in traces] == ["rollout", "inference", "learner"]
+    assert layout["yaxis"]["title"]["text"].endswith("(%)")
+    assert layout["yaxis"]["range"] == [-2, 105]
+    assert read_figure(paths.session_graph(0, "lag_masked", "html"))[0][0]["y"] == [0, 25]
+    assert all(paths.session_graph(0, what, "png").stat().st_size > 1000 for what in ("policy_lag", "busy", "lag_masked"))
+
+
+def test_runs_without_a_sampler_have_none_of_it(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_table(paths, 0, [30.0, 40.0])
+    write_spans(paths.timeline(0), TURNS)  # of something else
+    for spec in (make_spec(), settled(make_spec(), num_workers=3)):
+        metrics = analyze_trial(spec, paths)
+        assert not {"bottleneck", "busy", "policies", "best_policy"} & metrics.keys()
+        names = [path.name for path in paths.root.rglob("*.png") if any(word in path.name for word in ("lag", "busy", "polic", "pbt"))]
+        assert names == []
+        assert paths.timeline_graph(0, "png").exists() is (spec.meta.sampler is not None)
+
+
+def test_no_lag_and_nothing_masked(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_table(paths, 0, [30.0, 40.0], {name: [0, 0] for name in LAG} | {name: ["", ""] for name in BUSY})
+    assert "bottleneck" not in analyze_trial(settled(make_spec(), async_rl=False), paths)
+    traces, layout = read_figure(paths.session_graph(0, "policy_lag", "html"))
+    assert traces[-1]["y"] == [0, 0]
+    assert layout["yaxis"]["range"] == [-0.02, 1.05]
+    assert not paths.session_graph(0, "lag_masked", "png").exists()
+    assert not paths.session_graph(0, "busy", "png").exists()
+
+
+def test_spans_begin_at_zero(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    assert read_spans(path) == []
+    write_spans(path, [*TURNS, ("learner", "train", "nan", 60), ("learner", "train", 60, 59), ("learner", "train", "", 1)])
+    path.write_text(path.read_text() + "worker 0,rollout,49")  # cut off
+    spans = read_spans(path)
+    assert len(spans) == 5
+    assert spans[0] == Span("worker 0", "rollout", 0.0, 1.0)
+    assert spans[2] == Span("learner", "train", 1.0, 1.5)
+    assert all(span.kind != "idle" for span in spans)
+
+
+def test_overlap_by_hand() -> None:
+    train = Span("learner", "train", 1.0, 3.0)
+    assert overlap([train]) is None
+    assert overlap([Span("worker 0", "rollout", 0.0, 1.0), train]) == 0
+    # workers together from 0.5 to 1.5 and from 2.5 on: 0.5 + 0.5 of 2
+    both = [Span("worker 0", "rollout", 0.5, 1.2), Span("worker 1", "rollout", 1.0, 1.5), Span("worker 0", "rollout", 2.5, 4.0)]
+    assert overlap([*both, train]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [({"async_rl": False}, "synchronous"), ({"async_rl": True}, "asynchronous"), ({"serial_mode": True}, "asynchronous, serial")],
+)
+def test_timeline_of_a_session(paths: RunPaths, make_spec: MakeSpec, sampler: dict[str, Any], words: str) -> None:
+    for s in (0, 1):
+        write_table(paths, s, [30.0, 40.0])
+    write_spans(paths.timeline(1), TURNS)
+    analyze_trial(settled(make_spec(), 2, **sampler), paths)
+    assert not paths.timeline_graph(0, "png").exists()
+    assert paths.timeline_graph(1, "png") == paths.graph_dir / "small_t0_s1_session_graph_timeline.png"
+    traces, layout = read_figure(paths.timeline_graph(1, "html"))
+    assert layout["title"]["text"].startswith(f"small (CartPole-v1), trial 0, session 1: {words} timeline<br>")
+    assert "While the learner trains, rollouts are gathered 0 % of the time. Grey: waiting." in layout["title"]["text"]
+    assert layout["xaxis"]["title"]["text"] == "seconds since the begin of the window"
+    assert layout["xaxis"]["range"] == [0, 3]
+    assert layout["yaxis"]["ticktext"] == ["learner", "worker 0", "worker 1"]
+    learner, first, second = layout["yaxis"]["tickvals"]
+    assert learner - first > first - second  # the learner stands apart
+    by_name = {trace["name"]: trace for trace in traces}
+    assert list(by_name) == ["waiting", "gathering a rollout", "training"]
+    assert by_name["training"]["base"] == [1, 2.5]
+    assert by_name["training"]["x"] == [0.5, 0.5]
+    assert by_name["training"]["y"] == [learner, learner]
+    assert by_name["gathering a rollout"]["base"] == [0, 1.5, 0]
+    assert by_name["waiting"]["base"] == [1, 0, 0]
+    assert by_name["waiting"]["x"] == [2, 2.5, 0.8]
+
+
+def test_timeline_picture_shows_every_kind(tmp_path: Path) -> None:
+    spans = [
+        *(Span(f"worker {worker}", "rollout", 0.1 * worker, 0.5 + 0.1 * worker) for worker in (10, 9, 0)),
+        Span("worker 0", "rollout", 0.25, 0.7),  # of another group of envs
+        Span("inference", "inference", 0.3, 0.4),
+        Span("learner", "train", 0.5, 0.9),
+        Span("learner", "saving & such", 0.9, 0.95),
+    ]
+    timeline = Timeline("a", spans)
+    assert list(timeline.places) == ["learner", "inference", "worker 0", "worker 9", "worker 10"]
+    shared = [bar for bar in timeline.bars("rollout") if bar.span.process == "worker 0"]
+    assert {bar.thickness for bar in shared} == {0.4}
+    assert shared[0].middle - shared[1].middle == pytest.approx(0.4)
+    (tmp_path / "a.png").write_bytes(timeline.picture())
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.size[0] == 800
+        pixels = np.asarray(image)
+    for colour in (*KIND_COLOURS.values(), "#CC79A7", "#E0E0E0"):
+        assert (pixels == tuple(bytes.fromhex(colour[1:]))).all(axis=-1).sum() > 30
+    from plotly.graph_objects import Figure
+
+    Figure(timeline.figure())
+
+
+def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    for index in (0, 1):
+        write_table(paths, index, [30.0, 40.0], {"lag_mean": [1, 2]})
+    paths.timeline(0).mkdir()
+    write_pbt(paths.pbt(0), [(0, 0, "", 0.1, 0.01, 0.9, "")])
+    with caplog.at_level(logging.WARNING):
+        analyze_trial(settled(make_spec(), num_policies=2), paths)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["small_t0_s0_timeline.csv cannot be drawn"]
+    assert paths.session_graph(0, "pbt", "png").exists()
+    for path in (paths.timeline(0), paths.pbt(0)):
+        path.rmdir() if path.is_dir() else path.unlink()
+        path.write_bytes(b"\xff\xfe,,\n\x00\n")
+    caplog.clear()
+    analyze_trial(settled(make_spec(), num_policies=2), paths)
+    assert caplog.messages == []
+
+
+def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """Table 2 s + p is policy p of Session s."""
+    for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0], [20.0, 40.0], [50.0, 50.0])):
+        write_table(paths, index, returns, {"lag_mean": [1, 2]})
+    metrics = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)
+    assert (metrics["policies"], metrics["best_policy"], metrics["sessions"], metrics["total_reward_ma"]) == ([30, 50], 1, 2, 40)
+    for what in ("policy_returns", "policy_returns_ma"):
+        traces, layout = read_figure(paths.trial_graph(what, "html"))
+        lines = {trace["name"]: trace for trace in traces if trace.get("showlegend", True)}
+        assert list(lines) == ["policy 0", "policy 1"]
+        assert (lines["policy 0"]["y"], lines["policy 1"]["y"]) == ([15, 30], [40, 50])
+        assert [lines[name]["line"]["color"] for name in lines] == list(POLICY_COLOURS[:2])
+        assert traces[0]["y"] == [20, 40, 20, 10]
+        assert layout["title"]["text"].endswith("of each policy ± std over 2 sessions")
+        assert layout["xaxis"]["title"]["text"] == "frames (of each policy)"
+        assert paths.trial_graph(what, "png").stat().st_size > 1000
+    names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
+    assert names[:4] == [f"session {s}, policy {p}" for s in (0, 1) for p in (0, 1)]
+    assert names[-1] == "mean of 4 policies"
+    title = read_figure(paths.session_graph(3, "policy_lag", "html"))[1]["title"]["text"]
+    assert title == "small (CartPole-v1), trial 0, session 1, policy 1: policy lag"
+
+
+def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: MakeSpec) -> None:
+    for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0], [20.0, 40.0], [float("nan")] * 2)):
+        write_table(paths, index, returns)
+    one = analyze_trial(settled(make_spec(), num_policies=2), paths, sessions=[0, 1])
+    assert (one["policies"], one["best_policy"], one["sessions"]) == ([20, 50], 1, 1)
+    traces, layout = read_figure(paths.trial_graph("policy_returns", "html"))
+    assert [(trace["name"], trace["y"]) for trace in traces] == [("policy 0", [10, 20]), ("policy 1", [30, 50])]
+    assert layout["title"]["text"].endswith(": mean return of each policy")
+    assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]][:2] == ["policy 0", "policy 1"]
+    two = analyze_trial(settled(make_spec(), 2, num_policies=2), paths, sessions=[2, 3], failed=1)
+    assert (two["policies"], two["best_policy"], two["sessions"], two["failed"]) == ([40, None], 0, 1, 1)
+    assert read_figure(paths.trial_graph("policy_returns", "html"))[1]["title"]["text"].endswith("of each policy, 1 session failed")
+    names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
+    assert names == ["mean of 1 policy, 1 session failed"]
+    for index in (0, 1):
+        write_table(paths, index, [float("nan")])
+    none = analyze_trial(settled(make_spec(), num_policies=2), paths, sessions=[0, 1])
+    assert (none["policies"], none["best_policy"]) == ([None, None], None)
+
+
+def test_policies_whose_rows_are_at_frames_of_their_own(paths: RunPaths, make_spec: MakeSpec) -> None:
+    for index in range(4):
+        write_table(paths, index, [30.0, 40.0, 50.0], shift=100 * index)
+    metrics = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)
+    assert metrics["consistency"] is not None
+    traces = read_figure(paths.trial_graph("mean_returns", "html"))[0]
+    assert traces[-1]["name"] == "mean of 4 policies"
+    assert (traces[-1]["x"][0], traces[-1]["x"][-1]) == (1300, 3000)
+    line = next(trace for trace in read_figure(paths.trial_graph("policy_returns", "html"))[0] if trace["name"] == "policy 0")
+    assert line["x"] == [1200, 2000, 2200, 3000]
+    assert line["y"] == [31, 39, 41, 49]
+
+
+def test_gathered_keeps_to_a_grid_where_there_is_one() -> None:
+    grid = Curve(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 3.0]))
+    stopped = Curve(np.array([10.0, 20.0, 25.0]), np.array([3.0, 4.0, 4.5]))
+    assert gathered([grid, stopped], least=2).frame.tolist() == [10, 20]
+    off = Curve(np.array([12.0, 22.0]), np.array([3.0, 4.0]))
+    assert gathered([grid, off], least=2).frame.tolist() == [12, 20, 22]
+    assert len(gathered([], least=2).frame) == 0
+
+
+ROUNDS = [
+    *((0, policy, "", 0.001, 0.01, 0.99, "") for policy in (0, 1, 2)),
+    (5000, 0, 30, 0.001, 0.01, 0.99, ""),
+    (5000, 1, 10, 0.0012, 0.01, 0.99, "0"),
+    (5100, 2, 20, 0.001, 0.008, 0.99, ""),
+]
+
+
+def test_history_of_population_based_training(paths: RunPaths, make_spec: MakeSpec) -> None:
+    for index in range(3):
+        write_table(paths, index, [10.0, 20.0])
+    write_pbt(paths.pbt(0), ROUNDS)
+    analyze_trial(settled(make_spec(), num_policies=3, pbt={}), paths)
+    traces, layout = read_figure(paths.session_graph(0, "pbt", "html"))
+    assert layout["title"]["text"].endswith("session 0: population-based training")
+    assert [layout[axis]["title"]["text"] for axis in ("yaxis", "yaxis2")] == ["learning rate", "entropy coefficient"]
+    assert "yaxis3" not in layout  # gamma stays as it is
+    assert layout["xaxis2"]["title"]["text"] == "frames (of each policy)"
+    assert layout["yaxis"]["domain"][0] > layout["yaxis2"]["domain"][1]
+    lines = [(trace["yaxis"], trace["name"], trace["x"], trace["y"]) for trace in traces if trace["name"] != MARK]
+    assert lines[:3] == [
+        ("y", "policy 0", [0, 5000], [0.001, 0.001]),
+        ("y", "policy 1", [0, 5000], [0.001, 0.0012]),
+        ("y", "policy 2", [0, 5100], [0.001, 0.001]),
+    ]
+    assert lines[5] == ("y2", "policy 2", [0, 5100], [0.01, 0.008])
+    assert all(trace["line"]["shape"] == "hv" for trace in traces if trace["name"] != MARK)
+    marks = [(trace["yaxis"], trace["x"], trace["y"], trace["text"]) for trace in traces if trace["name"] == MARK and trace["text"]]
+    taken = ["policy 1 took over the weights of policy 0"]
+    assert marks == [("y", [5000], [0.0012], taken), ("y2", [5000], [0.01], taken)]
+    assert [trace["name"] for trace in traces if trace["showlegend"]] == ["policy 0", "policy 1", "policy 2", MARK]
+    with Image.open(paths.session_graph(0, "pbt", "png")) as image:
+        assert image.size == (800, 451)
+
+
+def test_history_of_other_hyperparameters(tmp_path: Path, make_spec: MakeSpec) -> None:
+    from plotly.graph_objects import Figure
+
+    from slm_lab.experiment.analysis.figures import POLICY_FRAMES
+
+    path = tmp_path / "a.csv"
+    assert pbt_panels(path, "a", POLICY_FRAMES) is None
+    write_pbt(path, [(0, 0, "", 0.1, "", 0.9, ""), (0, 1, "", 0.1, "", 0.9, ""), (100, 1, "", 0.1, "", 0.95, "")])
+    panels = pbt_panels(path, "a", POLICY_FRAMES)
+    assert panels is not None
+    assert [graph.y_label for graph in panels.graphs] == ["learning rate", "gamma"]
+    assert not any(line.marks for graph in panels.graphs for line in graph.lines)
+    assert panels.picture().startswith(b"\x89PNG")
+    Figure(panels.figure())

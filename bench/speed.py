@@ -1,6 +1,6 @@
-"""Training frames per second against Stable-Baselines3: `python -m bench.speed` (or `make bench`).
+"""Training frames per second against Stable-Baselines3 and Sample Factory: `python -m bench.speed` (or `make bench`).
 
-Each case runs in a fresh process per side, ours and the peer's by turns, one torch thread each. Start-up is left out: the clock
+Each case runs in a fresh process per side, ours and the peer's by turns, one torch thread in each process. Start-up is left out: the clock
 runs from the first row (log_frequency frames) to the last. Medians over the rounds, their spread and the ratio are printed and
 kept in bench/results/.
 """
@@ -11,28 +11,47 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PEER_HOME = ROOT / ".peers" / "sb3"
-PEER_PACKAGES = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0"]
-CASES = ("ppo_cartpole", "a2c_cartpole", "ppo_halfcheetah", "dqn_cartpole", "sac_halfcheetah", "a3c_cartpole")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library, in a virtual environment of its own."""
+
+    name: str
+    folder: str
+    script: str
+    packages: tuple[str, ...]
+    constrained: bool = True
+    """Whether our constraints fit it."""
+
+
+SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0"))
+SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
+PEERS = {
+    **dict.fromkeys(("ppo_cartpole", "a2c_cartpole", "ppo_halfcheetah", "dqn_cartpole", "sac_halfcheetah", "a3c_cartpole"), SB3),
+    "appo_cartpole": SF,
+}
+CASES = tuple(PEERS)
 PEER_CASES = {"a3c_cartpole": "a2c_cartpole"}
 """What the peer runs instead of what it does not have: as many envs, steps and weights in one process."""
 
 
-def peer_python() -> Path:
+def peer_python(peer: Peer) -> Path:
     """The Python of the peer's own virtual environment, which is made first where there is none."""
-    python = PEER_HOME / "bin" / "python"
-    ready = PEER_HOME / ".ready"
+    home = ROOT / ".peers" / peer.folder
+    python, ready = home / "bin" / "python", home / ".ready"
     if not ready.exists():
-        sys.stderr.write(f"setting up {PEER_HOME.relative_to(ROOT)} (once)\n")
-        subprocess.run([sys.executable, "-m", "venv", str(PEER_HOME)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), *PEER_PACKAGES]
-        subprocess.run(install, check=True)
+        sys.stderr.write(f"setting up {home.relative_to(ROOT)} (once)\n")
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        constraints = ["-c", str(ROOT / "constraints.txt")] if peer.constrained else []
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *constraints, *peer.packages], check=True)
         ready.touch()
     return python
 
@@ -48,11 +67,13 @@ def measure(command: list[str]) -> dict[str, Any]:
     return result
 
 
-def run_case(case: str, rounds: int, peer: Path) -> dict[str, Any]:
+def run_case(case: str, rounds: int, given: Path | None) -> dict[str, Any]:
     """Both sides by turns. Returns frames per second of every round, versions, and the ratio of the medians."""
-    sides = {"ours": [sys.executable, "-m", "bench.ours", case], "peer": [str(peer), "bench/peer_sb3.py", PEER_CASES.get(case, case)]}
+    peer = PEERS[case]
+    theirs = [str(given or peer_python(peer)), f"bench/{peer.script}", PEER_CASES.get(case, case)]
+    sides = {"ours": [sys.executable, "-m", "bench.ours", case], "peer": theirs}
     fps: dict[str, list[float]] = {side: [] for side in sides}
-    result: dict[str, Any] = {"case": case, "fps": fps}
+    result: dict[str, Any] = {"case": case, "peer": peer.name, "fps": fps}
     for number in range(rounds):
         # The order changes with each round, so that a machine that warms up or slows down favours nobody.
         for side in sorted(sides, reverse=bool(number % 2)):
@@ -69,7 +90,8 @@ def row(result: dict[str, Any]) -> str:
     ours, peer = result["fps"]["ours"], result["fps"]["peer"]
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]
     sides = [f"{median(fps):9,.0f} ({min(fps):,.0f} to {max(fps):,.0f})" for fps in (ours, peer)]
-    return f"{result['case']:16} {sides[0]:30} {sides[1]:30} {result['ratio']:5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+    peers = f"{result['peer']:18} {sides[1]:30}"
+    return f"{result['case']:16} {sides[0]:30} {peers} {result['ratio']:5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def cpu_name() -> str:
@@ -83,7 +105,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.speed", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", help=f"which cases, of {', '.join(CASES)}; none: all")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side per case (3)")
-    parser.add_argument("--peer-python", type=Path, help="Python that has Stable-Baselines3; absent: .peers/sb3, made where missing")
+    parser.add_argument("--peer-python", type=Path, help="Python that has the cases' peer; absent: one under .peers, made where missing")
     options = parser.parse_args()
     if unknown := sorted(set(options.cases) - set(CASES)):
         parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
@@ -94,9 +116,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    peer = options.peer_python or peer_python()
-    results = [run_case(case, options.rounds, peer) for case in options.cases or CASES]
-    header = f"{'case':16} {'slm_lab frames/s (spread)':30} {'Stable-Baselines3 (spread)':30} ratio"
+    results = [run_case(case, options.rounds, options.peer_python) for case in options.cases or CASES]
+    header = f"{'case':16} {'slm_lab frames/s (spread)':30} {'peer':18} {'frames/s (spread)':30} ratio"
     sys.stdout.write("\n".join([header, *map(row, results)]) + "\n")
     report = {
         "date": datetime.now().isoformat(timespec="seconds"),

@@ -149,7 +149,7 @@ def _parser() -> _Parser:
         metavar="KEY=VALUE",
         help="fill ${KEY}, or override a key by path; repeatable",
     )
-    parser.add_argument("--jobs", type=_jobs, metavar="N", help="Sessions at a time (default: one per core)")
+    parser.add_argument("--jobs", type=_jobs, metavar="N", help="Sessions at a time (default: as many as there are cores for)")
     parser.add_argument("--data-dir", type=Path, default=_DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     parser.add_argument("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: as the spec's net.gpu says)")
     parser.add_argument("--build", action="store_true", help="check: also make env and agent")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.sessions import make_session
 from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
 from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.loader import load_spec, spec_names
@@ -27,7 +27,9 @@ ENVS = {**dict.fromkeys(MUJOCO, "HalfCheetah-v5"), **dict.fromkeys(PONG, "ALE/Po
 BENCHMARKS = [(path, name) for path, name in SPECS if path.parent.parent.name == "benchmark"]
 GLOBAL = [(path, name) for path, name in BENCHMARKS if path.parent.name == "a3c" or path.parent.name.startswith("async")]
 """Those of Sessions that train one net, with budgets of their own."""
-BENCHMARKS = [where for where in BENCHMARKS if where not in GLOBAL]
+SAMPLED = [(path, name) for path, name in BENCHMARKS if path.parent.name == "appo"]
+"""Those with rollout workers."""
+BENCHMARKS = [where for where in BENCHMARKS if where not in GLOBAL + SAMPLED]
 OLD_FORM = "async_sac_roboschool.json"
 
 BUDGETS = {
@@ -84,6 +86,19 @@ def test_specs_of_global_nets_say_so(where: tuple[Path, str]) -> None:
     assert spec.agent.net.optim_spec.name.startswith("Global")
 
 
+@pytest.mark.parametrize("where", SAMPLED, ids=ids)
+def test_specs_of_rollout_workers_say_so(where: tuple[Path, str]) -> None:
+    spec = load(*where)
+    assert spec.meta.sampler is not None
+    assert spec.meta.sampler.async_rl == where[1].startswith("appo")
+    assert isinstance(spec.agent.algorithm, PPOSpec)
+    assert spec.agent.algorithm.with_vtrace == spec.meta.sampler.async_rl
+    assert spec.agent.net is not None
+    assert spec.agent.net.lr_scheduler_spec is not None
+    assert spec.agent.net.lr_scheduler_spec.kwargs["frame"] == spec.env.max_frame
+    assert spec.meta.max_session == 4
+
+
 def test_each_algorithm_has_a_spec_for_each_env() -> None:
     envs = {"cartpole", "acrobot", "pendulum", "lunar", "lunar_continuous", "halfcheetah", "pong"}
     names = {name for _, name in BENCHMARKS}
@@ -101,6 +116,9 @@ def test_spec_trains_without_a_notice(where: tuple[Path, str], caplog: pytest.Lo
     if where[0].name != OLD_FORM:
         assert not caplog.records, "a shipped spec needs no notice"
     sets = ["meta.max_session=1"] if load(*where).meta.distributed else []
+    if load(*where).meta.sampler is not None:
+        sets += [f"meta.sampler.{key}" for key in ("serial_mode=true", "num_workers=2", "num_envs_per_worker=2", "num_batches_per_epoch=2")]
+        sets += ["agent.algorithm.time_horizon=16", "agent.algorithm.minibatch_size=32"]
     sets += ["env.max_t=10", "env.num_envs=4", "env.max_frame=192", "meta.log_frequency=64", "meta.random_seed=0"]
     full = load(*where, *sets)
     match full.agent.algorithm:  # an update for each row
@@ -122,10 +140,11 @@ def test_spec_trains_without_a_notice(where: tuple[Path, str], caplog: pytest.Lo
     heap: Heap = PRIVATE
     if spec.meta.distributed:
         heap = CommonHeap(common_file(), 0, 1, synced=spec.meta.distributed == "synced")
-    session = Session(spec, plan=Plan(mode="dev"), heap=heap).build()
+    session = make_session(spec, plan=Plan(mode="dev"), heap=heap).build()
     before = session.agent.weights()
     rows = session.run().rows
-    assert [row["frame"] for row in rows] == [64, 128, 192]
+    if spec.policies == 1:
+        assert [row["frame"] for row in rows] == [64, 128, 192]
     last = rows[-1]
     for key in ("total_reward", "loss", "grad_norm", "lr"):
         assert isinstance(last[key], float), key

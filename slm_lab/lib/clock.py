@@ -15,7 +15,7 @@ class Clock:
     Frames are counted where all Sessions that train one net see them; a Session that takes another's place goes on from its count.
     """
 
-    __slots__ = ("_begun_S", "_frames_S", "_index", "_started", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
+    __slots__ = ("_begun_S", "_frames_S", "_index", "_moment", "_started", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
 
     def __init__(self, heap: Heap = PRIVATE) -> None:
         self._index = heap.index
@@ -29,11 +29,21 @@ class Clock:
         self.opt_step = 0
         self._wall_before = 0.0
         self._started = perf_counter()
+        self._moment: float | None = None
+
+    @property
+    def moment(self) -> float:
+        """What is taken for now (perf_counter's seconds): steps that come in one lot are spread over the time since the last."""
+        return perf_counter() if self._moment is None else self._moment
+
+    @moment.setter
+    def moment(self, value: float) -> None:
+        self._moment = value
 
     @property
     def wall_t(self) -> float:
         """Seconds since the start, resumed parts included."""
-        return self._wall_before + perf_counter() - self._started
+        return self._wall_before + self.moment - self._started
 
     @property
     def global_frame(self) -> int:

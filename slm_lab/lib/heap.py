@@ -19,6 +19,10 @@ import numpy as np
 Lock = Literal["update", "statistics", "target"]
 _BYTE: dict[Lock, int] = {"update": 0, "statistics": 1, "target": 2}
 """The byte of the file that stands for each lock."""
+_CHUNK = 2**18
+"""Bytes that small arrays are mapped in together: each mapping keeps a descriptor open, of which a process may have some 1000."""
+_ALIGNED = 64
+"""Bytes; a cache line."""
 
 
 class Heap:
@@ -71,7 +75,9 @@ class CommonHeap(Heap):
 
     def __init__(self, fd: int, index: int, sessions: int, *, synced: bool, locked: bool = False, fresh: bool = True) -> None:
         self.fd, self.index, self.sessions, self.synced, self.locked, self.fresh = fd, index, sessions, synced, locked, fresh
-        self._end = 0
+        self._end = self._used = 0
+        self._chunk: mmap.mmap | None = None
+        """Where small arrays are placed, up to `_used`."""
         self._kept: list[np.ndarray] = []
         """Every array placed here: closing the file of one would give up the locks that this process holds."""
 
@@ -79,14 +85,25 @@ class CommonHeap(Heap):
         """Raises MemoryError where this machine has no room for it."""
         if initial.nbytes == 0:
             return initial
-        begin, self._end = self._end, self._end + -(-initial.nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        with self.exclusive("statistics"):  # or two would grow the file at once, and one of them cut off what the other had added
-            _grow(self.fd, self._end)
-        there = np.frombuffer(mmap.mmap(self.fd, initial.nbytes, offset=begin), initial.dtype).reshape(initial.shape)
+        size, place = initial.nbytes, 0
+        if size > _CHUNK // 2:
+            memory = self._map(size)
+        else:
+            if self._chunk is None or self._used + size > _CHUNK:
+                self._chunk, self._used = self._map(_CHUNK), 0
+            memory, place = self._chunk, self._used
+            self._used += -(-size // _ALIGNED) * _ALIGNED
+        there = np.frombuffer(memory, initial.dtype, initial.size, place).reshape(initial.shape)
         self._kept.append(there)
         if self.fresh:
             np.copyto(there, initial)
         return there
+
+    def _map(self, size: int) -> mmap.mmap:
+        begin, self._end = self._end, self._end + -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        with self.exclusive("statistics"):  # or two would grow the file at once, and one of them cut off what the other had added
+            _grow(self.fd, self._end)
+        return mmap.mmap(self.fd, size, offset=begin)
 
     def exclusive(self, lock: Lock) -> AbstractContextManager[object]:
         return self._lock(lock, wait=True)

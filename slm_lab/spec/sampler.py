@@ -14,7 +14,7 @@ Factor = Annotated[float, Strict(), Field(gt=1)]
 class PBTSpec(SpecModel):
     """Population-based training (arXiv:1711.09846): poor policies take over weights of good ones, and hyperparameters mutate.
 
-    Policy 0 never mutates. What mutates: learning rate, entropy coefficient and, if asked, gamma.
+    Policy 0 never mutates, nor do the best. What mutates: learning rate, entropy coefficient and, if asked, gamma.
     """
 
     period: Positive = 5_000_000

@@ -71,9 +71,8 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         nearest = max(1, round(dataset / unit)) * unit
         fitting = [n for n in range(1, nearest + 1) if nearest % n == 0]
         by_batches = min(fitting, key=lambda n: (abs(n - batches), n))
-        fits = f"{nearest // by_batches} × {by_batches}"
-        if nearest % minibatch == 0:
-            fits = f"{minibatch} × {nearest // minibatch} or {fits}"
+        found = [(minibatch, nearest // minibatch)] if nearest % minibatch == 0 else []
+        fits = " or ".join(f"{size} × {count}" for size, count in dict.fromkeys([*found, (nearest // by_batches, by_batches)]))
         sizes = f"minibatch_size × num_batches_per_epoch = {minibatch} × {batches} = {dataset} transitions"
         report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes} are not whole {what}; nearest that are: {fits}")
 
@@ -85,10 +84,14 @@ def settled_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> Sampler
         report.note((*SAMPLER, "pbt"), "has no effect with one policy; dropped")
         change["pbt"] = None
     if sampler.num_policies > 1 and not sampler.async_rl:
-        report.note((*SAMPLER, "async_rl"), "false: each policy then trains on what a round happens to give it; true makes whole datasets")
+        report.note((*SAMPLER, "async_rl"), "false: each policy then trains on what a round happens to give it")
     if sampler.serial_mode and sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "serial_mode collects and trains in turn, as with async_rl false")
-    if sampler.serial_mode and sampler.inference == "central":
-        report.note((*SAMPLER, "inference"), "serial_mode has one process: each worker computes its own actions")
+    if sampler.inference == "central" and (sampler.serial_mode or spec.agent.algorithm.action_policy == "random"):
+        why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
+        report.note((*SAMPLER, "inference"), f"{why}: each worker chooses its own actions")
         change["inference"] = "local"
+    if isinstance(spec.agent.algorithm, ReplayAlgorithmSpec) and "max_policy_lag" in sampler.model_fields_set:
+        name = spec.agent.algorithm.name
+        report.note((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from old transitions, whoever chose the actions")
     return sampler.model_copy(update=change)

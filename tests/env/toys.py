@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -86,6 +87,18 @@ class Faulty(Toy):
             time.sleep(300)
 
 
+class Signed(Toy):
+    """Each process that steps it leaves an empty file in `folder`, named by the process's number."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        (self.folder / str(os.getpid())).touch()
+        return super().step(action)
+
+
 class Anything(Toy):
     """Takes any keyword."""
 
@@ -103,7 +116,7 @@ class ToyVector(SyncVectorEnv[Any, Any]):
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
-for name, entry in {"Toy": Toy, "Spaced": Spaced, "Faulty": Faulty, "Anything": Anything}.items():
+for name, entry in {"Toy": Toy, "Spaced": Spaced, "Faulty": Faulty, "Signed": Signed, "Anything": Anything}.items():
     gym.register(f"{name}-v0", entry_point=f"tests.env.toys:{entry.__name__}", max_episode_steps=9)
 for mode in ("NextStep", "SameStep", "Disabled"):
     gym.register(

@@ -20,6 +20,10 @@ OpenRun = Callable[[str], RunPaths]
 """open_run(resolved backend): make the run's folder, once the first Session has shown that the spec can be built."""
 
 
+class WorkerFailed(Exception):
+    """A process that a Session needs failed, or died too often. The message says why, with that process's traceback."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a Session ended."""
@@ -79,8 +83,8 @@ def signals_blocked() -> Iterator[None]:
 
 
 def cause(error: BaseException) -> str:
-    """Why a Session failed: in one line where the disk is full or a check of mode dev failed, else the traceback."""
-    if isinstance(error, DevCheckError):
+    """Why a Session failed: in its own words where the disk is full, a check of mode dev or a process of it failed, else the traceback."""
+    if isinstance(error, (DevCheckError, WorkerFailed)):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"

@@ -1,4 +1,4 @@
-"""A Session in a process of its own: the child's side. Loads nothing heavy before its threads are limited."""
+"""A Session in a process of its own: the child's side."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ from slm_lab.lib.log import logger
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ORPHAN_SECONDS = 20.0
 """So long may a Session take to save itself after its parent died."""
+
+
+_SENDING = threading.Lock()
+"""Notices may come from any thread, and a message must not be cut in two by another."""
 
 
 class _Orders:
@@ -112,7 +115,6 @@ def main(task: Task, connection: Connection, scratch: Path) -> None:
     What the process prints goes to `scratch`, and to the Session's log once the run is open. Signals that ask for an end
     reach the whole process group, but are blocked here from the start: the parent passes them on as an order.
     """
-    limit_threads()
     print_to(scratch)
     faulthandler.enable()
     orders = _Orders(connection)
@@ -155,14 +157,8 @@ def _run(task: Task, orders: _Orders, scratch: Path) -> None:
 
 
 def _send(connection: Connection, kind: str, *content: Any) -> None:
-    with suppress(OSError):  # a parent that is gone needs no news; _Orders ends the Session
+    with _SENDING, suppress(OSError):  # a parent that is gone needs no news; _Orders ends the Session
         connection.send((kind, *content))
-
-
-def limit_threads() -> None:
-    """Let numpy and torch, which are not loaded yet, use one thread."""
-    for name in _THREAD_LIMITS:
-        os.environ[name] = "1"
 
 
 def print_to(path: Path) -> None:

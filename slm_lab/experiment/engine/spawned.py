@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from slm_lab.experiment.engine import signals_blocked
+
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""What numpy's and torch's libraries read when they are loaded."""
 
 
 class Spawned:
@@ -27,7 +31,7 @@ class Spawned:
         self.process = context.Process(target=target, args=(*args, theirs, *more), name=name)
         with signals_blocked():
             resource_tracker.ensure_running()  # begun by the first process otherwise, and then unblocks signals on its way
-        with signals_blocked(), _hidden_main():
+        with signals_blocked(), _hidden_main(), _one_thread():
             self.process.start()
         theirs.close()
 
@@ -58,6 +62,21 @@ class Spawned:
         code = self.process.exitcode or 0
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return how + (" (often: out of memory)" if code == -signal.SIGKILL else "")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let a process that is started meanwhile use one thread for numpy and torch, which it loads as soon as it begins."""
+    before = {name: os.environ.get(name) for name in _THREAD_LIMITS}
+    os.environ.update(dict.fromkeys(_THREAD_LIMITS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -66,9 +66,9 @@ class Batcher:
         self.current: Dataset | None = None
 
     @property
-    def room(self) -> bool:
-        """Whether another rollout can be taken, or begun to be."""
-        return self.current is not None or bool(self.free)
+    def room(self) -> int:
+        """Columns that can be taken."""
+        return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: Slot, gathered: Gathered, begin: int = 0) -> tuple[list[Dataset], int]:
         """Take the columns of this policy from `begin` on.

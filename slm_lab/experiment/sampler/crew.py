@@ -13,21 +13,18 @@ from multiprocessing.connection import wait
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from slm_lab.experiment.engine import cause
+from slm_lab.experiment.engine import WorkerFailed, cause
 from slm_lab.experiment.engine.child import CommonFile
+from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.sampler.batcher import Batcher, Dataset
 from slm_lab.experiment.sampler.process import WorkerProcess
 from slm_lab.experiment.sampler.shared import SLOTS, Slot
-from slm_lab.experiment.sampler.worker import Report, RolloutWorker
+from slm_lab.experiment.sampler.worker import Collected, RolloutWorker
 from slm_lab.lib.log import notice
 
 _END_SECONDS = 2.0
 """So long may a worker take to close its envs."""
 _START_SECONDS = 120.0
-
-
-class WorkerFailed(Exception):
-    """A rollout worker failed, or died too often."""
 
 
 @dataclass
@@ -36,7 +33,7 @@ class Filled:
 
     worker: int
     slot: int
-    report: Report
+    report: Collected
     begins: list[int]
     """Of each group and policy: the first column that is not copied yet."""
 
@@ -44,8 +41,8 @@ class Filled:
 class Crew(Protocol):
     """Who collects for the learner."""
 
-    def start(self) -> None:
-        """Begin to collect."""
+    def start(self, stop: Stop) -> None:
+        """Begin to collect, unless a stop is requested first. Raises WorkerFailed."""
 
     def next(self) -> tuple[int, Dataset] | None:
         """A dataset, and the policy that is to train on it; None for now. Raises WorkerFailed."""
@@ -53,7 +50,7 @@ class Crew(Protocol):
     def release(self, policy: int, dataset: Dataset) -> None:
         """The policy has trained on it."""
 
-    def reports(self) -> Iterator[tuple[int, Report]]:
+    def reports(self) -> Iterator[tuple[int, Collected]]:
         """What workers told since the last call, with their numbers."""
 
     def close(self) -> None:
@@ -74,7 +71,7 @@ class Intake:
         self.turn = 0
         self.round_over = False
 
-    def put(self, worker: int, slot: int, report: Report) -> None:
+    def put(self, worker: int, slot: int, report: Collected) -> None:
         """A slot was filled."""
         parts = len(report.gathered) * len(self.batchers)
         self.waiting[worker].append(Filled(worker, slot, report, [0] * parts))
@@ -90,6 +87,13 @@ class Intake:
             if self.rounds is not None:
                 complete += self._count(filled.worker)
             yield filled, complete
+
+    @property
+    def room(self) -> int:
+        """Rollouts of a worker for which the datasets that are free and under way have room, beside those that wait; rounded up."""
+        columns: int = sum(batcher.room for batcher in self.batchers)
+        waiting = sum(map(len, self.waiting))
+        return -(-columns // sum(int(slot.policy_TN.shape[1]) for slot in self.slots[0][0])) - waiting
 
     def _next(self) -> Filled | None:
         if self.rounds is None:  # oldest first
@@ -125,15 +129,18 @@ class SerialCrew:
     """Workers in this process, one after the other."""
 
     def __init__(self, workers: list[RolloutWorker], intake: Intake) -> None:
-        self.workers, self.intake = workers, intake
-        self._reports: list[tuple[int, Report]] = []
+        self.workers, self.intake, self.stop = workers, intake, Stop()
+        self._reports: list[tuple[int, Collected]] = []
         self.ready: deque[tuple[int, Dataset]] = deque()
 
-    def start(self) -> None: ...
+    def start(self, stop: Stop) -> None:
+        self.stop = stop
 
     def next(self) -> tuple[int, Dataset] | None:
         while not self.ready:
             for worker, one in enumerate(self.workers):
+                if self.stop.requested:
+                    return None
                 report = one.collect(0)
                 self._reports.append((worker, report))
                 self.intake.put(worker, 0, report)
@@ -144,7 +151,7 @@ class SerialCrew:
     def release(self, policy: int, dataset: Dataset) -> None:
         self.intake.batchers[policy].release(dataset)
 
-    def reports(self) -> Iterator[tuple[int, Report]]:
+    def reports(self) -> Iterator[tuple[int, Collected]]:
         taken, self._reports = self._reports, []
         yield from taken
 
@@ -171,12 +178,14 @@ class ProcessCrew:
         self.ready_W = [False] * len(workers)
         self.orders: list[deque[int]] = [deque() for _ in self.workers]
         """Slots that each worker was told to fill and has not yet, in order."""
-        self.due_W = [0] * len(workers)
-        """In turns: rollouts of the round that each worker was not told to gather yet."""
+        self.given_W = [0] * len(workers)
+        """Slots that each worker was ever told to fill."""
+        self.due = 0
+        """In turns: how many that are to be by the end of the round."""
         self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in self.workers]
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        self.told: SimpleQueue[tuple[int, Report]] = SimpleQueue()
-        self.returned: SimpleQueue[tuple[int, Dataset] | None] = SimpleQueue()
+        self.told: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
+        self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self.hear, self.call = os.pipe()
         """Wakes the thread."""
         self.out = 0
@@ -184,14 +193,16 @@ class ProcessCrew:
         self.ended = False
         self.thread = threading.Thread(target=self._attend, name="rollout workers", daemon=True)
 
-    def start(self) -> None:
+    def start(self, stop: Stop) -> None:
         """Wait until every worker has built its envs. Raises WorkerFailed where one cannot."""
         deadline = time.monotonic() + _START_SECONDS
         while not all(self.ready_W):
-            wait([item for one in self._all() for item in one.waitable], timeout=1.0)
+            if stop.requested:
+                return
+            wait([item for one in self._all() for item in one.waitable], timeout=0.2)
             for one in self._all():
                 self._hear(one)
-            if isinstance(failure := self._failure(), str):
+            if failure := self._failure():
                 raise WorkerFailed(failure)
             if time.monotonic() > deadline:
                 late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
@@ -220,25 +231,28 @@ class ProcessCrew:
         self.returned.put((policy, dataset))
         os.write(self.call, b"x")
 
-    def reports(self) -> Iterator[tuple[int, Report]]:
+    def reports(self) -> Iterator[tuple[int, Collected]]:
         with suppress(Empty):
             while True:
                 yield self.told.get_nowait()
 
     def close(self) -> None:
         self.ended = True
-        if self.thread.is_alive():
-            os.write(self.call, b"x")
-            self.thread.join()
-        for one in self.workers:
-            one.send(None)
-        deadline = time.monotonic() + _END_SECONDS
-        for one in self.workers:
-            one.process.join(max(0.0, deadline - time.monotonic()))
-        for one in self._all():
-            one.kill()
-        os.close(self.hear)
-        os.close(self.call)
+        try:
+            if self.thread.is_alive():
+                os.write(self.call, b"x")
+                self.thread.join()
+            if all(self.ready_W):  # the others have no envs to close, and may take seconds to listen
+                for one in self.workers:
+                    one.send(None)
+                deadline = time.monotonic() + _END_SECONDS
+                for one in self.workers:
+                    one.process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # also where a second Ctrl-C breaks off the wait
+            for one in self._all():
+                one.kill()
+            os.close(self.hear)
+            os.close(self.call)
 
     def _attend(self) -> None:
         try:
@@ -283,7 +297,12 @@ class ProcessCrew:
             return
         notice(f"{one.name} {how}; a new process takes its place ({setting.restart + 1} of {self.max_restart})")
         one.kill()
-        other = WorkerProcess(one.index, self.memory)
+        try:
+            other = WorkerProcess(one.index, self.memory)
+        except OSError as error:  # no memory, no process
+            self.ended = True
+            self.datasets.put(f"{one.name} {how}; no new process could be started: {error.strerror}{printed}")
+            return
         other.begin(replace(setting, restart=setting.restart + 1))
         if one is self.server:
             self.server = other
@@ -297,8 +316,8 @@ class ProcessCrew:
             os.set_blocking(self.hear, False)
             os.read(self.hear, 4096)
         with suppress(Empty):
-            while (item := self.returned.get_nowait()) is not None:
-                policy, dataset = item
+            while True:
+                policy, dataset = self.returned.get_nowait()
                 self.intake.batchers[policy].release(dataset)
                 self.out -= 1
 
@@ -307,7 +326,7 @@ class ProcessCrew:
         if self.turns and self.intake.round_over and self.out == 0:
             assert self.intake.rounds is not None
             self.intake.round_over = False
-            self.due_W = [self.intake.rounds] * len(self.due_W)
+            self.due += self.intake.rounds
 
     def _copy(self) -> None:
         for filled, complete in self.intake.take():
@@ -319,13 +338,22 @@ class ProcessCrew:
                 self.datasets.put(item)
 
     def _hand_out(self) -> None:
-        """Let each worker fill the slots that are free; in turns with the learner, no more of them than it owes."""
-        for one in self.workers:
-            free = self.free[one.index]
-            while free and (not self.turns or self.due_W[one.index]):
-                slot = free.popleft()
-                if self.turns:
-                    self.due_W[one.index] -= 1
-                self.orders[one.index].append(slot)
-                if self.ready_W[one.index]:
-                    one.send(slot)
+        """Let workers fill slots that are free: in turns with the learner as many as they owe, else as many as there is room for."""
+        while (one := self._next_worker()) is not None:
+            slot = self.free[one.index].popleft()
+            self.given_W[one.index] += 1
+            self.orders[one.index].append(slot)
+            if self.ready_W[one.index]:
+                one.send(slot)
+
+    def _next_worker(self) -> WorkerProcess | None:
+        """Who may fill a slot now."""
+        if self.turns:
+            able = [one for one in self.workers if self.free[one.index] and self.given_W[one.index] < self.due]
+        elif self.intake.room <= sum(map(len, self.orders)):
+            return None
+        elif self.intake.rounds is not None:  # in the order in which rollouts are taken, or room might be left only for the wrong worker
+            able = [min(self.workers, key=lambda one: (self.given_W[one.index], one.index))]
+        else:
+            able = sorted(self.workers, key=lambda one: len(self.orders[one.index]))
+        return next((one for one in able if self.free[one.index]), None)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import AuthenticationError, current_process
 from multiprocessing.connection import Client, Connection, Listener, wait
 from time import perf_counter
 
@@ -21,7 +22,7 @@ from slm_lab.experiment.sampler.worker import Group, Newest, Setting, build_algo
 from slm_lab.lib.heap import Heap
 from slm_lab.lib.records import ActOut
 
-_CONNECT_SECONDS = 60.0
+_CONNECT_SECONDS = 120.0
 """So long may the server be away, for a new process takes seconds to come up."""
 
 
@@ -83,7 +84,7 @@ class InferenceServer:
 
     def _welcome(self, listener: Listener) -> None:
         while True:
-            with suppress(OSError, EOFError):
+            with suppress(OSError, EOFError, AuthenticationError):
                 client = listener.accept()
                 self.clients = {**self.clients, client: client.recv()}  # replaced, for the other thread iterates over it
 
@@ -93,27 +94,28 @@ class CentralInference:
 
     def __init__(self, address: str, worker: int, mail: Sequence[Mail], newest: Newest) -> None:
         self.address, self.worker, self.mail, self.newest = address, worker, mail, newest
-        for weights in newest.weights:
-            weights.light = True
-        self.open: set[int] = set()
-        """Groups that wait for an answer."""
+        self.open: dict[int, Group] = {}
+        """Groups that wait for an answer, by their index."""
         self.connection = self._connect()
 
     def ask(self, group: Group) -> None:
+        self.open[group.index] = group
+        try:
+            self._send(group)
+        except OSError:
+            self._ask_again()
+
+    def _send(self, group: Group) -> None:
         mail = self.mail[group.index]
         mail.obs_N[:], mail.policy_N[:] = group.obs_N, group.policy_N
         if group.state_NS is not None:
             mail.state_NS[:] = group.state_NS
-        self.open.add(group.index)
-        try:
-            self.connection.send_bytes(bytes([group.index]))
-        except OSError:
-            self._ask_again()
+        self.connection.send_bytes(bytes([group.index]))
 
     def answer(self, group: Group) -> ActOut:
         while group.index in self.open:
             try:
-                self.open.discard(self.connection.recv_bytes()[0])
+                del self.open[self.connection.recv_bytes()[0]]
             except (EOFError, OSError):
                 self._ask_again()
         self.newest.pull()
@@ -127,19 +129,20 @@ class CentralInference:
         return merged(parts)
 
     def _ask_again(self) -> None:
+        """The whole question: the server may have died when it had written half of the answer over it."""
         self.connection.close()
         self.connection = self._connect()
-        for group in self.open:
+        for group in self.open.values():
             with suppress(OSError):
-                self.connection.send_bytes(bytes([group]))
+                self._send(group)
 
     def _connect(self) -> Connection:
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
             try:
-                connection = Client(self.address, "AF_UNIX")
+                connection = Client(self.address, "AF_UNIX", authkey=current_process().authkey)
                 connection.send(self.worker)
-            except OSError:
+            except (EOFError, OSError):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class Member:
 
 
 class Population:
-    """In a round, one of the poorest policies may take over weights and hyperparameters of one of the best; then they mutate.
+    """In a round, a policy of the poorest may take over weights and hyperparameters of one of the best; then its hyperparameters mutate,
+    unless it is one of the best itself.
 
     Each policy has its rounds by its own frames. Policy 0 stays as the spec says, for comparison.
 
@@ -52,35 +54,40 @@ class Population:
     def step(self, policy: int) -> None:
         """A round of this policy."""
         self.rounds[policy] = (self.members[policy].frame - self.spec.start) // self.spec.period + 1
-        source = None if policy == 0 else self._better(policy)
-        if policy > 0:
+        poorest, best = self._ranked()
+        source = None
+        if policy > 0 and policy not in best:
+            source = self._better(policy, best) if policy in poorest else None
             if source is not None:
                 take_over(self.members[policy].agent, self.members[source].agent)
             algorithm = self.members[policy].agent.algorithm
             algorithm.tune(self._mutated(algorithm.tuning, algorithm.spec.gamma))
         self._note(policy, source)
 
-    def _better(self, policy: int) -> int | None:
-        """One of the best, where this policy is one of the poorest and far enough behind; else None."""
+    def _ranked(self) -> tuple[list[int], list[int]]:
+        """The poorest and the best, replace_fraction of the population each."""
         reward = {p: member.total_reward for p, member in enumerate(self.members) if member.total_reward is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.members)))
         ranked = sorted(reward, key=lambda p: reward[p])
-        if policy not in ranked[:count]:
-            return None
-        best = [p for p in ranked[-count:] if p not in ranked[:count]]
+        return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
+
+    def _better(self, policy: int, best: Sequence[int]) -> int | None:
+        """One of the best, where this policy is far enough behind it; else None."""
         if not best:
             return None
         source = int(self.rng.choice(best))
-        gap = reward[source] - reward[policy]
-        enough = gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(reward[policy])
-        return source if enough else None
+        own, other = self.members[policy].total_reward, self.members[source].total_reward
+        assert own is not None
+        assert other is not None
+        gap = other - own
+        return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(own) else None
 
     def _mutated(self, tuning: Tuning, gamma: float) -> Tuning:
         lr, entropy_coef = (value * self._factor() for value in (tuning.lr, tuning.entropy_coef))
         if not self.spec.optimize_gamma:
             return Tuning(lr, entropy_coef, tuning.gamma)
         # by its distance from 1, which is what the horizon goes by
-        return Tuning(lr, entropy_coef, min(1.0 - (1.0 - gamma) * self._factor(), GAMMA_MAX))
+        return Tuning(lr, entropy_coef, min(max(0.0, 1.0 - (1.0 - gamma) * self._factor()), GAMMA_MAX))
 
     def _factor(self) -> float:
         """1, or with probability mutation_rate one by which a hyperparameter grows or shrinks."""
@@ -99,7 +106,7 @@ class Population:
             writer = csv.writer(file, lineterminator="\n")
             if file.tell() == 0:
                 writer.writerow(COLUMNS)
-            writer.writerow(["" if value is None else f"{value:.8g}" for value in values])
+            writer.writerow(["" if value is None else f"{value:.8g}" if isinstance(value, float) else value for value in values])
 
     def state_dict(self) -> dict[str, Any]:
         """The agents keep their hyperparameters themselves."""
@@ -112,5 +119,5 @@ class Population:
 
 def take_over(agent: Agent, source: Agent) -> None:
     """Give `agent` weights, optimizer, scales and hyperparameters of `source`; its random streams stay its own."""
-    own, taken = agent.algorithm.state_dict(), source.algorithm.state_dict()
+    own, taken = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # optimizers of torch give no copies
     agent.algorithm.load_state_dict({key: own[key] if key == "rng" else value for key, value in taken.items()})

@@ -1,19 +1,20 @@
-"""A rollout worker in a process of its own. Loads nothing heavy before its threads are limited."""
+"""A rollout worker in a process of its own."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import sys
 import threading
 from contextlib import suppress
-from multiprocessing import active_children
+from multiprocessing import active_children, current_process
 from multiprocessing.connection import Connection, Listener
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.engine import cause
-from slm_lab.experiment.engine.child import CommonFile, limit_threads
+from slm_lab.experiment.engine.child import CommonFile
 from slm_lab.experiment.engine.spawned import Spawned
 from slm_lab.lib.heap import CommonHeap, common_file
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 SERVER = -1
 """In place of a worker's number: central inference."""
+_NICE = 5
+"""In async mode the learner goes first: where cores are fewer than processes, what it needs limits the run more often than the envs do, and
+workers that ran ahead of it only wait."""
 _TAIL = 20
 """Lines shown of what a killed process printed."""
 
@@ -42,21 +46,23 @@ class WorkerProcess(Spawned):
 
     def death(self) -> tuple[str, str]:
         """Why it ended that has not said so itself, and the last that it printed."""
-        lines = os.pread(self.printed, 2**20, 0).decode(errors="replace").splitlines()
+        begin = max(0, os.fstat(self.printed).st_size - 2**16)
+        lines = os.pread(self.printed, 2**16, begin).decode(errors="replace").splitlines()
         return self.how_it_ended(), "".join(f"\n{line}" for line in lines[-_TAIL:])
 
     def kill(self) -> None:
         super().kill()
-        os.close(self.printed)
+        if self.printed >= 0:
+            os.close(self.printed)
+            self.printed = -1
 
 
 def main(memory: CommonFile, printed: CommonFile, connection: Connection) -> None:
     """Receive a Setting, and do as it says until told to stop or the learner is gone.
 
-    A worker receives numbers of slots to collect into. Messages: ready; rollout, with the slot's number and a Report, for each; failed,
-    with the cause.
+    A worker receives numbers of slots to collect into. Messages: ready; rollout, with the slot's number and a Collected, for each;
+    failed, with the cause.
     """
-    limit_threads()
     for number in (1, 2):
         os.dup2(printed.fd, number)
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -81,6 +87,8 @@ def main(memory: CommonFile, printed: CommonFile, connection: Connection) -> Non
         setting = orders.get()
         if setting is not None:
             heap = CommonHeap(memory.fd, 0, 1, synced=False, fresh=False)
+            if setting.spec.meta.sampler.async_rl:
+                os.nice(_NICE)
             if setting.index == SERVER:
                 _serve(setting, heap, connection)
             else:
@@ -97,14 +105,20 @@ def _serve(setting: Setting, heap: CommonHeap, connection: Connection) -> None:
     from slm_lab.experiment.sampler.inference import InferenceServer
 
     server = InferenceServer(setting, heap)
-    with Listener(setting.address, "AF_UNIX", backlog=256) as listener:
+    with Listener(setting.address, "AF_UNIX", backlog=256, authkey=current_process().authkey) as listener:
         _send(connection, "ready")
         server.serve(listener)
 
 
 def _collect(setting: Setting, heap: CommonHeap, connection: Connection, orders: SimpleQueue[Any], worker: list[RolloutWorker]) -> None:
-    from slm_lab.experiment.sampler.worker import RolloutWorker
+    import numpy as np
 
+    from slm_lab.experiment.sampler.worker import RolloutWorker
+    from slm_lab.lib.rng import worker_seeds
+
+    seed = worker_seeds(setting.seeds, setting.index, setting.restart).env
+    random.seed(seed)  # for envs that draw from the streams that all have in common
+    np.random.seed(seed)
     one = RolloutWorker(setting, heap)
     worker.append(one)
     _send(connection, "ready")

@@ -15,6 +15,7 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.env.vec import Env
+from slm_lab.experiment.engine import WorkerFailed
 from slm_lab.experiment.engine.child import CommonFile
 from slm_lab.experiment.observers import Recorder, hooks
 from slm_lab.experiment.observers.base import mean
@@ -142,7 +143,7 @@ class SampledSession:
             self.spec = student.spec  # with the seed that was drawn
         first = self.students[0]
         info = first._info()
-        check_room(self.spec, info)
+        check_room(self.spec, info, self.plan.at_once(self.spec.meta))
         central = sampler.inference == "central"
         address = f"\0slm_lab_{os.getpid()}_{token_hex(8)}" if central else ""  # in no folder, so nothing is left of it
         setting = Setting(self.spec, info, first.seeds, notes=note_count(first.env), address=address, device=first.device)
@@ -205,20 +206,30 @@ class SampledSession:
             self.build()
         assert self.crew is not None
         try:
-            self.crew.start()
+            self.crew.start(self.stop)
             for student in self.students:
                 student.begin(paths)
+                student.clock.moment = perf_counter()
             self._begin_population(paths)
-            self._loop(self.crew)
-            for student in self.students:
-                student.end()
-            if paths is not None:
-                self.ledger.write(paths.timeline(self.index, self.trial))
+            self.ledger.begin()
+            try:
+                self._loop(self.crew)
+            except WorkerFailed:
+                self._end(paths)  # what was learned so far is kept
+                raise
+            self._end(paths)
         finally:
             self.close()
         first = self.students[0].result
         first.interrupted = any(student.result.interrupted for student in self.students)
         return first
+
+    def _end(self, paths: RunPaths | None) -> None:
+        """Write what is written at the end."""
+        for student in self.students:
+            student.end()
+        if paths is not None:
+            self.ledger.write(paths.timeline(self.index, self.trial))
 
     def close(self) -> None:
         """End the workers; release envs and files."""
@@ -230,7 +241,7 @@ class SampledSession:
         else:
             for process in self._processes:
                 process.kill()
-        for student in self.students:
+        for student in reversed(self.students):  # each leaves torch's number of threads as it was when it was built
             student.close()
         if self._memory is not None:
             os.close(self._memory)
@@ -259,7 +270,9 @@ class SampledSession:
         replays = isinstance(self.spec.agent.algorithm, ReplayAlgorithmSpec)
         last = len(frames_T) - 1
         going_on = True
+        when_T = np.linspace(student.clock.moment, perf_counter(), len(frames_T) + 1)[1:].tolist()
         for t, (frames, episodes) in enumerate(zip(frames_T, ended, strict=True)):
+            student.clock.moment = when_T[t]
             going_on = student.advance(frames, episodes)
             if replays:
                 self._replay(student, dataset, t)
@@ -271,7 +284,7 @@ class SampledSession:
         self.common.active_P[policy] = going_on
         if (population := student.population) is not None:
             population.members[policy] = student.member
-            if population.due(policy):
+            if going_on and population.due(policy):  # weights that are not trained any more are those that were measured
                 population.step(policy)
         self._publish(policy)
 

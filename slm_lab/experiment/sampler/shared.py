@@ -27,7 +27,7 @@ class Weights:
     """The newest weights of a policy, and what goes with them.
 
     There are two halves: the writer fills the older one and then counts on, so that a reader finds the other whole; it has read a whole
-    one unless the writer has meanwhile begun on that half again.
+    one unless the writer has meanwhile begun on that half again. Holds where writes of one core are seen by others in their order (x86).
 
     Args: heap: where they lie. flat: the parameters of this process, which `publish` writes and `pull` overwrites. notes: how many numbers
     go with them.
@@ -43,8 +43,6 @@ class Weights:
         self._buffer_HQ = torch.from_numpy(heap.array(np.zeros((2, sizes[1]), np.float32)))
         self._notes_HK = heap.array(np.zeros((2, notes)))
         self._seen = 0
-        self.light = False
-        """Only the notes and the version are read."""
         self.version = 0
         """Of what was pulled last."""
         self.notes = np.zeros(notes)
@@ -68,7 +66,7 @@ class Weights:
         while True:
             count = int(self._done[0])
             half = count % 2
-            if self.flat is not None and not self.light:
+            if self.flat is not None:
                 self.flat.param.copy_(self._param_HP[half])
                 self.flat.buffer.copy_(self._buffer_HQ[half])
             self.notes[:] = self._notes_HK[half]
@@ -155,15 +153,17 @@ def _slot(heap: Heap, info: EnvInfo, rows: int, state_size: int) -> Slot:
     return Slot(OnPolicyBatchReplay(info, rows, state_size, heap), heap.array(np.zeros((rows, info.num_envs), np.int64)))
 
 
-def check_room(spec: Spec, info: EnvInfo) -> None:
-    """Raise SpecError where slots and datasets do not fit this machine."""
+def check_room(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
+    """Raise SpecError where slots and datasets of the Sessions that run at a time do not fit this machine."""
     sampler = spec.meta.sampler
     assert sampler is not None
     rows = spec.rollout_rows
     slots = SLOTS * slab_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
-    datasets = sampler.num_policies * (sampler.num_batches_to_accumulate + 1)
-    needed = slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1)
+    waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
+    datasets = sampler.num_policies * (waiting + 1)
+    needed = at_once * (slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1))
     if needed > memory_bytes():
         sizes = f"{needed / 2**30:,.1f} GiB for rollouts, this machine has {memory_bytes() / 2**30:,.1f}"
         advice = "take fewer envs (num_workers, num_envs_per_worker), shorter rollouts or smaller datasets"
+        advice += "; or let fewer Sessions run at a time (--jobs)" if at_once > 1 else ""
         raise SpecError(spec.name, [Problem("meta.sampler", f"needs {sizes}; {advice}")])

@@ -28,7 +28,7 @@ EXPLORE_VAR = 0
 """Of the notes that go with weights: which one explore_var is. The others are the statistics for normalising."""
 
 
-class Report(NamedTuple):
+class Collected(NamedTuple):
     """What a worker tells of a rollout; the transitions themselves lie in the slot."""
 
     gathered: list[Gathered]
@@ -83,9 +83,11 @@ class Group:
         count = env.info.num_envs
         self.obs_N = env.reset()
         self.first_N = np.ones(count, np.bool_)
+        self.over_N = np.ones(count, np.bool_)
+        """The episode is over, in Atari the game and not only a life: the next may be another policy's."""
         self.state_NS = policies[0].initial_state(count)
         self.policy_N = np.zeros(count, np.int64)
-        self._draw(self.first_N)
+        self._draw()
 
     def step(self, slot: Slot, out: ActOut, ended: list[Ended]) -> None:
         """Act, and write what came of it."""
@@ -99,13 +101,16 @@ class Group:
         if out.state_N is not None:
             self.state_NS = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
         if len(self.policies) > 1:
-            self._draw(step.first_N)
+            for episode in step.episodes:
+                self.over_N[episode.env] = True
+            self._draw()
 
-    def _draw(self, first_N: np.ndarray) -> None:
+    def _draw(self) -> None:
         """Give each episode that begins to a policy."""
-        playing = np.flatnonzero(self.active_P)
-        if len(self.policies) > 1 and len(playing):
-            self.policy_N = np.where(first_N, self.rng.choice(playing, len(first_N)), self.policy_N)
+        playing, begins_N = np.flatnonzero(self.active_P), self.first_N & self.over_N
+        if len(self.policies) > 1 and len(playing) and begins_N.any():
+            self.policy_N = np.where(begins_N, self.rng.choice(playing, len(begins_N)), self.policy_N)
+            self.over_N &= ~begins_N
 
 
 class LocalInference:
@@ -150,15 +155,20 @@ def merged(parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
 class Newest:
     """Keeps policies and envs of a worker up to date with what the learner has published."""
 
-    def __init__(self, weights: Sequence[Weights], policies: Sequence[Policy], groups: Sequence[Group]) -> None:
-        self.weights, self.policies, self.groups = weights, policies, groups
+    def __init__(self, weights: Sequence[Weights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
+        self.weights, self.policies, self.envs = weights, policies, envs
+        self.seen = 0.0
+        """Samples that the newest statistics are of."""
 
     def pull(self) -> None:
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
                 policy.version, policy.explore_var = weights.version, float(weights.notes[EXPLORE_VAR])
-                for group in self.groups:
-                    group.env.statistics = weights.notes[EXPLORE_VAR + 1 :]
+                statistics = weights.notes[EXPLORE_VAR + 1 :]
+                if len(statistics) and statistics[0] > self.seen:  # another policy's may be older
+                    self.seen = float(statistics[0])
+                    for env in self.envs:
+                        env.statistics = statistics
 
 
 class RolloutWorker:
@@ -177,7 +187,8 @@ class RolloutWorker:
         self.groups: list[Group] = []
         self.common = Common(heap, spec, setting.info, algorithms, setting.notes)
         self.slots = self.common.slots[setting.index]
-        self.newest = Newest(self.common.weights, self.policies, self.groups)
+        self.newest = Newest(self.common.weights, self.policies, envs)
+        self.newest.pull()
         for index, env in enumerate(envs):
             env.keep_statistics_apart()
             group = Group(index, env, self.policies, np.random.default_rng([seeds.act, index, 1]))
@@ -197,7 +208,7 @@ class RolloutWorker:
         seed = seeds.env if group == 0 else int(np.random.SeedSequence([seeds.env, group]).generate_state(1)[0]) & 0x7FFFFFFF
         return make_env(spec.env, seed, num_envs=count, gamma=spec.agent.algorithm.gamma)
 
-    def collect(self, slot: int) -> Report:
+    def collect(self, slot: int) -> Collected:
         """Gather a rollout of every group."""
         slots, groups, inference = self.slots[slot], self.groups, self.inference
         ended: list[list[Ended]] = [[] for _ in groups]
@@ -221,7 +232,7 @@ class RolloutWorker:
             if self.stopping:
                 break
         gathered = [Gathered(list(place.memory.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]
-        return Report(gathered, [group.env.take_news() for group in groups], begin, now, env_seconds, act_seconds)
+        return Collected(gathered, [group.env.take_news() for group in groups], begin, now, env_seconds, act_seconds)
 
     def close(self) -> None:
         for group in self.groups:

@@ -239,3 +239,26 @@ def test_frames_are_as_asked(open_session: Open) -> None:
     session.run()
     assert session.students[0].clock.frame == 200  # in the middle of the fourth round, which is not trained on
     assert session.students[0].clock.opt_step == 3 * 2
+
+
+def test_central_inference_samples_by_the_newest_deviation(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The net puts out means alone; the standard deviation is a parameter that the worker needs."""
+    net = {"name": "MLPNet", "hid_layers": [8], "log_std_init": 0.0, "optim_spec": {"name": "Adam", "lr": 0.05}}
+    sampler = {"num_workers": 1, "num_envs_per_worker": 4, "inference": "central", "worker_num_splits": 1}
+    session = open_session(sampled(net=net, sampler=sampler, env={"name": "Pendulum-v1", "max_frame": 256}))
+    session.build()
+    algorithm: Any = session.agent.algorithm
+    worst: list[float] = []
+    learn = algorithm.learn
+
+    def spy(rollout: Any) -> Any:
+        with torch.no_grad():
+            params_BP, _ = algorithm.net(rollout.obs_TN[:-1].flatten(0, 1))
+            logp_B = algorithm.distribution.log_prob(params_BP, rollout.action_TN.flatten(0, 1))
+        worst.append(float((logp_B - rollout.logp_TN.flatten()).abs().max()))
+        return learn(rollout)
+
+    monkeypatch.setattr(algorithm, "learn", spy)
+    session.run()
+    assert len(worst) == 4
+    assert max(worst) < 1e-4

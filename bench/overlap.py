@@ -1,0 +1,100 @@
+"""What it brings to collect while the learner trains: frames per second of async_rl against the two in turns: `python -m bench.overlap`.
+
+In turns, workers and learner each wait for the other. How much there is to gain depends on how long both take, so training_epoch is
+chosen first, from a short run in turns: in `sleeper`, an env that sleeps for 1 ms a step, collecting and training take equal time (at most
+2 × can be gained); in `humanoid`, where two workers and the learner compete for two cores, equal time of a core (at most 1.5 ×).
+Each measurement is a trial in a process of its own, by turns.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+SPECS = Path(__file__).parent / "specs.json"
+CASES = {"sleeper": 1, "humanoid": 2}
+"""Cores that collect at a time, by case."""
+
+
+class Sleeper(CartPoleEnv):
+    """CartPole that takes its time."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.001)
+        return super().step(action)
+
+
+gym.register("Sleeper-v0", entry_point=Sleeper, max_episode_steps=500)
+
+
+def run(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
+    """Frames per second between the first row and the last, and the learner's share of that time."""
+    import slm_lab
+
+    sets = [f"meta.sampler.async_rl={str(async_rl).lower()}", f"agent.algorithm.training_epoch={epochs}"]
+    with TemporaryDirectory() as folder:
+        slm_lab.Trial(slm_lab.load_spec(str(SPECS), f"overlap_{case}", sets), data_dir=folder).run()
+        (table,) = Path(folder).glob("*/info/*_session_df_train.csv")
+        with table.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    frames, seconds = (float(rows[-1][name]) - float(rows[0][name]) for name in ("frame", "wall_t"))
+    busy = [float(row["learner_busy"]) for row in rows[1:] if row["learner_busy"]]
+    lag = [float(row["lag_mean"]) for row in rows[1:] if row["lag_mean"]]
+    return {"fps": frames / seconds, "learner_busy": mean(busy), "lag": mean(lag)}
+
+
+def measured(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "bench.overlap", "--one", case, str(async_rl), str(epochs)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def fitting_epochs(case: str) -> int:
+    """Epochs with which training takes as many core seconds as collecting."""
+    probe = 4
+    share = measured(case, False, probe)["learner_busy"]
+    return max(1, round(probe * CASES[case] * (1 - share) / share))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.overlap", description="Frames per second of async_rl against taking turns.")
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; none: all")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each mode (3)")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        case, async_rl, epochs = options.one
+        sys.stdout.write(json.dumps(run(case, async_rl == "True", int(epochs))) + "\n")
+        return
+    if unknown := sorted(set(options.cases) - set(CASES)):
+        parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    sys.stdout.write(f"{'case':10} {'epochs':>6} {'in turns':>10} {'async':>10}  ratio (spread)        learner busy   lag\n")
+    for case in options.cases or CASES:
+        epochs = fitting_epochs(case)
+        results: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        for number in range(options.rounds):
+            for async_rl in (False, True) if number % 2 == 0 else (True, False):
+                results[async_rl].append(measured(case, async_rl, epochs))
+        turns, at_once = ([one["fps"] for one in results[mode]] for mode in (False, True))
+        ratios = [b / a for a, b in zip(turns, at_once, strict=True)]
+        busy = [mean(one["learner_busy"] for one in results[mode]) for mode in (False, True)]
+        lag = mean(one["lag"] for one in results[True])
+        spread = f"{median(at_once) / median(turns):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        speeds = f"{median(turns):10,.0f} {median(at_once):10,.0f}"
+        sys.stdout.write(f"{case:10} {epochs:6} {speeds}  {spread:20} {busy[0]:5.0%} → {busy[1]:4.0%} {lag:6.1f}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Population-based training."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.base import Tuning
+from slm_lab.experiment.analysis.figures import FRAMES
+from slm_lab.experiment.analysis.sampler import pbt_panels
+from slm_lab.experiment.analysis.table import read_records
+from slm_lab.experiment.paths import new_run
+from slm_lab.experiment.sampler.pbt import COLUMNS, Member, Population, take_over
+from slm_lab.experiment.sampler.session import SampledSession
+from slm_lab.spec.sampler import PBTSpec
+from tests.experiment.sampler.conftest import sampled
+
+Open = Callable[[Any], SampledSession]
+BEST = 6.0
+"""Of the learning rate's factor, in the toy problem."""
+
+
+class Toy:
+    """Agent and algorithm in one: weights, an optimizer state and a random stream."""
+
+    def __init__(self, number: int, gamma: float = 0.99) -> None:
+        self.algorithm, self.tuning = self, Tuning()
+        self.spec, self.own_gamma = SimpleNamespace(gamma=gamma), gamma
+        self.weights, self.momentum, self.rng = float(number), 10.0 * number, 100 + number
+
+    def tune(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.spec = SimpleNamespace(gamma=self.own_gamma if tuning.gamma is None else tuning.gamma)
+
+    @property
+    def lr(self) -> float:
+        return 0.001 * self.tuning.lr
+
+    @property
+    def entropy_coef(self) -> float:
+        return 0.01 * self.tuning.entropy_coef
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights, "momentum": self.momentum, "rng": self.rng, "tuning": tuple(self.tuning)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights, self.momentum, self.rng = state["weights"], state["momentum"], state["rng"]
+        self.tune(Tuning(*state["tuning"]))
+
+
+def population(rewards: Sequence[float | None], path: Path | None = None, seed: int = 1, gamma: float = 0.99, **keys: Any) -> Population:
+    members: list[Any] = [Member(Toy(number, gamma), 0, reward) for number, reward in enumerate(rewards)]  # type: ignore[arg-type]
+    return Population(PBTSpec(**{"start": 100, "period": 100, "replace_fraction": 0.25} | keys), members, seed, path)
+
+
+def toys(one: Population) -> list[Any]:
+    return [member.agent for member in one.members]
+
+
+def test_the_population_moves_to_the_best_learning_rate() -> None:
+    """The nearer to it, the better the reward; policy 0 stays where it was, for comparison."""
+    one = population([0.0] * 8, mutation_rate=0.5, reward_gap=0.0)
+    for round_ in range(80):
+        for policy, member in enumerate(one.members):
+            member.frame = 100 * (round_ + 1)
+            member.total_reward = -abs(np.log(toys(one)[policy].tuning.lr / BEST))
+            one.step(policy)
+    factors = [toy.tuning.lr for toy in toys(one)]
+    assert factors[0] == 1.0
+    assert BEST / 2 < median(factors[1:]) < BEST * 2
+    assert toys(one)[0].state_dict() == Toy(0).state_dict()
+
+
+def test_nothing_selects_without_rewards_that_differ() -> None:
+    """The other side of the test above: by mutation alone there is no such move."""
+    one = population([0.0] * 8, mutation_rate=0.5)
+    for policy in [*range(8)] * 80:
+        one.step(policy)
+    assert [toy.weights for toy in toys(one)] == [*range(8)]
+
+
+def test_a_round_is_due_by_a_policys_own_frames() -> None:
+    one = population([1.0, 2.0])
+    due = []
+    for frame in (0, 99, 100, 150, 199, 200, 460, 470, 500):
+        one.members[1].frame = frame
+        if one.due(1):
+            due.append(frame)
+            one.step(1)
+    assert due == [100, 200, 460, 500]
+    assert not one.due(0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "keys", "sources"),
+    [
+        ([5.0, 1.0, 2.0, 3.0], {}, {0}),
+        ([5.0, 1.0, 2.0, 5.0], {"replace_fraction": 0.5}, {0, 3}),
+        ([1.2, 1.0, 1.1, 1.15], {"reward_gap": 0.1}, {0}),
+        ([1.2, 1.0, 1.1, 1.15], {"reward_gap": 0.25}, {None}),
+        ([-1.0, -2.0, -1.5, -1.5], {"reward_gap": 0.4}, {0}),
+        ([-1.0, -2.0, -1.5, -1.5], {"reward_gap": 0.6}, {None}),
+        ([5.0, 1.0, 2.0, 3.0], {"reward_gap_absolute": 3.9}, {0}),
+        ([5.0, 1.0, 2.0, 3.0], {"reward_gap_absolute": 4.1}, {None}),
+        ([5.0, None, 2.0, 3.0], {}, {None}),
+        ([None, 1.0, None, None], {}, {None}),
+        ([5.0, 1.0, 2.0, 3.0], {"replace_fraction": 0.0}, {None}),
+        ([1.0, 5.0, 2.0, 3.0], {"replace_fraction": 1.0}, {None}),
+        ([5.0, 2.0, 1.0, 3.0], {"replace_fraction": 0.25}, {None}),
+    ],
+)
+def test_who_takes_over_from_whom(rewards: list[float | None], keys: dict[str, Any], sources: set[int | None]) -> None:
+    """Policy 1, by the gap that is needed and its share of the poorest."""
+    found = {population(rewards, seed=seed, **keys)._better(1) for seed in range(30)}
+    assert found == sources
+
+
+def test_a_replaced_policy_has_everything_of_its_source_but_luck() -> None:
+    one = population([0.0, -5.0, 9.0, 1.0], mutation_rate=0.0)
+    source = toys(one)[2]
+    source.tune(Tuning(3.0, 0.5, 0.9))
+    one.step(1)
+    assert toys(one)[1].state_dict() == source.state_dict() | {"rng": 101}
+    one.step(3)
+    assert toys(one)[3].state_dict() == Toy(3).state_dict(), "not among the poorest"
+
+
+def test_policy_0_is_never_replaced() -> None:
+    one = population([-9.0, 1.0, 2.0, 3.0], mutation_rate=1.0, optimize_gamma=True)
+    one.step(0)
+    assert toys(one)[0].state_dict() == Toy(0).state_dict()
+
+
+@pytest.mark.parametrize("optimize_gamma", [False, True])
+def test_how_hyperparameters_mutate(optimize_gamma: bool) -> None:
+    """Grown or shrunk by a factor within the bounds; gamma by its distance from 1."""
+    factors: list[list[float]] = [[], [], []]
+    for seed in range(200):
+        one = population([1.0, 1.0], seed=seed, mutation_rate=1.0, perturb_min=1.2, perturb_max=1.4, optimize_gamma=optimize_gamma)
+        one.step(1)
+        tuning = toys(one)[1].tuning
+        factors[0].append(tuning.lr)
+        factors[1].append(tuning.entropy_coef)
+        if tuning.gamma is not None:
+            factors[2].append((1 - tuning.gamma) / 0.01)
+    assert len(factors[2]) == (200 if optimize_gamma else 0)
+    for values in factors[: 2 + optimize_gamma]:
+        up, down = [value for value in values if value > 1], [1 / value for value in values if value < 1]
+        assert len(up) + len(down) == 200
+        assert min(len(up), len(down)) > 60
+        for some in (up, down):
+            assert 1.2 - 1e-9 <= min(some) < 1.23
+            assert 1.37 < max(some) <= 1.4 + 1e-9
+    assert factors[0] != factors[1]
+
+
+def test_how_often_they_mutate() -> None:
+    count = 0
+    for seed in range(400):
+        one = population([1.0, 1.0], seed=seed, mutation_rate=0.25)
+        one.step(1)
+        count += toys(one)[1].tuning.lr != 1.0
+    assert 70 < count < 130
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 0.999999])
+def test_gamma_stays_a_discount(gamma: float) -> None:
+    for seed in range(50):
+        one = population([1.0, 1.0], seed=seed, gamma=gamma, mutation_rate=1.0, perturb_max=3.0, optimize_gamma=True)
+        one.step(1)
+        assert 0.0 <= toys(one)[1].spec.gamma <= 0.99999
+
+
+def test_a_population_that_is_restored_goes_on_as_it_would_have() -> None:
+    one, other = (population([3.0, -2.0, 1.0, 0.5], mutation_rate=0.7, optimize_gamma=True, reward_gap=0.0) for _ in range(2))
+    play(one, 3)
+    saved = copy.deepcopy((one.state_dict(), [toy.state_dict() for toy in toys(one)]))
+    play(one, 4)
+    other.load_state_dict(saved[0])
+    for toy, state in zip(toys(other), saved[1], strict=True):
+        toy.load_state_dict(state)
+    for before, after in zip(one.members, other.members, strict=True):
+        after.frame = 300
+        assert before.frame == 700
+    assert not other.due(1), "the rounds that it has had"
+    play(other, 4)
+    assert [toy.state_dict() for toy in toys(one)] == [toy.state_dict() for toy in toys(other)]
+    assert [toy.spec.gamma for toy in toys(one)] == [toy.spec.gamma for toy in toys(other)]
+    assert one.state_dict() == other.state_dict()
+
+
+def play(one: Population, rounds: int) -> None:
+    for _ in range(rounds):
+        for policy, member in enumerate(one.members):
+            member.frame += 100
+            assert one.due(policy)
+            one.step(policy)
+
+
+def test_the_table_of_rounds_is_as_its_reader_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "pbt.csv"
+    one = population([2.0, -5.0, None], path, mutation_rate=1.0, optimize_gamma=True, replace_fraction=0.3)
+    one.members[1].frame = 1_234_567_891
+    one.step(1)
+    rows = read_records(path)
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["frame"], row["policy"], row["total_reward"], row["source"]) for row in rows] == [
+        ("0", "0", "2", ""),
+        ("0", "1", "-5", ""),
+        ("0", "2", "", ""),
+        ("1234567891", "1", "-5", "0"),
+    ]
+    assert float(rows[3]["lr"]) == pytest.approx(toys(one)[1].lr)
+    assert float(rows[3]["gamma"]) == pytest.approx(toys(one)[1].spec.gamma)
+    assert float(rows[0]["entropy_coef"]) == 0.01
+    panels = pbt_panels(path, "small", FRAMES)
+    assert panels is not None
+    assert [graph.title for graph in panels.graphs] == ["learning rate", "entropy coefficient", "gamma"]
+    lines = {line.name: line for line in panels.graphs[0].lines}
+    assert lines["policy 1"].curve.frame.tolist() == [0.0, 1_234_567_891.0]
+    assert [(mark.frame, mark.text) for mark in lines["policy 1"].marks] == [
+        (1_234_567_891.0, "policy 1 took over the weights of policy 0")
+    ]
+    assert lines["policy 0"].marks == ()
+
+
+# ---- with real agents
+
+SMALL = {"num_policies": 3, "async_rl": True, "serial_mode": True}
+PBT = {"period": 128, "start": 128, "mutation_rate": 1.0, "reward_gap": 0.0, "replace_fraction": 0.4, "optimize_gamma": True}
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "AdamW", "NAdam"])
+def test_a_real_agent_takes_over_and_stays_apart(optimizer: str, open_session: Open) -> None:
+    """Weights, optimizer state and hyperparameters are the source's; what one learns then is not the other's."""
+    spec = sampled(sampler=SMALL, env={"max_frame": 256}, net={"optim_spec": {"name": optimizer, "lr": 0.01}})
+    session = open_session(spec)
+    session.run()
+    poor, best, _ = (student.agent for student in session.students)
+    best.algorithm.tune(Tuning(2.0, 0.5, 0.9))
+    streams = [copy.deepcopy(agent.algorithm.state_dict().get("rng")) for agent in (poor, best)]
+    assert not same(poor, best, ("trainer",))
+    take_over(poor, best)
+    assert same(poor, best, ("trainer", "tuning"))
+    assert poor.algorithm.spec == best.algorithm.spec
+    assert poor.entropy_coef == best.entropy_coef
+    assert [agent.algorithm.state_dict().get("rng") for agent in (poor, best)] == streams
+    kept = copy.deepcopy(best.algorithm.state_dict())
+    trainer = poor.algorithm.trainer
+    assert trainer is not None
+    trainer.begin(0)
+    assert trainer.lr == pytest.approx(0.02)
+    trainer.flat.grad.fill_(1.0)
+    trainer.step()
+    assert same(kept, best, ("trainer", "tuning"))
+    assert not same(poor, best, ("trainer",))
+
+
+def same(one: Agent | dict[str, Any], other: Agent, keys: Sequence[str]) -> bool:
+    states = [state if isinstance(state, dict) else state.algorithm.state_dict() for state in (one, other)]
+    return all(equal(states[0][key], states[1][key]) for key in keys)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Nested states."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(equal(*pair) for pair in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def test_an_agent_that_is_restored_is_tuned_as_before(open_session: Open) -> None:
+    """Learning rate, entropy coefficient and gamma, in what acts on them."""
+    entropy = {"entropy_coef_spec": {"name": "linear_decay", "start_val": 0.1, "end_val": 0.01, "start_step": 0, "end_step": 1000}}
+    one, other = (open_session(sampled(sampler=SMALL, algorithm=entropy)).build().agent for _ in range(2))
+    one.algorithm.tune(Tuning(3.0, 0.5, 0.8))
+    assert (other.algorithm.spec.gamma, other.entropy_coef) == (0.99, 0.1)
+    other.load_state_dict(one.state_dict())
+    for agent in (one, other):
+        assert agent.algorithm.trainer is not None
+        agent.algorithm.trainer.begin(0)
+    assert other.lr == one.lr
+    assert other.entropy_coef == one.entropy_coef == pytest.approx(0.05)
+    assert other.algorithm.spec.gamma == 0.8
+    again = Tuning(1.0, 2.0, None)
+    for agent in (one, other):
+        agent.algorithm.tune(again)
+    assert other.entropy_coef == one.entropy_coef == pytest.approx(0.2), "by the spec's own value, not by what it was tuned to"
+    assert other.algorithm.spec == one.algorithm.spec
+    assert other.algorithm.spec.gamma == 0.99
+
+
+def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
+    """Rounds as each policy's frames have it; the table and the checkpoints say what the agents have."""
+    session = open_session(sampled(sampler=SMALL | {"pbt": PBT}, env={"max_frame": 1024}))
+    paths = new_run(tmp_path, "small")
+    session.run(paths)
+    rows = read_records(paths.pbt(0))
+    for policy, student in enumerate(session.students):
+        its = [row for row in rows if row["policy"] == str(policy)]
+        frames = [int(row["frame"]) for row in its]
+        assert frames[0] == 0
+        assert len(frames) == 1 + len({frame // 128 for frame in frames[1:]})
+        assert len(frames) >= 6
+        last = its[-1]
+        assert float(last["gamma"]) == pytest.approx(student.agent.algorithm.spec.gamma)
+        assert (student.agent.algorithm.tuning == Tuning()) == (policy == 0)
+        assert {row["source"] for row in its} <= {"", *("012".replace(str(policy), ""))}
+    assert any(row["source"] for row in rows), "somebody was replaced"
+    assert not any(row["source"] for row in rows if row["policy"] == "0")
+    population = session.students[0].population
+    assert population is not None
+    assert session.students[1].state_dict()["population"] == population.state_dict()
+    assert len({student.agent.lr for student in session.students}) == 3
+
+
+def test_the_processes_of_a_run(tmp_path: Path, open_session: Open) -> None:
+    """Both workers play both policies, each in a process of its own."""
+    env = {"name": "tests.env.toys:Signed-v0", "backend": "sync", "folder": str(tmp_path), "max_frame": 512}
+    session = open_session(sampled(env=env, sampler={"num_policies": 2, "async_rl": True}))
+    session.build()
+    made = [one.process.pid for one in session._processes]
+    session.run()
+    signed = {int(file.name) for file in tmp_path.iterdir()}
+    assert len(signed) == 2
+    assert signed == set(made)
+    assert os.getpid() not in signed
+    for student in session.students:
+        assert student.clock.frame >= 512
+        assert student.agent.algorithm.clock.opt_step > 0

@@ -1,0 +1,296 @@
+"""meta.sampler: rollout workers and a learner."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.report import Report
+from slm_lab.spec.rules import check_rules
+from slm_lab.spec.settle import settle
+from slm_lab.spec.spec import Spec
+from tests.spec.conftest import PPO, Specs, changed
+
+SAMPLED: dict[str, Any] = {"env.num_envs": ..., "meta.max_session": 1, "meta.sampler": {}, "agent.algorithm.minibatch_size": 128}
+"""2 workers × 8 envs × 128 steps, collecting all the time."""
+REFERENCE = {
+    "env.num_envs": ...,
+    "agent.algorithm": {"name": "PPO", "time_horizon": 32},
+    "meta.sampler": {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8},
+}
+"""The reference's example: 16 workers × 8 envs × 32 steps = 4096 transitions."""
+REPLAYS = {"agent.memory": {"name": "Replay", "batch_size": 8, "max_size": 100}}
+DQN = SAMPLED | REPLAYS | {"agent.algorithm": {"name": "DoubleDQN"}}
+SIL = {"name": "OnPolicyBatchReplay", "batch_size": 8, "max_size": 100}
+
+
+def sized(minibatch: int, batches: int, **sampler: Any) -> dict[str, Any]:
+    changes: dict[str, Any] = {"agent.algorithm.minibatch_size": minibatch, "meta.sampler.num_batches_per_epoch": batches}
+    return REFERENCE | changes | {f"meta.sampler.{key}": value for key, value in sampler.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"meta.distributed": "synced", "meta.max_session": 2},
+            "meta.distributed: 'synced' and meta.sampler exclude each other; give one of them",
+        ),
+        (
+            {"env.num_envs": 4},
+            "env.num_envs: must be num_workers × num_envs_per_worker = 2 × 8 = 16, or absent, not 4",
+        ),
+        (
+            {"meta.sampler": {"num_policies": 2, "pbt": {"perturb_min": 1.6, "perturb_max": 1.5}}},
+            "meta.sampler.pbt.perturb_min: must be at most perturb_max (1.5)",
+        ),
+        (
+            {"meta.sampler": {"inference": "central", "worker_num_splits": 3}},
+            "meta.sampler.worker_num_splits: must divide num_envs_per_worker (8), not 3; nearest: 2",
+        ),
+        (
+            {"meta.sampler": {"inference": "central", "worker_num_splits": 20}},
+            "meta.sampler.worker_num_splits: must divide num_envs_per_worker (8), not 20; nearest: 8",
+        ),
+        (
+            {"agent.algorithm": {"name": "Reinforce"}},
+            "meta.sampler: cannot collect for Reinforce; allowed: PPO, ActorCritic, and with async_rl",
+        ),
+        ({"agent.algorithm": {"name": "SARSA"}}, "meta.sampler: cannot collect for SARSA"),
+        (
+            {"agent.algorithm": {"name": "SIL"}, "agent.memory": SIL},
+            "meta.sampler: cannot collect for SIL",
+        ),
+        (
+            {"agent.algorithm": {"name": "PPOSIL"}, "agent.memory": SIL},
+            "meta.sampler: cannot collect for PPOSIL",
+        ),
+        ({"agent.algorithm": {"name": "Random"}}, "meta.sampler: cannot collect for Random"),
+        (
+            {"agent.algorithm": {"name": "ActorCritic"}, "agent.memory.name": "OnPolicyReplay"},
+            "agent.memory.name: must be 'OnPolicyBatchReplay' (rollouts of rollout workers have a fixed length), not 'OnPolicyReplay'",
+        ),
+        (
+            DQN | {"meta.sampler.async_rl": False},
+            "meta.sampler.async_rl: must be true for DoubleDQN, which learns from a replay memory",
+        ),
+        (
+            DQN | {"meta.sampler.num_policies": 2},
+            "meta.sampler.num_policies: must be 1 for DoubleDQN, which learns from a replay memory, not 2",
+        ),
+        (
+            DQN | {"meta.sampler.num_batches_per_epoch": 3},
+            "meta.sampler.num_batches_per_epoch: must be 1 for DoubleDQN, which learns from a replay memory, not 3",
+        ),
+        (
+            {"agent.algorithm": {"name": "ActorCritic"}, "meta.sampler.num_batches_per_epoch": 2},
+            "meta.sampler.num_batches_per_epoch: must be 1 (ActorCritic takes one step on the rollouts of all workers together), not 2",
+        ),
+        ({"meta.sampler": {"num_worker": 2}}, "meta.sampler.num_worker: unknown key; did you mean 'num_workers'?"),
+        ({"meta.sampler": {"pbt": {"perod": 2}}}, "meta.sampler.pbt.perod: unknown key; did you mean 'period'?"),
+        ({"meta.sampler": {"inference": "centra"}}, "did you mean 'central'?"),
+        ({"meta.sampler": {"num_workers": 0}}, "meta.sampler.num_workers: must be"),
+        ({"meta.sampler": {"pbt": {"perturb_min": 1.0}}}, "meta.sampler.pbt.perturb_min: must be"),
+        ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional"),
+    ],
+)
+def test_what_contradicts(specs: Specs, changes: dict[str, Any], problem: str) -> None:
+    (found,) = specs.problems(SAMPLED | changes)
+    assert found.startswith(problem) or problem in found
+
+
+@pytest.mark.parametrize(("minibatch", "batches"), [(4096, 1), (2048, 2), (1024, 4), (4096, 2)])
+def test_the_references_sizes_fit_whole_rounds(specs: Specs, minibatch: int, batches: int) -> None:
+    spec = specs.load(sized(minibatch, batches))
+    assert spec.env.num_envs == 128
+    assert spec.dataset_columns == minibatch * batches // 32
+    assert specs.notices() == []
+
+
+@pytest.mark.parametrize(
+    ("minibatch", "batches", "says", "nearest"),
+    [
+        (512, 3, "512 × 3 = 1536", [(512, 8), (2048, 2)]),
+        (512, 7, "512 × 7 = 3584", [(512, 8)]),
+        (4096, 1000, None, []),
+        (100, 1, "100 × 1 = 100", [(4096, 1)]),
+        (5000, 1, "5000 × 1 = 5000", [(4096, 1)]),
+        (3000, 5, "3000 × 5 = 15000", [(4096, 4)]),
+    ],
+)
+def test_sizes_that_are_not_whole_rounds(
+    specs: Specs, minibatch: int, batches: int, says: str | None, nearest: list[tuple[int, int]]
+) -> None:
+    """They are refused with the sizes, and what the message proposes works."""
+    if says is None:
+        specs.load(sized(minibatch, batches))
+        return
+    (problem,) = specs.problems(sized(minibatch, batches))
+    assert problem.startswith("meta.sampler.num_batches_per_epoch: minibatch_size × num_batches_per_epoch = ")
+    assert f" = {says} transitions are not whole rounds of " in problem
+    assert "num_workers × num_envs_per_worker × time_horizon = 16 × 8 × 32 = 4096 transitions" in problem
+    proposed = proposals(problem)
+    assert proposed == nearest
+    for one in proposed:
+        specs.load(sized(*one))
+
+
+def proposals(problem: str) -> list[tuple[int, int]]:
+    """minibatch_size × num_batches_per_epoch, as a message proposes them."""
+    words = problem.partition("nearest that are: ")[2].split(" or ")
+    pairs = [tuple(int(number) for number in word.split(" × ")) for word in words]
+    return [(minibatch, batches) for minibatch, batches in pairs]
+
+
+def test_async_refuses_only_what_is_not_whole_rollouts(specs: Specs) -> None:
+    assert specs.load(sized(512, 3, async_rl=True)).dataset_columns == 48
+    assert specs.load(sized(32, 1, async_rl=True)).dataset_columns == 1
+    (problem,) = specs.problems(sized(100, 1, async_rl=True))
+    assert "= 100 × 1 = 100 transitions are not whole rollouts of time_horizon = 32 transitions; nearest that are: 96 × 1" in problem
+    specs.load(sized(96, 1, async_rl=True))
+    assert specs.problems(sized(512, 3, async_rl=True, serial_mode=True)), "serial_mode goes in rounds whatever async_rl says"
+
+
+def test_the_envs_are_the_workers(specs: Specs) -> None:
+    assert specs.load(SAMPLED).env.num_envs == 16
+    assert specs.load(SAMPLED | {"env.num_envs": 16}).env.num_envs == 16
+    assert specs.load(DQN).dataset_columns == 16
+    assert specs.load(SAMPLED | {"agent.algorithm": {"name": "ActorCritic"}}).dataset_columns == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "notice"),
+    [
+        ({}, None),
+        ({"meta.max_restart": 3}, None),
+        ({"meta.hogwild_lock": True}, "meta.hogwild_lock: has no effect, since meta.distributed is false; dropped"),
+        ({"meta.sampler": {"pbt": {}}}, "meta.sampler.pbt: has no effect with one policy; dropped"),
+        (
+            {"meta.sampler": {"num_policies": 2, "async_rl": False}, "agent.algorithm.minibatch_size": 2048},
+            "meta.sampler.async_rl: false: each policy then trains on what a round happens to give it; true makes whole datasets",
+        ),
+        (
+            {"meta.sampler": {"serial_mode": True}, "agent.algorithm.minibatch_size": 2048},
+            "meta.sampler.async_rl: serial_mode collects and trains in turn, as with async_rl false",
+        ),
+        (
+            {"meta.sampler": {"serial_mode": True, "async_rl": False, "inference": "central"}, "agent.algorithm.minibatch_size": 2048},
+            "meta.sampler.inference: serial_mode has one process: each worker computes its own actions",
+        ),
+        (
+            {"agent.algorithm.rho_bar": 2.0},
+            "agent.algorithm.rho_bar: has no effect, since with_vtrace is false; dropped",
+        ),
+        (
+            {"agent.algorithm.with_vtrace": True, "agent.algorithm.c_bar": 1.5},
+            "agent.algorithm.c_bar: 1.5 is above rho_bar (1); V-trace is meant with c_bar ≤ rho_bar",
+        ),
+        (
+            {"agent.algorithm.with_vtrace": True, "agent.algorithm.rho_bar": 2.0, "agent.algorithm.c_bar": 0.5},
+            "agent.algorithm.c_bar: 0.5 is below 1, so that even the present policy's own actions weigh less",
+        ),
+    ],
+)
+def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> None:
+    specs.load(SAMPLED | changes)
+    assert specs.notices() == ([] if notice is None else [f"ppo: {notice}"])
+
+
+def test_what_is_settled(specs: Specs) -> None:
+    sampler = specs.load(SAMPLED | {"meta.sampler": {"pbt": {}}}).meta.sampler
+    assert sampler is not None
+    assert sampler.pbt is None
+    serial = {"serial_mode": True, "async_rl": False, "inference": "central"}
+    sampler = specs.load(SAMPLED | {"meta.sampler": serial, "agent.algorithm.minibatch_size": 2048}).meta.sampler
+    assert sampler is not None
+    assert sampler.inference == "local"
+    algorithm: Any = specs.load(SAMPLED | {"agent.algorithm.rho_bar": 2.0}).agent.algorithm
+    assert algorithm.rho_bar == 1.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        REFERENCE | {"agent.algorithm.minibatch_size": 2048, "meta.sampler.num_batches_per_epoch": 2},
+        SAMPLED | {"meta.sampler": {"num_policies": 3, "pbt": {"period": 10, "optimize_gamma": True}}},
+        SAMPLED | {"agent.algorithm.with_vtrace": True, "agent.algorithm.rho_bar": 2.0},
+        DQN,
+    ],
+)
+def test_a_saved_spec_loads_again(specs: Specs, changes: dict[str, Any]) -> None:
+    spec = specs.load(changes)
+    before = specs.notices()
+    assert load_spec(specs.file(json.dumps(dump_spec(spec)), "saved.json"), "ppo") == spec
+    assert specs.notices() == before, "what was settled is told once"
+
+
+workers = st.integers(1, 6)
+samplers = st.fixed_dictionaries(
+    {"num_workers": workers, "num_envs_per_worker": workers, "num_batches_per_epoch": workers},
+    optional={
+        "async_rl": st.booleans(),
+        "serial_mode": st.booleans(),
+        "worker_num_splits": workers,
+        "inference": st.sampled_from(["auto", "local", "central"]),
+        "num_policies": workers,
+        "pbt": st.sampled_from([{}, {"perturb_min": 1.2, "perturb_max": 1.3}]),
+    },
+)
+algorithms = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "name": st.just("PPO"),
+            "time_horizon": st.sampled_from([1, 2, 4, 6]),
+            "minibatch_size": st.integers(1, 32).map(lambda n: 12 * n),
+        }
+    ),
+    st.fixed_dictionaries({"name": st.just("ActorCritic"), "training_frequency": workers}),
+    st.just({"name": "DQN"}),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(samplers, algorithms)
+def test_whatever_passes_the_rules_makes_whole_rounds(sampler: dict[str, Any], algorithm: dict[str, Any]) -> None:
+    """And what does not is told with sizes that do."""
+    memory = {"agent.memory": REPLAYS["agent.memory"]} if algorithm["name"] == "DQN" else {}
+    body = changed(
+        PPO, {"env.num_envs": ..., "agent.net": {"name": "MLPNet"}, "agent.algorithm": algorithm, "meta.sampler": sampler} | memory
+    )
+    found = checked(body)
+    if isinstance(found, Spec):
+        rows, columns, settled = found.rollout_rows, found.dataset_columns, found.meta.sampler
+        assert settled is not None
+        assert columns >= 1
+        assert found.env.num_envs == settled.num_envs
+        if algorithm["name"] == "PPO":
+            assert rows * columns == algorithm["minibatch_size"] * settled.num_batches_per_epoch
+        if settled.serial_mode or not settled.async_rl:
+            assert columns % settled.num_envs == 0
+        return
+    sizes = [problem for problem in found if "nearest that are" in problem]
+    for problem in sizes:
+        for minibatch, batches in proposals(problem):
+            other = {"agent.algorithm.minibatch_size": minibatch, "meta.sampler.num_batches_per_epoch": batches}
+            again = checked(changed(body, other))
+            assert isinstance(again, Spec) or not [one for one in again if "nearest that are" in one]
+
+
+def checked(body: dict[str, Any]) -> Spec | list[str]:
+    """The settled spec, or the problems."""
+    spec, report = Spec.model_validate({"name": "ppo", **body}), Report()
+    check_rules(spec, report)
+    return [str(problem) for problem in report.problems] or settle(spec, report)
+
+
+def test_a_problem_does_not_hide_the_others(specs: Specs) -> None:
+    with pytest.raises(SpecError) as caught:
+        specs.load(REFERENCE | {"env.num_envs": 3, "meta.distributed": "shared", "agent.algorithm.minibatch_size": 5})
+    paths = [problem.path for problem in caught.value.problems]
+    assert sorted(paths) == ["env.num_envs", "meta.distributed", "meta.sampler.num_batches_per_epoch"]

@@ -91,7 +91,8 @@ def settled_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> Sampler
         why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
         report.note((*SAMPLER, "inference"), f"{why}: each worker chooses its own actions")
         change["inference"] = "local"
-    if isinstance(spec.agent.algorithm, ReplayAlgorithmSpec) and "max_policy_lag" in sampler.model_fields_set:
-        name = spec.agent.algorithm.name
+    most = SamplerSpec.model_fields["max_policy_lag"].default
+    if isinstance(spec.agent.algorithm, ReplayAlgorithmSpec) and sampler.max_policy_lag != most:
+        name, change["max_policy_lag"] = spec.agent.algorithm.name, most  # as absent, so that a saved spec does not say so again
         report.note((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from old transitions, whoever chose the actions")
     return sampler.model_copy(update=change)

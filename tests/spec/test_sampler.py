@@ -173,7 +173,7 @@ def test_the_envs_are_the_workers(specs: Specs) -> None:
         ({"meta.sampler": {"pbt": {}}}, "meta.sampler.pbt: has no effect with one policy; dropped"),
         (
             {"meta.sampler": {"num_policies": 2, "async_rl": False}, "agent.algorithm.minibatch_size": 2048},
-            "meta.sampler.async_rl: false: each policy then trains on what a round happens to give it; true makes whole datasets",
+            "meta.sampler.async_rl: false: each policy then trains on what a round happens to give it",
         ),
         (
             {"meta.sampler": {"serial_mode": True}, "agent.algorithm.minibatch_size": 2048},
@@ -181,7 +181,7 @@ def test_the_envs_are_the_workers(specs: Specs) -> None:
         ),
         (
             {"meta.sampler": {"serial_mode": True, "async_rl": False, "inference": "central"}, "agent.algorithm.minibatch_size": 2048},
-            "meta.sampler.inference: serial_mode has one process: each worker computes its own actions",
+            "meta.sampler.inference: serial_mode has one process: each worker chooses its own actions",
         ),
         (
             {"agent.algorithm.rho_bar": 2.0},

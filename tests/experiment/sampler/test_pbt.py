@@ -121,7 +121,12 @@ def test_a_round_is_due_by_a_policys_own_frames() -> None:
 )
 def test_who_takes_over_from_whom(rewards: list[float | None], keys: dict[str, Any], sources: set[int | None]) -> None:
     """Policy 1, by the gap that is needed and its share of the poorest."""
-    found = {population(rewards, seed=seed, **keys)._better(1) for seed in range(30)}
+    found = set()
+    for seed in range(30):
+        one = population(rewards, seed=seed, mutation_rate=0.0, **keys)
+        one.step(1)
+        weights = int(toys(one)[1].weights)
+        found.add(None if weights == 1 else weights)
     assert found == sources
 
 
@@ -135,6 +140,12 @@ def test_a_replaced_policy_has_everything_of_its_source_but_luck() -> None:
     assert toys(one)[3].state_dict() == Toy(3).state_dict(), "not among the poorest"
 
 
+def test_the_best_stays_as_it_is() -> None:
+    one = population([1.0, 9.0, 2.0, 3.0], mutation_rate=1.0)
+    one.step(1)
+    assert toys(one)[1].state_dict() == Toy(1).state_dict()
+
+
 def test_policy_0_is_never_replaced() -> None:
     one = population([-9.0, 1.0, 2.0, 3.0], mutation_rate=1.0, optimize_gamma=True)
     one.step(0)
@@ -146,7 +157,7 @@ def test_how_hyperparameters_mutate(optimize_gamma: bool) -> None:
     """Grown or shrunk by a factor within the bounds; gamma by its distance from 1."""
     factors: list[list[float]] = [[], [], []]
     for seed in range(200):
-        one = population([1.0, 1.0], seed=seed, mutation_rate=1.0, perturb_min=1.2, perturb_max=1.4, optimize_gamma=optimize_gamma)
+        one = population([None, None], seed=seed, mutation_rate=1.0, perturb_min=1.2, perturb_max=1.4, optimize_gamma=optimize_gamma)
         one.step(1)
         tuning = toys(one)[1].tuning
         factors[0].append(tuning.lr)
@@ -167,7 +178,7 @@ def test_how_hyperparameters_mutate(optimize_gamma: bool) -> None:
 def test_how_often_they_mutate() -> None:
     count = 0
     for seed in range(400):
-        one = population([1.0, 1.0], seed=seed, mutation_rate=0.25)
+        one = population([None, None], seed=seed, mutation_rate=0.25)
         one.step(1)
         count += toys(one)[1].tuning.lr != 1.0
     assert 70 < count < 130
@@ -176,7 +187,7 @@ def test_how_often_they_mutate() -> None:
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 0.999999])
 def test_gamma_stays_a_discount(gamma: float) -> None:
     for seed in range(50):
-        one = population([1.0, 1.0], seed=seed, gamma=gamma, mutation_rate=1.0, perturb_max=3.0, optimize_gamma=True)
+        one = population([None, None], seed=seed, gamma=gamma, mutation_rate=1.0, perturb_max=3.0, optimize_gamma=True)
         one.step(1)
         assert 0.0 <= toys(one)[1].spec.gamma <= 0.99999
 

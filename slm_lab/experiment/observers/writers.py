@@ -98,7 +98,7 @@ class Reporter(Observer):
     def __init__(self, clock: Clock, report: Callable[[int, float, Row | None], None]) -> None:
         self.clock, self.report = clock, report
         self.due = perf_counter() + _REPORT_EVERY
-        self.frame, self.time = clock.frame, perf_counter()
+        self.frame, self.time = clock.frame, clock.moment
 
     def on_step(self, step: VecStep) -> None:
         if perf_counter() >= self.due:
@@ -109,11 +109,11 @@ class Reporter(Observer):
             self._report(row)
 
     def _report(self, row: Row | None) -> None:
-        now = perf_counter()
+        now = self.clock.moment
         fps = (self.clock.frame - self.frame) / max(now - self.time, 1e-9)
         if now - self.time >= _REPORT_EVERY:
             self.frame, self.time = self.clock.frame, now
-        self.due = now + _REPORT_EVERY
+        self.due = perf_counter() + _REPORT_EVERY
         self.report(self.clock.frame, fps, row)
 
 

@@ -113,6 +113,7 @@ def _serve(setting: Setting, heap: CommonHeap, connection: Connection) -> None:
 def _collect(setting: Setting, heap: CommonHeap, connection: Connection, orders: SimpleQueue[Any], worker: list[RolloutWorker]) -> None:
     import numpy as np
 
+    from slm_lab.experiment.sampler.inference import CentralInference
     from slm_lab.experiment.sampler.worker import RolloutWorker
     from slm_lab.lib.rng import worker_seeds
 
@@ -120,6 +121,8 @@ def _collect(setting: Setting, heap: CommonHeap, connection: Connection, orders:
     random.seed(seed)  # for envs that draw from the streams that all have in common
     np.random.seed(seed)
     one = RolloutWorker(setting, heap)
+    if setting.address:
+        one.inference = CentralInference(setting.address, setting.index, one.common.mail[setting.index], one.newest)
     worker.append(one)
     _send(connection, "ready")
     while (slot := orders.get()) is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from time import perf_counter
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,73 +17,24 @@ from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.env.vec import Env
 from slm_lab.experiment.engine import WorkerFailed
 from slm_lab.experiment.engine.child import CommonFile
-from slm_lab.experiment.observers import Recorder, hooks
-from slm_lab.experiment.observers.base import mean
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Report, Stop
 from slm_lab.experiment.sampler.batcher import Batcher, Dataset
-from slm_lab.experiment.sampler.crew import Crew, Intake, ProcessCrew, SerialCrew
+from slm_lab.experiment.sampler.crew import Crew, ProcessCrew, SerialCrew
+from slm_lab.experiment.sampler.intake import Intake
 from slm_lab.experiment.sampler.ledger import Ledger
-from slm_lab.experiment.sampler.pbt import Member, Population
+from slm_lab.experiment.sampler.pbt import Population
 from slm_lab.experiment.sampler.process import SERVER, WorkerProcess
-from slm_lab.experiment.sampler.shared import Common, check_room, splits
+from slm_lab.experiment.sampler.shared import Common, check_room
+from slm_lab.experiment.sampler.student import Student
 from slm_lab.experiment.sampler.worker import RolloutWorker, Setting, note_count
-from slm_lab.experiment.session import Session, SessionResult, device_of
+from slm_lab.experiment.session import SessionResult, device_of
 from slm_lab.lib.heap import CommonHeap, common_file
 from slm_lab.lib.log import notice
-from slm_lab.lib.records import ActOut, EnvInfo, Episode, Metrics, VecStep
+from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.spec.algorithm import ReplayAlgorithmSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
-
-_NOTHING = np.zeros(0)
-
-
-class Student(Session):
-    """One policy: its agent, clock, rows and checkpoints. Its env is never stepped: it stands for those of the workers.
-
-    Args: env: that of another policy, to be used here too.
-    """
-
-    def __init__(self, spec: Spec, index: int, plan: Plan, *, trial: int, stop: Stop, report: Report | None, env: Env | None) -> None:
-        super().__init__(spec, index, plan, trial=trial, stop=stop, report=report)
-        sampler = spec.meta.sampler
-        assert sampler is not None
-        self._given, self._num_envs = env, sampler.num_envs_per_worker // splits(sampler)
-        self.population: Population | None = None
-        """The policies that this one is among, where they are trained as a population."""
-
-    def _make_env(self, seed: int, *, training: bool) -> Env:
-        return self._given if training and self._given is not None else super()._make_env(seed, training=training)
-
-    def _info(self) -> EnvInfo:
-        return replace(self.env.info, num_envs=self.spec.env.num_envs)
-
-    def advance(self, frames: int, episodes: list[Episode]) -> bool:
-        """Count a step of several envs. Returns whether there are more frames to come."""
-        self.clock.tick(frames)
-        self.clock.epi += len(episodes)
-        return self.clock.frame < self.frames
-
-    def stepped(self, episodes: list[Episode]) -> None:
-        """Tell the observers, after the training that a step may have led to."""
-        step = VecStep(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, episodes)
-        for hook in hooks(self._observers, "on_step"):
-            hook(step)
-
-    @property
-    def member(self) -> Member:
-        """How this policy stands."""
-        recorder = next(observer for observer in self._observers if isinstance(observer, Recorder))
-        return Member(self.agent, self.clock.frame, mean(recorder.returns))
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | ({} if self.population is None else {"population": self.population.state_dict()})
-
-    def updated(self, metrics: Metrics) -> None:
-        """Tell the observers."""
-        for hook in hooks(self._observers, "on_update"):
-            hook(metrics)
 
 
 class SampledSession:

@@ -195,10 +195,6 @@ class RolloutWorker:
             group.active_P = self.common.active_P
             self.groups.append(group)
         self.inference: Inference = LocalInference(self.newest)
-        if setting.address:
-            from slm_lab.experiment.sampler.inference import CentralInference
-
-            self.inference = CentralInference(setting.address, setting.index, self.common.mail[setting.index], self.newest)
 
     @staticmethod
     def _make_env(setting: Setting, seeds: Seeds, group: int) -> Env:

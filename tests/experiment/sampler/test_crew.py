@@ -25,8 +25,9 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.sampler import crew as crew_module
 from slm_lab.experiment.sampler import shared
 from slm_lab.experiment.sampler.batcher import Batcher, Dataset, Ended, Gathered
-from slm_lab.experiment.sampler.crew import Intake, ProcessCrew
+from slm_lab.experiment.sampler.crew import ProcessCrew
 from slm_lab.experiment.sampler.inference import CentralInference, InferenceServer
+from slm_lab.experiment.sampler.intake import Intake
 from slm_lab.experiment.sampler.session import SampledSession
 from slm_lab.experiment.sampler.shared import SLOTS, Slot, Weights, check_room
 from slm_lab.experiment.sampler.worker import Collected, Setting

@@ -9,11 +9,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "load_spec": "slm_lab.spec.loader",
-    "Spec": "slm_lab.spec.spec",
-    "SpecError": "slm_lab.spec.base",
-    "Session": "slm_lab.experiment.sessions",
-    "Trial": "slm_lab.experiment.trial",
+    "load_spec": "slm_lab.spec.loader:load_spec",
+    "Spec": "slm_lab.spec.spec:Spec",
+    "SpecError": "slm_lab.spec.base:SpecError",
+    "Session": "slm_lab.experiment.sessions:make_session",
+    "Trial": "slm_lab.experiment.trial:Trial",
 }
 __all__ = ["Session", "Spec", "SpecError", "Trial", "load_spec"]
 
@@ -21,7 +21,8 @@ __all__ = ["Session", "Spec", "SpecError", "Trial", "load_spec"]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'slm_lab' has no attribute '{name}'")
-    return getattr(import_module(_PUBLIC[name]), "make_session" if name == "Session" else name)
+    module, _, attribute = _PUBLIC[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,9 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         product = f"num_workers × num_envs_per_worker = {sampler.num_workers} × {sampler.num_envs_per_worker} = {sampler.num_envs}"
         report.fail(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")
     if sampler.pbt is not None and sampler.pbt.perturb_min > sampler.pbt.perturb_max:
-        report.fail((*SAMPLER, "pbt", "perturb_min"), f"must be at most perturb_max ({sampler.pbt.perturb_max:g})")
+        report.fail(
+            (*SAMPLER, "pbt", "perturb_min"), f"must be at most perturb_max ({sampler.pbt.perturb_max:g}), not {sampler.pbt.perturb_min:g}"
+        )
     if sampler.inference == "central" and sampler.num_envs_per_worker % sampler.worker_num_splits:
         splits = [n for n in range(1, sampler.num_envs_per_worker + 1) if sampler.num_envs_per_worker % n == 0]
         best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))

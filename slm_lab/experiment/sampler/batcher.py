@@ -36,12 +36,12 @@ class Dataset:
     """Rollouts of single envs side by side, each a column, that a policy trains on at once."""
 
     memory: OnPolicyBatchReplay
+    mine_TN: np.ndarray
+    """Transitions of the policy, dummy rows included: the frames that it has played."""
     columns: int = 0
     """Filled so far."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
     """Episodes of the policy, by the row in which they ended."""
-    mine_TN: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.bool_))
-    """Transitions of the policy, dummy rows included: the frames that it has played."""
 
     def rollout(self) -> Rollout:
         """As views, the empty columns left out."""
@@ -122,5 +122,4 @@ class Batcher:
 
 
 def _empty(info: EnvInfo, rows: int, state_size: int) -> Dataset:
-    memory = OnPolicyBatchReplay(info, rows, state_size)
-    return Dataset(memory, mine_TN=np.zeros((rows, info.num_envs), np.bool_))
+    return Dataset(OnPolicyBatchReplay(info, rows, state_size), np.zeros((rows, info.num_envs), np.bool_))

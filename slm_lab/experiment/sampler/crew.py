@@ -128,7 +128,8 @@ class ProcessCrew:
                 raise WorkerFailed(failure)
             if time.monotonic() > deadline:
                 late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
-                raise WorkerFailed(f"rollout workers {', '.join(late)} did not build their envs within {_START_SECONDS:.0f} seconds")
+                what = f"rollout workers {', '.join(late)} did not build their envs within {_START_SECONDS:.0f} seconds"
+                raise WorkerFailed(f"{what}; take fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
         self.thread.start()
 
     def _all(self) -> list[WorkerProcess]:

@@ -39,8 +39,9 @@ class Ledger:
         self.spans: deque[Span] = deque(maxlen=_SPANS * (8 if central else 1))
         self.busy: dict[Kind, float] = {"rollout": 0.0, "inference": 0.0, "train": 0.0}
         """Seconds so far, of all processes of a kind together."""
-        self.marks: deque[tuple[float, dict[Kind, float]]] = deque([(perf_counter(), dict(self.busy))])
+        self.marks: deque[tuple[float, dict[Kind, float]]] = deque()
         """When shares were asked for, and what `busy` was then."""
+        self.begin()
 
     def begin(self) -> None:
         """The run begins now."""

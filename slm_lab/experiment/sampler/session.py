@@ -80,12 +80,11 @@ class SampledSession:
         return self
 
     def _build(self) -> None:
+        self._settle_inference()
         sampler, workers = self.sampler, self.sampler.num_workers
         self._memory = common_file()
         if not sampler.serial_mode:
             self._processes = [WorkerProcess(index, CommonFile(self._memory)) for index in range(workers)]
-        self._settle_inference()
-        sampler = self.sampler
         for p in range(sampler.num_policies):
             env = self.students[0].env if self.students else None
             index = self.index * sampler.num_policies + p

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from slm_lab.env.vec import Env
 from slm_lab.experiment.observers import Recorder, hooks
 from slm_lab.experiment.observers.base import mean
+from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Report, Stop
 from slm_lab.experiment.sampler.pbt import Member, Population
 from slm_lab.experiment.sampler.shared import splits
@@ -31,6 +33,8 @@ class Student(Session):
         sampler = spec.meta.sampler
         assert sampler is not None
         self._given, self._num_envs = env, sampler.num_envs_per_worker // splits(sampler)
+        self._on_step: list[Callable[..., None]] = []
+        self._on_update: list[Callable[..., None]] = []
         self.population: Population | None = None
         """The policies that this one is among, where they are trained as a population."""
 
@@ -46,10 +50,14 @@ class Student(Session):
         self.clock.epi += len(episodes)
         return self.clock.frame < self.frames
 
+    def begin(self, paths: RunPaths | None) -> None:
+        super().begin(paths)
+        self._on_step, self._on_update = hooks(self._observers, "on_step"), hooks(self._observers, "on_update")
+
     def stepped(self, episodes: list[Episode]) -> None:
         """Tell the observers, after the training that a step may have led to."""
         step = VecStep(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, episodes)
-        for hook in hooks(self._observers, "on_step"):
+        for hook in self._on_step:
             hook(step)
 
     @property
@@ -63,5 +71,5 @@ class Student(Session):
 
     def updated(self, metrics: Metrics) -> None:
         """Tell the observers."""
-        for hook in hooks(self._observers, "on_update"):
+        for hook in self._on_update:
             hook(metrics)

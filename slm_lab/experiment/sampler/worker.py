@@ -77,9 +77,8 @@ class Inference(Protocol):
 class Group:
     """Envs that step together, which policy plays in each, and what carries over from step to step."""
 
-    def __init__(self, index: int, env: Env, policies: Sequence[Policy], rng: np.random.Generator) -> None:
-        self.index, self.env, self.policies, self.rng = index, env, policies, rng
-        self.active_P = np.ones(len(policies), np.bool_)
+    def __init__(self, index: int, env: Env, policies: Sequence[Policy], active_P: np.ndarray, rng: np.random.Generator) -> None:
+        self.index, self.env, self.policies, self.active_P, self.rng = index, env, policies, active_P, rng
         count = env.info.num_envs
         self.obs_N = env.reset()
         self.first_N = np.ones(count, np.bool_)
@@ -184,16 +183,16 @@ class RolloutWorker:
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(seeds.act if p == 0 else [seeds.act, p])
         envs = [self._make_env(setting, seeds, group) for group in range(splits(sampler))]
-        self.groups: list[Group] = []
         self.common = Common(heap, spec, setting.info, algorithms, setting.notes)
         self.slots = self.common.slots[setting.index]
         self.newest = Newest(self.common.weights, self.policies, envs)
         self.newest.pull()
-        for index, env in enumerate(envs):
+        for env in envs:
             env.keep_statistics_apart()
-            group = Group(index, env, self.policies, np.random.default_rng([seeds.act, index, 1]))
-            group.active_P = self.common.active_P
-            self.groups.append(group)
+        self.groups = [
+            Group(index, env, self.policies, self.common.active_P, np.random.default_rng([seeds.act, index, 1]))
+            for index, env in enumerate(envs)
+        ]
         self.inference: Inference = LocalInference(self.newest)
 
     @staticmethod

@@ -13,7 +13,9 @@ from gymnasium import spaces
 from slm_lab.experiment.observers import SAMPLER_COLUMNS, Row
 from slm_lab.experiment.sampler.ledger import Span
 from slm_lab.experiment.sampler.session import SampledSession
+from slm_lab.experiment.sampler.worker import RolloutWorker, Setting, note_count
 from slm_lab.experiment.session import Session
+from slm_lab.lib.heap import CommonHeap
 from slm_lab.spec.spec import Spec
 from tests.experiment.sampler.conftest import sampled
 
@@ -262,3 +264,14 @@ def test_central_inference_samples_by_the_newest_deviation(open_session: Open, m
     session.run()
     assert len(worst) == 4
     assert max(worst) < 1e-4
+
+
+def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_session: Open) -> None:
+    session = open_session(sampled(sampler={"num_policies": 2, "async_rl": True, "serial_mode": True})).build()
+    session.common.active_P[0] = False
+    first = session.students[0]
+    setting = Setting(session.spec, first._info(), first.seeds, restart=1, notes=note_count(first.env))
+    assert session._memory is not None
+    late = RolloutWorker(setting, CommonHeap(session._memory, 0, 1, synced=False, fresh=False))
+    assert (late.groups[0].policy_N == 1).all()
+    late.close()

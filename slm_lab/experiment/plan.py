@@ -62,7 +62,9 @@ class Plan:
         """How many Sessions run at a time: all of those that train one net; else as many as there are cores for their processes."""
         if meta.distributed:
             return meta.max_session
-        processes = 1 if meta.sampler is None or meta.sampler.serial_mode else 1 + meta.sampler.num_workers
+        sampler, processes = meta.sampler, 1
+        if sampler is not None and not sampler.serial_mode:
+            processes += sampler.num_workers + (sampler.inference == "central")
         return max(1, min(meta.max_session, self.jobs or cores() // processes))
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from slm_lab.experiment.engine import WorkerFailed, cause
 from slm_lab.experiment.engine.child import CommonFile
-from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.plan import Stop, cores
 from slm_lab.experiment.sampler.batcher import Dataset
 from slm_lab.experiment.sampler.intake import Intake
 from slm_lab.experiment.sampler.process import WorkerProcess
@@ -26,6 +26,7 @@ from slm_lab.lib.log import notice
 _END_SECONDS = 2.0
 """So long may a worker take to close its envs."""
 _START_SECONDS = 120.0
+"""So long may the workers of a core take to build their envs."""
 
 
 class Crew(Protocol):
@@ -117,7 +118,8 @@ class ProcessCrew:
 
     def start(self, stop: Stop) -> None:
         """Wait until every worker has built its envs. Raises WorkerFailed where one cannot."""
-        deadline = time.monotonic() + _START_SECONDS
+        patience = _START_SECONDS * max(1.0, len(self.workers) / cores())
+        deadline = time.monotonic() + patience
         while not all(self.ready_W):
             if stop.requested:
                 return
@@ -128,7 +130,7 @@ class ProcessCrew:
                 raise WorkerFailed(failure)
             if time.monotonic() > deadline:
                 late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
-                what = f"rollout workers {', '.join(late)} did not build their envs within {_START_SECONDS:.0f} seconds"
+                what = f"rollout workers {', '.join(late)} did not build their envs within {patience:.0f} seconds"
                 raise WorkerFailed(f"{what}; take fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
         self.thread.start()
 
@@ -204,6 +206,7 @@ class ProcessCrew:
                     slot, report = content
                     self.orders[one.index].remove(slot)
                     self.intake.put(one.index, slot, report)
+                    one.forget_printed()
                 case "failed":
                     self.datasets.put(f"{one.name} failed: {content[0]}")
                     self.ended = True

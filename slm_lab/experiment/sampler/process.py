@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import random
 import sys
@@ -28,6 +29,8 @@ _NICE = 5
 workers that ran ahead of it only wait."""
 _TAIL = 20
 """Lines shown of what a killed process printed."""
+_PRINTED_BYTES = 2**20
+"""Kept of what a process prints, at most: it lies in memory."""
 
 
 class WorkerProcess(Spawned):
@@ -35,6 +38,7 @@ class WorkerProcess(Spawned):
 
     def __init__(self, index: int, memory: CommonFile) -> None:
         self.index, self.printed = index, common_file()
+        fcntl.fcntl(self.printed, fcntl.F_SETFL, fcntl.fcntl(self.printed, fcntl.F_GETFL) | os.O_APPEND)  # so that it can be cut short
         self.name = "inference" if index == SERVER else f"rollout worker {index}"
         self.setting: Setting | None = None
         super().__init__(self.name, main, (memory, CommonFile(self.printed)))
@@ -43,6 +47,11 @@ class WorkerProcess(Spawned):
         """Let it build its envs: the process was begun before it was known from what, since it takes seconds to load everything."""
         self.setting = setting
         self.send(setting)
+
+    def forget_printed(self) -> None:
+        """Drop what it printed so far where that has become much."""
+        if os.fstat(self.printed).st_size > _PRINTED_BYTES:
+            os.ftruncate(self.printed, 0)
 
     def death(self) -> tuple[str, str]:
         """Why it ended that has not said so itself, and the last that it printed."""

@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment import checkpoint
+from slm_lab.experiment.engine.child import CommonFile
 from slm_lab.experiment.observers import complete_rows
 from slm_lab.experiment.paths import runs
 from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.sampler.process import WorkerProcess
 from slm_lab.experiment.sampler.session import SampledSession
 from slm_lab.experiment.trial import Trial
+from slm_lab.lib.heap import common_file
 from slm_lab.lib.log import logger
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
@@ -303,3 +305,18 @@ def test_the_last_lines_of_a_process_that_printed_much() -> None:
     os.close(process.printed)
     assert how == "ended"
     assert [line.partition(":")[0] for line in printed.split("\n")[1:]] == [str(number) for number in range(19_980, 20_000)]
+
+
+def test_what_a_process_prints_is_kept_in_bounded_memory() -> None:
+    memory = common_file()
+    process = WorkerProcess(0, CommonFile(memory))
+    try:
+        os.write(process.printed, b"x" * 2**21)
+        process.forget_printed()
+        os.write(process.printed, b"and on\n")
+        assert os.fstat(process.printed).st_size == len(b"and on\n")
+        process.forget_printed()
+        assert process.death()[1] == "\nand on"
+    finally:
+        process.kill()
+        os.close(memory)

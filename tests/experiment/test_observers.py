@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +288,23 @@ def test_tensorboard_that_fails_ends_nothing(tmp_path: Path, capsys: pytest.Capt
     board.on_row("train", {"frame": 1, "loss": 2.0})
     board.on_row("train", {"frame": 2, "loss": 2.0})
     board.close()
+
+
+def test_tensorboard_on_a_full_disk_is_one_notice(tmp_path: Path) -> None:
+    """Its writer's thread keeps its traceback to itself."""
+    code = f"""
+import resource
+from pathlib import Path
+from slm_lab.experiment.observers import TensorBoard
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+board = TensorBoard(Path({str(tmp_path)!r}))
+board.on_row("train", {{"frame": 1, "loss": 2.0}})
+board.close()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("TensorBoard stopped: [Errno 27]") == 1, done.stderr
 
 
 def test_hooks_are_those_that_are_overridden() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -58,8 +59,14 @@ class TensorBoard(Observer):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer: Any = SummaryWriter(str(folder))
+        if threading.excepthook is threading.__excepthook__:
+            threading.excepthook = _excepthook
         self.extra: dict[str, Mean] = {}
+        self.writer: Any = None
+        try:
+            self.writer = SummaryWriter(str(folder))
+        except Exception as error:
+            self._stop(error)
 
     @staticmethod
     def installed() -> bool:
@@ -88,8 +95,17 @@ class TensorBoard(Observer):
         try:
             write()
         except Exception as error:
-            self.writer = None
-            notice(f"TensorBoard stopped: {error}")
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        self.writer = None
+        notice(f"TensorBoard stopped: {error}")
+
+
+def _excepthook(args: threading.ExceptHookArgs) -> None:
+    """A thread of TensorBoard's that fails is told of by the next call of its writer."""
+    if not type(args.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(args)
 
 
 class Reporter(Observer):

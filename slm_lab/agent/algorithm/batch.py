@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.memory.rollout import Rollout, Truncations
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 
@@ -48,7 +48,6 @@ def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, a
         obs_B = rollout.obs_TN.flatten(0, 1)
         pairs += [net(piece) if actor else (None, net.critic(piece)) for piece in obs_B.split(piece_length(obs_B, 1))]
         output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
-        cut_K = net.critic(cut.obs_K)
         states = [rollout.state_NS]
     else:
         state_NS, states = rollout.state_NS, []
@@ -59,14 +58,20 @@ def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, a
             params_LNP, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
             pairs.append((params_LNP, value_LN))
         output_TN = torch.cat([value_LN for _, value_LN in pairs])
-        cut_K = output_TN.new_zeros(0, *output_TN.shape[2:])
-        if len(cut.t_K):
-            going_on = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
-            cut_K = net.unroll(cut.obs_K.unsqueeze(0), going_on, cut.state_KS)[1][0]
     next_TN = output_TN[1:].clone()
-    next_TN[cut.t_K, cut.n_K] = cut_K
+    if len(cut.t_K):
+        next_TN[cut.t_K, cut.n_K] = _cut_values(net, cut)
     params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
     return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
+
+
+def _cut_values(net: ActorCriticNet | QNet, cut: Truncations) -> Tensor:
+    """The critic's outputs [K] for the last observations of truncated episodes."""
+    if net.state_size == 0:
+        return net.critic(cut.obs_K)
+    going_on = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
+    value: Tensor = net.unroll(cut.obs_K.unsqueeze(0), going_on, cut.state_KS)[1][0]
+    return value
 
 
 class Sequences(NamedTuple):

@@ -203,6 +203,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     from slm_lab.experiment.plan import Plan
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.loader import find_spec_file, load_spec
+    from slm_lab.spec.variables import mark_sets
 
     spec = load_spec(file, name, arguments.set)
     plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
@@ -213,7 +214,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     try:
         Trial(spec, plan=plan).run()
     except SpecError as error:  # that only building shows
-        raise SpecError(f"{find_spec_file(file)} {name}", error.problems) from None
+        raise mark_sets(error, f"{find_spec_file(file)} {name}", arguments.set) from None
     return OK
 
 
@@ -236,8 +237,13 @@ def _check(words: list[str], arguments: argparse.Namespace) -> int:
     if arguments.build:
         from slm_lab.experiment.plan import Plan
         from slm_lab.experiment.sessions import check_builds
+        from slm_lab.spec.base import SpecError
+        from slm_lab.spec.variables import mark_sets
 
-        check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
+        try:
+            check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
+        except SpecError as error:
+            raise mark_sets(error, error.source, arguments.set) from None
     return _answer("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))
 
 

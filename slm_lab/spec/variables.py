@@ -46,6 +46,18 @@ def parse_sets(sets: Sequence[str]) -> Sets:
     return parsed
 
 
+def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
+    """What only building a spec showed, told as loading it tells: of `source`, with a word on each key that stands in `sets`."""
+    given = [tuple(map(str, path)) for path in parse_sets(sets).overrides]
+    problems = []
+    for problem in error.problems:
+        place = tuple(map(str, to_path(problem.path)))
+        # the name of the spec stands first where several were built
+        is_set = any(place[begin : begin + len(path)] == path for path in given for begin in (0, 1))
+        problems.append(Problem(problem.path, f"{problem.message} (from --set)") if is_set and "--set" not in problem.message else problem)
+    return SpecError(source, problems)
+
+
 def read_value(text: str) -> Any:
     """A value from the command line: JSON where it is JSON, True, False and None, else the text itself."""
     if text in _WORDS:

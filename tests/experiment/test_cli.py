@@ -128,6 +128,13 @@ def test_check_one_or_all(spec_file: Path, capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().err
     assert "small.agent.algorithm.action_pdtype" in text
     assert "other.agent.algorithm.action_pdtype" in text
+    assert text.count("(from --set)") == 2
+
+
+def test_what_building_shows_of_a_set_key_says_where_it_comes_from(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = answer(capsys, spec_file, "small", "-s", "agent.algorithm.action_pdtype=Normal")
+    assert code == 2
+    assert "allowed: default, Categorical, Argmax, GumbelSoftmax (from --set)" in text
 
 
 def test_options_may_stand_anywhere(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pydash
 import pytest
 
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import load_spec, load_specs, spec_names
 from slm_lab.spec.report import to_path
-from slm_lab.spec.variables import read_value
+from slm_lab.spec.variables import mark_sets, read_value
 from tests.spec.conftest import PPO, Specs, changed
 
 VARS = {"env.name": "${env}", "env.max_frame": "${max_frame}", "agent.name": "PPO on ${env} for ${max_frame}"}
@@ -168,3 +168,14 @@ def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:
 @pytest.mark.parametrize("params", [[], {"env": "CartPole-v1"}, {"env": []}, {f"v{n}": [1, 2, 3] for n in range(20)}])
 def test_spec_params_that_are_none(specs: Specs, params: object) -> None:
     assert specs.problems({"spec_params": params})[0].startswith("spec_params:")
+
+
+def test_only_keys_that_were_set_are_marked() -> None:
+    paths = ["agent.net.hid_layers[0]", "agent.net.hid_layers_activation", "one.agent.net.hid_layers", "env.name", "env.nam"]
+    error = SpecError("build", [Problem(path, "wrong") for path in paths])
+    told = mark_sets(error, "file.json one", ["agent.net.hid_layers=[4]", "env.name=X", "variable=1"])
+    assert told.source == "file.json one"
+    assert [p.path for p in told.problems] == paths
+    marked = {p.path for p in told.problems if p.message == "wrong (from --set)"}
+    assert marked == {"agent.net.hid_layers[0]", "one.agent.net.hid_layers", "env.name"}
+    assert mark_sets(told, "x", ["env.name=X"]).problems == told.problems

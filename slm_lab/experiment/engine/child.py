@@ -11,12 +11,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import active_children, reduction
+from multiprocessing import active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.engine import cause
+from slm_lab.experiment.engine.spawned import CommonFile
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap
@@ -70,20 +71,6 @@ class _Notices(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         _send(self.connection, "notice", record.getMessage())
-
-
-class CommonFile:
-    """The descriptor of a file that processes have in common, handed to a child among its arguments."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (reduction.DupFd(self.fd),)
-
-
-def _received(copy: Any) -> CommonFile:
-    return CommonFile(copy.detach())
 
 
 @dataclass(frozen=True)

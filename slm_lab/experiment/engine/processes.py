@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.engine import OpenRun, Outcome, child
-from slm_lab.experiment.engine.spawned import Spawned
+from slm_lab.experiment.engine.spawned import CommonFile, Spawned
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.progress import Progress
@@ -68,7 +68,7 @@ class _Crew:
         self.outcomes: list[Outcome] = []
         self.paths: RunPaths | None = None
         self.deadline: float | None = None
-        self.common = child.CommonFile(common_file()) if spec.meta.distributed else None
+        self.common = CommonFile(common_file()) if spec.meta.distributed else None
 
     def run(self) -> list[Outcome]:
         at_once = self.plan.at_once(self.spec.meta)

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
@@ -16,6 +16,20 @@ from slm_lab.experiment.engine import signals_blocked
 
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What numpy's and torch's libraries read when they are loaded."""
+
+
+class CommonFile:
+    """The descriptor of a file that processes have in common, handed to a child among its arguments."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.fd),)
+
+
+def _received(copy: Any) -> CommonFile:
+    return CommonFile(copy.detach())
 
 
 class Spawned:

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from slm_lab.experiment.engine import WorkerFailed, cause
-from slm_lab.experiment.engine.child import CommonFile
+from slm_lab.experiment.engine.spawned import CommonFile
 from slm_lab.experiment.plan import Stop, cores
 from slm_lab.experiment.sampler.batcher import Dataset
 from slm_lab.experiment.sampler.intake import Intake

@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.engine import cause
-from slm_lab.experiment.engine.child import CommonFile
-from slm_lab.experiment.engine.spawned import Spawned
+from slm_lab.experiment.engine.spawned import CommonFile, Spawned
 from slm_lab.lib.heap import CommonHeap, common_file
 
 if TYPE_CHECKING:

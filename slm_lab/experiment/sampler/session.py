@@ -16,7 +16,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.env.vec import Env
 from slm_lab.experiment.engine import WorkerFailed
-from slm_lab.experiment.engine.child import CommonFile
+from slm_lab.experiment.engine.spawned import CommonFile
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Report, Stop
 from slm_lab.experiment.sampler.batcher import Batcher, Dataset

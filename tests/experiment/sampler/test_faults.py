@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment import checkpoint
-from slm_lab.experiment.engine.child import CommonFile
+from slm_lab.experiment.engine.spawned import CommonFile
 from slm_lab.experiment.observers import complete_rows
 from slm_lab.experiment.paths import runs
 from slm_lab.experiment.plan import TrialFailed

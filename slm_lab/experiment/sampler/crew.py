@@ -206,7 +206,6 @@ class ProcessCrew:
                     slot, report = content
                     self.orders[one.index].remove(slot)
                     self.intake.put(one.index, slot, report)
-                    one.forget_printed()
                 case "failed":
                     self.datasets.put(f"{one.name} failed: {content[0]}")
                     self.ended = True

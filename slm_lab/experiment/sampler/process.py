@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import active_children, current_process
 from multiprocessing.connection import Connection, Listener
@@ -47,15 +48,19 @@ class WorkerProcess(Spawned):
         self.setting = setting
         self.send(setting)
 
-    def forget_printed(self) -> None:
-        """Drop what it printed so far where that has become much."""
+    def messages(self) -> Iterator[tuple[Any, ...]]:
+        yield from super().messages()
         if os.fstat(self.printed).st_size > _PRINTED_BYTES:
+            last = self._last_printed()
             os.ftruncate(self.printed, 0)
+            os.write(self.printed, last)
+
+    def _last_printed(self) -> bytes:
+        return os.pread(self.printed, 2**16, max(0, os.fstat(self.printed).st_size - 2**16))
 
     def death(self) -> tuple[str, str]:
         """Why it ended that has not said so itself, and the last that it printed."""
-        begin = max(0, os.fstat(self.printed).st_size - 2**16)
-        lines = os.pread(self.printed, 2**16, begin).decode(errors="replace").splitlines()
+        lines = self._last_printed().decode(errors="replace").splitlines()
         return self.how_it_ended(), "".join(f"\n{line}" for line in lines[-_TAIL:])
 
     def kill(self) -> None:

@@ -311,12 +311,12 @@ def test_what_a_process_prints_is_kept_in_bounded_memory() -> None:
     memory = common_file()
     process = WorkerProcess(0, CommonFile(memory))
     try:
-        os.write(process.printed, b"x" * 2**21)
-        process.forget_printed()
+        os.write(process.printed, b"x\n" * 2**20)
+        os.write(process.printed, b"the last before\n")
+        assert list(process.messages()) == []
+        assert os.fstat(process.printed).st_size == 2**16
         os.write(process.printed, b"and on\n")
-        assert os.fstat(process.printed).st_size == len(b"and on\n")
-        process.forget_printed()
-        assert process.death()[1] == "\nand on"
+        assert process.death()[1].endswith("\nx\nthe last before\nand on")
     finally:
         process.kill()
         os.close(memory)

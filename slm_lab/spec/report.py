@@ -55,7 +55,7 @@ class Report:
 
     def comes_from_set(self, path: Path) -> None:
         """What stands at `path` (as of this moment) and below it was given by --set."""
-        self._set.append(_as_text(self.origin(path)))
+        self._set.append(self.origin(path))
 
     def moved(self, now: Path, was: Path) -> None:
         """What stands at `now` stood at `was` (a path as of this moment) in the user's file."""
@@ -83,9 +83,7 @@ class Report:
     def fail(self, path: Path, message: str) -> None:
         """Add a problem, once."""
         place = self.origin(path)
-        if "--set" not in message and any(_as_text(place)[: len(given)] == given for given in self._set):
-            message += " (from --set)"
-        problem = Problem(show_path(place), message)
+        problem = Problem(show_path(place), mark(message, place, self._set))
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -94,6 +92,12 @@ class Report:
         text = f"{show_path(self.origin(path))}: {message}"
         if text not in self.notes:
             self.notes.append(text)
+
+
+def mark(message: str, place: Path, sets: Iterable[Path]) -> str:
+    """The message of a problem at `place`, with a word on it where that is a key that --set gave, or stands inside one."""
+    is_set = any(_as_text(place[: len(given)]) == _as_text(given) for given in sets)
+    return f"{message} (from --set)" if is_set and "--set" not in message else message
 
 
 def _as_text(path: Path) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.report import Path, Report, show, show_path, to_path
+from slm_lab.spec.report import Path, Report, mark, show, show_path, to_path
 from slm_lab.spec.text import plain
 
 _VARIABLE = re.compile(r"\$\{([^${}]*)\}")
@@ -48,13 +48,12 @@ def parse_sets(sets: Sequence[str]) -> Sets:
 
 def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
     """What only building a spec showed, told as loading it tells: of `source`, with a word on each key that stands in `sets`."""
-    given = [tuple(map(str, path)) for path in parse_sets(sets).overrides]
+    given = parse_sets(sets).overrides
     problems = []
     for problem in error.problems:
-        place = tuple(map(str, to_path(problem.path)))
-        # the name of the spec stands first where several were built
-        is_set = any(place[begin : begin + len(path)] == path for path in given for begin in (0, 1))
-        problems.append(Problem(problem.path, f"{problem.message} (from --set)") if is_set and "--set" not in problem.message else problem)
+        place = to_path(problem.path)
+        named = mark(problem.message, place[1:], given)  # the name of the spec stands first where several were built
+        problems.append(Problem(problem.path, mark(named, place, given)))
     return SpecError(source, problems)
 
 

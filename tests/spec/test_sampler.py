@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slm_lab.experiment import plan
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.report import Report
@@ -287,6 +288,15 @@ def checked(body: dict[str, Any]) -> Spec | list[str]:
     spec, report = Spec.model_validate({"name": "ppo", **body}), Report()
     check_rules(spec, report)
     return [str(problem) for problem in report.problems] or settle(spec, report)
+
+
+def test_a_process_of_central_inference_takes_a_core_too(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "cores", lambda: 6)
+    at_once = {}
+    for inference in ("local", "central"):
+        changes = {"meta.max_session": 4, "meta.sampler.num_workers": 2, "meta.sampler.inference": inference}
+        at_once[inference] = plan.Plan().at_once(specs.load(SAMPLED | changes).meta)
+    assert at_once == {"local": 2, "central": 1}
 
 
 def test_a_problem_does_not_hide_the_others(specs: Specs) -> None:

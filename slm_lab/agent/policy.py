@@ -25,6 +25,7 @@ class Policy:
         net, distribution: absent for uniformly random actions.
         action_policy: default samples the distribution; epsilon_greedy takes its mode but with probability
             `explore_var` a random action; boltzmann divides its logits by `explore_var`; random ignores it.
+        logp: what is sampled comes with its log-probability; else with NaN, since on a few envs that costs as much as the draw.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Policy:
         net: ActorCriticNet | QNet | None = None,
         distribution: ActionDistribution | None = None,
         action_policy: ActionPolicy = "default",
+        logp: bool = True,
     ) -> None:
-        self.action, self.rng, self.net, self.distribution = action, rng, net, distribution
+        self.action, self.rng, self.net, self.distribution, self.logp = action, rng, net, distribution, logp
         self.action_policy: ActionPolicy = "random" if net is None else action_policy
         self.explore_var: float = 0.0
         self.version = 0
@@ -47,8 +49,9 @@ class Policy:
         self._fast = None if net is None else fast_actor(net.actor_body, net.actor_head)
         self._fast_rows = 0 if self._fast is None or net is None else SMALL // widest(net)
         """Envs up to which the numpy twin is the faster one."""
+        self._unknown_N = np.zeros(0, np.float32)
         self._take: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
-            "default": self._sample,
+            "default": self._sample if logp else self._draw,
             "boltzmann": self._boltzmann,
             "epsilon_greedy": self._epsilon_greedy,
             "random": lambda params_NP: self._uniform(len(params_NP)),
@@ -56,7 +59,7 @@ class Policy:
 
     def clone(self, rng: np.random.Generator) -> Policy:
         """The same net with another random stream."""
-        return Policy(self.action, rng, self.net, self.distribution, self.action_policy)
+        return Policy(self.action, rng, self.net, self.distribution, self.action_policy, self.logp)
 
     def initial_state(self, num_envs: int) -> np.ndarray | None:
         """Hidden state [N, S] at the start of episodes; None for a policy without memory."""
@@ -99,6 +102,12 @@ class Policy:
     def _sample(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.distribution is not None
         return self.distribution.sample(params_NP, self.rng)
+
+    def _draw(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self.distribution is not None
+        if len(self._unknown_N) != len(params_NP):
+            self._unknown_N = np.full(len(params_NP), np.nan, np.float32)
+        return self.distribution.draw(params_NP, self.rng), self._unknown_N
 
     def _boltzmann(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._sample(params_NP / np.float32(max(self.explore_var, 1e-6)))

@@ -94,7 +94,7 @@ class ActOut(NamedTuple):
     action_N: np.ndarray
     """[N] or [N, dim], see ActionSpace."""
     logp_N: np.ndarray
-    """float32 [N]: log-probability of the action under the policy that chose it."""
+    """float32 [N]: log-probability of the action under the policy that chose it; NaN where nobody asked for it."""
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
     version: int | np.ndarray = 0

@@ -38,6 +38,11 @@ class AlgorithmSpec(SpecModel):
     explore_var_spec: Schedule | None = None
     """ε of epsilon_greedy, τ of boltzmann, over frames."""
 
+    @property
+    def needs_logp(self) -> bool:
+        """Whether it learns from log π(a|s) as it was when the action was taken."""
+        return True
+
 
 class RandomSpec(AlgorithmSpec):
     """Uniformly random actions; learns nothing. The baseline of the metrics."""
@@ -62,6 +67,10 @@ class ReinforceSpec(OnPolicySpec):
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return False
 
 
 class VTraceSpec(OnPolicySpec):
@@ -92,6 +101,10 @@ class ActorCriticSpec(VTraceSpec):
     """Train the critic on returns normalised by their running mean and standard deviation."""
     training_frequency: Positive | None = None
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return self.with_vtrace
 
 
 class PPOSpec(VTraceSpec):
@@ -220,6 +233,10 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """fixed_alpha falls linearly to 0 over so many frames; absent: it stays."""
     spectral_norm: Flag = False
     """Spectral normalisation (arXiv:1802.05957) of the critics' hidden layers."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return self.entropy_penalty_coef > 0
 
 
 class CrossQSpec(SoftActorCriticSpec):

@@ -226,6 +226,16 @@ def test_explore_policies() -> None:
     assert all(np.array_equal(agent.act(obs).action_N, greedy) for _ in range(20))
 
 
+@pytest.mark.parametrize("algorithm", [ACTOR_CRITIC, PPO])
+def test_log_probabilities_are_computed_for_those_who_learn_from_them(algorithm: dict[str, Any]) -> None:
+    """A2C asks for them with V-trace only, PPO always; the actions are the same."""
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    bare, corrected = (agent_of(spec({**algorithm, "with_vtrace": on}), info(3)).act(obs) for on in (False, True))
+    assert np.array_equal(bare.action_N, corrected.action_N)
+    assert np.isfinite(corrected.logp_N).all()
+    assert np.isnan(bare.logp_N).all() == (algorithm is ACTOR_CRITIC)
+
+
 def test_boltzmann_divides_logits() -> None:
     hot = {"name": "no_decay", "start_val": 4.0}
     agent = agent_of(spec({**PPO, "action_policy": "boltzmann", "explore_var_spec": hot}), info(3))

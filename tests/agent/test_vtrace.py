@@ -174,7 +174,7 @@ def test_bounds_have_an_effect(algorithm: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize("net", [MLP, {**MLP, "shared": True}, RNN])
 def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces and in chunks of seq_len, from the stored hidden state; what is not asked for is not computed."""
-    agent, rollout = gathered(ACTOR_CRITIC, net, next_step=True)
+    agent, rollout = gathered({**ACTOR_CRITIC, "with_vtrace": True}, net, next_step=True)
     agent.update()
     algorithm, actor = agent.algorithm, agent.policy.net
     passes: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
@@ -73,12 +74,8 @@ class ActorCritic(Algorithm):
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
         value_loss = self.value_loss(value_B, batch.target_B)
-        loss = (
-            self.spec.policy_loss_coef * policy_loss
-            + self.spec.val_loss_coef * value_loss
-            - self.entropy_schedule.value(self.clock.global_frame) * entropy
-        )
-        return loss, entropy
+        loss = torch.add(self.spec.policy_loss_coef * policy_loss, value_loss, alpha=self.spec.val_loss_coef)
+        return torch.sub(loss, entropy, alpha=self.entropy_schedule.value(self.clock.global_frame)), entropy
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "scale": self.scale.state_dict()}

@@ -125,7 +125,10 @@ class Batch:
         else:
             flat = [x.flatten(0, 1) for x in [rollout.obs_TN[:-1], *columns]]
             valid_B = rollout.valid_TN.flatten()
-            self.columns = flat if bool(valid_B.all()) else [x[valid_B] for x in flat]
+            if not bool(valid_B.all()):
+                row_B = valid_B.nonzero().squeeze(1)  # once for all
+                flat = [x.index_select(0, row_B) for x in flat]
+            self.columns = flat
             self.size = self.transitions = len(self.columns[0])
 
     def pieces(self) -> Iterator[tuple[Minibatch, float]]:

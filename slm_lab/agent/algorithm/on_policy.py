@@ -72,7 +72,9 @@ def build_parts(agent: AgentSpec, info: EnvInfo, place: Place, seeds: Seeds, cri
         distribution=distribution,
         net=net,
         # the policy comes after the trainer: its fast path holds views of the flat parameters
-        policy=Policy(info.action, np.random.default_rng(seeds.act), net, distribution, agent.algorithm.action_policy),
+        policy=Policy(
+            info.action, np.random.default_rng(seeds.act), net, distribution, agent.algorithm.action_policy, agent.algorithm.needs_logp
+        ),
         memory=build_on_policy_memory(agent, info, net.state_size),
         trainer=trainer,
         value_loss=build_value_loss(agent.net.loss_spec),

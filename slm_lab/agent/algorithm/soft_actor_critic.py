@@ -54,7 +54,7 @@ class SoftActorCritic(Algorithm):
         self.actor_trainer = Trainer(self.net, agent.net, {"actor": self.net.actor_parameters()}, place)
         # the policy comes after the trainer: its fast path holds views of the flat parameters
         act_rng = np.random.default_rng(seeds.act)
-        self.policy = Policy(info.action, act_rng, self.net, self.distribution, self.spec.action_policy)
+        self.policy = Policy(info.action, act_rng, self.net, self.distribution, self.spec.action_policy, self.spec.needs_logp)
         with _named_critic_net(agent):
             self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, place)
             self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)

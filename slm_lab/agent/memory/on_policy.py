@@ -69,7 +69,7 @@ class OnPolicyMemory(ABC):
         slabs["valid"][t] = step.valid_N
         slabs["obs"][t + 1] = step.obs_N
         slabs["first"][t + 1] = step.first_N
-        if step.truncated_N.any():
+        if 1 in step.truncated_N.tobytes():  # a sixth of the time of .any()
             for n in np.flatnonzero(step.truncated_N):
                 state = np.zeros(0, np.float32) if out.state_N is None else out.state_N[n].copy()
                 self.truncations.append((t, int(n), step.last_obs_N[n].copy(), state))

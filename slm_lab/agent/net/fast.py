@@ -97,7 +97,7 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
     def act(obs_N: np.ndarray) -> np.ndarray:
         x = obs_N
         for weight, bias, then in layers:
-            x = x @ weight
+            x = x.dot(weight)  # two thirds of the time of @
             x += bias
             for change in then:
                 change(x)

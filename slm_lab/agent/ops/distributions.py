@@ -73,12 +73,12 @@ class Categorical(ActionDistribution):
         self.params = action.nvec[0]
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        # the Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from softmax(logits)
-        action_N = np.add(params_NP, rng.gumbel(size=params_NP.shape)).argmax(axis=1)
+        action_N = self.draw(params_NP, rng)
         return action_N, categorical_logp(params_NP, action_N)
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return self.sample(params_NP, rng)[0]
+        # the Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from softmax(logits)
+        return np.add(params_NP, rng.gumbel(size=params_NP.shape)).argmax(axis=1)
 
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return params_NP.argmax(axis=1)
@@ -98,9 +98,8 @@ class Categorical(ActionDistribution):
 class Argmax(Categorical):
     """Learns as Categorical, always acts greedily."""
 
-    def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        action_N = self.mode(params_NP)
-        return action_N, categorical_logp(params_NP, action_N)
+    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return self.mode(params_NP)
 
 
 def categorical_logp(logits_NA: np.ndarray, action_N: np.ndarray) -> np.ndarray:

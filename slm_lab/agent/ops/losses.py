@@ -20,7 +20,7 @@ def _check(*tensors: Tensor) -> None:
 def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
     """−E[log π(a|s) · Â] (Williams 1992; arXiv:1602.01783, section 4)."""
     _check(logp_B, advantage_B)
-    return -(logp_B * advantage_B).mean()
+    return torch.dot(logp_B, advantage_B) / -len(logp_B)
 
 
 def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tensor, clip_eps: float) -> Tensor:

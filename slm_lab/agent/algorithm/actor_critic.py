@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
-from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs, outputs_to_learn
 from slm_lab.agent.algorithm.on_policy import build_parts, log_ratio, value_scale
 from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
+from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -28,6 +29,7 @@ class ActorCritic(Algorithm):
     """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
 
     memory: OnPolicyMemory
+    trainer: Trainer
     entropy_schedule: Schedule
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
@@ -41,11 +43,12 @@ class ActorCritic(Algorithm):
         self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, its threads side by side
-        return self.learner.step_on(self._with_advantages(rollout.to(self.device)), self._loss)
+        return self.learner.step_on(rollout.to(self.device), self._with_advantages, self._loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec = self.spec
-        values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
+        values = None if self.trainer.has_modes else outputs_to_learn(self.net, rollout)
+        values = values or critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
         rows = (reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)

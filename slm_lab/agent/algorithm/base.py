@@ -150,9 +150,11 @@ class Learner:
         self._steps += 1
         self.clock.opt_step += 1
 
-    def step_on(self, batch: Batch, loss: Callable[[Minibatch], tuple[Tensor, Tensor]]) -> Metrics:
-        """An update of one step on a whole batch. `loss` gives the mean loss and entropy of a part of it."""
-        self.begin()
+    def step_on(self, rollout: Rollout, prepare: Callable[[Rollout], Batch], loss: Callable[[Minibatch], tuple[Tensor, Tensor]]) -> Metrics:
+        """An update of one step on a whole rollout, with what `prepare` adds to it. `loss` gives the mean loss and entropy of a part."""
+        self.trainer.begin(self.clock.global_frame)
+        batch = prepare(rollout)  # layers as for acting
+        self.trainer.learning(True)
         for piece, share in batch.pieces():
             value, entropy = loss(piece)
             self.add(value, share, entropy=entropy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,12 +37,30 @@ class Values:
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: Tensor | None
     """float32 [T, N, P]: the actor's outputs, where they were asked for."""
+    graph: tuple[Tensor, Tensor] | None = None
+    """(distribution parameters [T N, P], values [T N]) with gradients: `outputs_to_learn`'s."""
+
+
+def outputs_to_learn(net: ActorCriticNet, rollout: Rollout) -> Values | None:
+    """Actor and critic in one pass, whose gradients serve the one step that is taken on a rollout; None where that is not possible.
+
+    A recurrent net learns in sequences, and many images learn in pieces.
+    """
+    obs_B = rollout.obs_TN.flatten(0, 1)
+    if net.state_size or len(obs_B) > piece_length(obs_B, 1):
+        return None
+    rows = rollout.reward_TN.numel()
+    params_BP, value_B = net(obs_B)
+    output_TN = value_B.detach().view(rollout.obs_TN.shape[:2])
+    with torch.no_grad():
+        next_TN = _next_outputs(net, rollout, output_TN)
+    params_TNP = params_BP.detach()[:rows].view(*rollout.reward_TN.shape, -1)
+    return Values(output_TN[:-1], next_TN, rollout.state_NS.unsqueeze(0), params_TNP, (params_BP[:rows], value_B[:rows]))
 
 
 @torch.no_grad()
 def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
     """Run the critic over a rollout on its own device, truncated ends included; with `actor` the actor in the same pass."""
-    cut = rollout.truncations
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
@@ -58,11 +76,18 @@ def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, a
             params_LNP, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
             pairs.append((params_LNP, value_LN))
         output_TN = torch.cat([value_LN for _, value_LN in pairs])
-    next_TN = output_TN[1:].clone()
-    if len(cut.t_K):
-        next_TN[cut.t_K, cut.n_K] = _cut_values(net, cut)
+    next_TN = _next_outputs(net, rollout, output_TN)
     params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
     return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
+
+
+def _next_outputs(net: ActorCriticNet | QNet, rollout: Rollout, output_TN: Tensor) -> Tensor:
+    """Of the true next observations, given those of the rows [T + 1, N]."""
+    next_TN, cut = output_TN[1:], rollout.truncations
+    if len(cut.t_K):
+        next_TN = next_TN.clone()
+        next_TN[cut.t_K, cut.n_K] = _cut_values(net, cut)
+    return next_TN
 
 
 def _cut_values(net: ActorCriticNet | QNet, cut: Truncations) -> Tensor:
@@ -97,9 +122,13 @@ class Minibatch:
     """What the critic's output should be."""
     value_B: Tensor
     """What it was."""
+    graph: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
+    """What `forward` gives, where it is there already."""
 
     def forward(self, net: ActorCriticNet | QNet) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and values [B] of the transitions, with gradients; of a Q-net its values [B, A], twice."""
+        if self.graph is not None:
+            return self.graph
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
         inputs = self.inputs
@@ -113,7 +142,7 @@ class Batch:
     def __init__(self, rollout: Rollout, values: Values, advantage_TN: Tensor, target_TN: Tensor, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
-        self.seq_len = seq_len
+        self.seq_len, self.graph = seq_len, values.graph
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
@@ -128,6 +157,8 @@ class Batch:
             if not bool(valid_B.all()):
                 row_B = valid_B.nonzero().squeeze(1)  # once for all
                 flat = [x.index_select(0, row_B) for x in flat]
+                if self.graph is not None:
+                    self.graph = (self.graph[0].index_select(0, row_B), self.graph[1].index_select(0, row_B))
             self.columns = flat
             self.size = self.transitions = len(self.columns[0])
 
@@ -136,6 +167,9 @@ class Batch:
 
         The shares weigh the pieces' mean losses, so that their gradients add up to that of the whole.
         """
+        if self.graph is not None:
+            yield Minibatch(*self.columns, graph=self.graph), 1.0
+            return
         obs = self.columns[0]
         items = piece_length(obs, 2 if self.recurrent else 1)
         for begin in range(0, self.size, items):

@@ -36,7 +36,7 @@ class Reinforce(Algorithm):
         self.distribution, self.seq_len = parts.distribution, parts.seq_len
 
     def learn(self, rollout: Rollout) -> Metrics:
-        return self.learner.step_on(self._with_returns(rollout.to(self.device)), self._loss)
+        return self.learner.step_on(rollout.to(self.device), self._with_returns, self._loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: a truncated episode's return just ends there

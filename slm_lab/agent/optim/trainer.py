@@ -77,6 +77,11 @@ class Trainer:
             module.train(on)
 
     @property
+    def has_modes(self) -> bool:
+        """Some layer of the net behaves otherwise while learning."""
+        return bool(self._moded)
+
+    @property
     def lr(self) -> float:
         """The (first group's) learning rate now."""
         return self.groups[0].optimizer.lr

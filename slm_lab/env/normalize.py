@@ -118,6 +118,11 @@ class RewardTreatment:
         self.sign = clip is True
         self.clip = None if isinstance(clip, bool) else float(clip)
 
+    @property
+    def changes(self) -> bool:
+        """Some reward may come out other than it goes in."""
+        return self.scale != 1.0 or self.stats is not None or self.sign or self.clip is not None
+
     def __call__(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
         """Raw rewards [N] → float32 [N]. `ended_N`: the episode ended here; `valid_N`: is a transition (None: no, yes everywhere)."""
         if self.scale == "sign":

@@ -70,7 +70,7 @@ class Backend(ABC):
     """Steps num_envs envs at once."""
 
     name: ClassVar[str]
-    fresh: ClassVar[bool] = False
+    fresh: bool = False
     """Step and reset return arrays that nobody writes to later."""
     observation_space: gym.Space[Any]
     """Of one env."""

@@ -180,7 +180,7 @@ class _Died:
             raise RuntimeError("a worker process of the env died (killed, or out of memory)") from error
 
 
-CLASSIC = "gymnasium.envs.classic_control"
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
 class Native(Backend):
@@ -208,7 +208,7 @@ class Native(Backend):
     @classmethod
     def pays(cls, target: Target) -> bool:
         """A step of CartPole's arrays costs as much for one env as for eight: alone, Sync takes 0.6 of it, with four as much."""
-        return target.num_envs > 2 or not target.entry_point.startswith(CLASSIC)
+        return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
     def __init__(self, target: Target) -> None:
         limit: dict[str, Any] = {"max_episode_steps": target.time_limit} if target.max_t is not None else {}
@@ -219,7 +219,8 @@ class Native(Backend):
             vec.close()
             raise ValueError(f'it does not say when it resets (metadata["autoreset_mode"] is {mode}); use "backend": "sync"')
         self._same_step = mode == AutoresetMode.SAME_STEP
-        self.fresh = target.entry_point.startswith(CLASSIC)  # CartPole's vector env makes its observations anew
+        assert target.registration is not None
+        self.fresh = target.registration.vector_entry_point == CARTPOLE  # which makes its observations anew
         # `decode` gives valid actions only; CartPole's own check of them takes a quarter of its step
         vec.action_space.contains = lambda x: True  # type: ignore[method-assign]
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space

@@ -41,7 +41,7 @@ class AlgorithmSpec(SpecModel):
     @property
     def needs_logp(self) -> bool:
         """Whether it learns from log π(a|s) as it was when the action was taken."""
-        return True
+        return False
 
 
 class RandomSpec(AlgorithmSpec):
@@ -68,10 +68,6 @@ class ReinforceSpec(OnPolicySpec):
     training_frequency: Positive | None = None
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
 
-    @property
-    def needs_logp(self) -> bool:
-        return False
-
 
 class VTraceSpec(OnPolicySpec):
     """Keys of those that V-trace (arXiv:1802.01561) can correct for rollouts which an older policy gathered."""
@@ -83,6 +79,10 @@ class VTraceSpec(OnPolicySpec):
     and the noisier."""
     c_bar: PositiveReal = 1.0
     """c̄ of V-trace: most that a step carries back of what comes after it. Decides how fast values are learned, not which."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return self.with_vtrace
 
 
 class ActorCriticSpec(VTraceSpec):
@@ -101,10 +101,6 @@ class ActorCriticSpec(VTraceSpec):
     """Train the critic on returns normalised by their running mean and standard deviation."""
     training_frequency: Positive | None = None
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
-
-    @property
-    def needs_logp(self) -> bool:
-        return self.with_vtrace
 
 
 class PPOSpec(VTraceSpec):
@@ -134,6 +130,10 @@ class PPOSpec(VTraceSpec):
     returns) (arXiv:2301.04104, eq. 11); false: as they are."""
     normalize_v_targets: Flag = False
     """Train the critic on returns normalised by their running mean and standard deviation."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return True
 
 
 class SILKeys(SpecModel):

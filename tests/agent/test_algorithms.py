@@ -1,5 +1,6 @@
 """One update of each algorithm against the same computed by hand with torch, and what the keys change."""
 
+import math
 from itertools import product
 from typing import Any
 
@@ -73,6 +74,38 @@ def test_actor_critic_update_by_hand(next_step: bool) -> None:
     assert metrics.loss == pytest.approx(loss.item(), rel=1e-4)
     assert metrics.entropy == pytest.approx(entropy.item(), rel=1e-4)
     assert agent.clock.opt_step == 1
+
+
+@pytest.mark.parametrize("algorithm", [ACTOR_CRITIC, {**ACTOR_CRITIC, "with_vtrace": True}, {**ACTOR_CRITIC, "lam": None}])
+@pytest.mark.parametrize("next_step", [False, True])
+def test_one_pass_learns_as_two_do(algorithm: dict[str, Any], next_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values from the pass whose gradients are taken, and values from a pass of their own."""
+    weights = []
+    for passes in (1, 2):
+        agent = gathered(algorithm, "OnPolicyBatchReplay", next_step)
+        if passes == 2:
+            monkeypatch.setattr("slm_lab.agent.algorithm.actor_critic.outputs_to_learn", lambda net, rollout: None)
+        agent.update()
+        weights.append(agent.algorithm.trainer.flat.param.clone())
+    assert torch.allclose(weights[0], weights[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+def test_an_observation_that_is_no_transition_spreads_nothing(garbage: float) -> None:
+    """Those of dummy rows, and the successor of a last row that terminated: an env may end because its state is not finite."""
+    n_step = {**ACTOR_CRITIC, "lam": None, "num_step_returns": 10, "training_frequency": 10}
+    weights = []
+    for spoiled in (False, True):
+        agent = gathered(n_step, "OnPolicyBatchReplay", next_step=True)
+        rollout = agent.algorithm.memory.rollout()
+        assert not bool(rollout.valid_TN.all())
+        rollout.terminated_TN[-1], rollout.truncated_TN[-1] = True, False
+        if spoiled:
+            rollout.obs_TN[:-1][~rollout.valid_TN] = garbage
+            rollout.obs_TN[-1] = garbage
+        agent.algorithm.learn(rollout)
+        weights.append(agent.algorithm.trainer.flat.param.clone())
+    assert torch.allclose(weights[0], weights[1], atol=1e-6)
 
 
 def test_reinforce_update_by_hand() -> None:

@@ -100,7 +100,7 @@ def assert_equal(left: Any, right: Any, path: str = "") -> None:
         for index, (one, other) in enumerate(zip(left, right, strict=True)):
             assert_equal(one, other, f"{path}[{index}]")
     elif isinstance(left, torch.Tensor):
-        assert left.shape == right.shape, path
+        assert (left.shape, left.dtype) == (right.shape, right.dtype), path
         assert left.numpy().tobytes() == right.numpy().tobytes(), path  # NaN equals NaN
     else:
         assert left == right, path

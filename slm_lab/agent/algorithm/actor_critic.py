@@ -47,8 +47,9 @@ class ActorCritic(Algorithm):
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec = self.spec
-        values = None if self.trainer.has_modes else outputs_to_learn(self.net, rollout)
-        values = values or critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
+        values = None if self.trainer.moded else outputs_to_learn(self.net, rollout)
+        if values is None:
+            values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
         rows = (reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)

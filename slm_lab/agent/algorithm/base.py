@@ -153,7 +153,7 @@ class Learner:
     def step_on(self, rollout: Rollout, prepare: Callable[[Rollout], Batch], loss: Callable[[Minibatch], tuple[Tensor, Tensor]]) -> Metrics:
         """An update of one step on a whole rollout, with what `prepare` adds to it. `loss` gives the mean loss and entropy of a part."""
         self.trainer.begin(self.clock.global_frame)
-        batch = prepare(rollout)  # layers as for acting
+        batch = prepare(rollout)  # by the weights that learn, with layers as for acting
         self.trainer.learning(True)
         for piece, share in batch.pieces():
             value, entropy = loss(piece)

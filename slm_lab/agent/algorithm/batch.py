@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,18 +37,19 @@ class Values:
     state_CNS: Tensor
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: Tensor | None
-    """float32 [T, N, P]: the actor's outputs, where they were asked for."""
-    graph: tuple[Tensor, Tensor] | None = None
+    """float32 [T, N, P]: the actor's outputs, where there are any."""
+    learnable: tuple[Tensor, Tensor] | None = None
     """(distribution parameters [T N, P], values [T N]) with gradients: `outputs_to_learn`'s."""
 
 
 def outputs_to_learn(net: ActorCriticNet, rollout: Rollout) -> Values | None:
     """Actor and critic in one pass, whose gradients serve the one step that is taken on a rollout; None where that is not possible.
 
-    A recurrent net learns in sequences, and many images learn in pieces.
+    A recurrent net learns in sequences, and many images learn in pieces. Rows that no loss sees go through too, and have the gradient 0;
+    but 0 times what is not finite is NaN, and an env may end for just that.
     """
     obs_B = rollout.obs_TN.flatten(0, 1)
-    if net.state_size or len(obs_B) > piece_length(obs_B, 1):
+    if net.state_size or len(obs_B) > piece_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
         return None
     rows = rollout.reward_TN.numel()
     params_BP, value_B = net(obs_B)
@@ -122,13 +124,13 @@ class Minibatch:
     """What the critic's output should be."""
     value_B: Tensor
     """What it was."""
-    graph: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
+    learnable: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
     """What `forward` gives, where it is there already."""
 
     def forward(self, net: ActorCriticNet | QNet) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and values [B] of the transitions, with gradients; of a Q-net its values [B, A], twice."""
-        if self.graph is not None:
-            return self.graph
+        if self.learnable is not None:
+            return self.learnable
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
         inputs = self.inputs
@@ -142,7 +144,7 @@ class Batch:
     def __init__(self, rollout: Rollout, values: Values, advantage_TN: Tensor, target_TN: Tensor, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
-        self.seq_len, self.graph = seq_len, values.graph
+        self.seq_len, self.learnable = seq_len, values.learnable
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
@@ -157,8 +159,8 @@ class Batch:
             if not bool(valid_B.all()):
                 row_B = valid_B.nonzero().squeeze(1)  # once for all
                 flat = [x.index_select(0, row_B) for x in flat]
-                if self.graph is not None:
-                    self.graph = (self.graph[0].index_select(0, row_B), self.graph[1].index_select(0, row_B))
+                if self.learnable is not None:
+                    self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
             self.columns = flat
             self.size = self.transitions = len(self.columns[0])
 
@@ -167,8 +169,8 @@ class Batch:
 
         The shares weigh the pieces' mean losses, so that their gradients add up to that of the whole.
         """
-        if self.graph is not None:
-            yield Minibatch(*self.columns, graph=self.graph), 1.0
+        if self.learnable is not None:
+            yield Minibatch(*self.columns, learnable=self.learnable), 1.0
             return
         obs = self.columns[0]
         items = piece_length(obs, 2 if self.recurrent else 1)

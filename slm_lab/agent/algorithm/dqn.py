@@ -45,7 +45,8 @@ def build_net(agent: AgentSpec, info: EnvInfo) -> QNet:
 def build_policy(agent: AgentSpec, info: EnvInfo, net: QNet, seeds: Seeds) -> Policy:
     """Acts on the values of `net`; to be built after the trainer, whose flat parameters its fast path views."""
     distribution = build_distribution(agent.algorithm, info.action)
-    return Policy(info.action, np.random.default_rng(seeds.act), net, distribution, agent.algorithm.action_policy)
+    algorithm = agent.algorithm
+    return Policy(info.action, np.random.default_rng(seeds.act), net, distribution, algorithm.action_policy, algorithm.needs_logp)
 
 
 class Sarsa(Algorithm):

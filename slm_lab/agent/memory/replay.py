@@ -27,7 +27,7 @@ class Transitions(NamedTuple):
     action_B: Tensor
     """int64 [B] or [B, D], or float32 [B, D]."""
     logp_B: Tensor
-    """float32 [B]: log-probability of the action under the policy that chose it."""
+    """float32 [B]: log-probability of the action under the policy that chose it; NaN where nobody asked for it."""
     reward_B: Tensor
     """float32 [B]."""
     next_obs_B: Tensor

@@ -33,7 +33,7 @@ class Rollout:
     action_TN: Tensor
     """[T, N] or [T, N, D]."""
     logp_TN: Tensor
-    """float32 [T, N]: log-probability of the action under the policy that chose it."""
+    """float32 [T, N]: log-probability of the action under the policy that chose it; NaN where nobody asked for it."""
     version_TN: Tensor
     """int64 [T, N]: version of the policy that chose it."""
     reward_TN: Tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +32,12 @@ def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
     if not x_TN.is_cuda:  # the same memory: on small rollouts calls are what costs, and numpy's take a third of torch's
         y_TN, c_TN = y_TN.numpy(), c_TN.numpy()
     shift = 1
-    while shift < len(y_TN):
-        # after each round y_t covers 2·shift terms and c_t is the product of that many decays
-        y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
-        c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
-        shift *= 2
+    with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere
+        while shift < len(y_TN):
+            # after each round y_t covers 2·shift terms and c_t is the product of that many decays
+            y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
+            c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
+            shift *= 2
     return result_TN
 
 

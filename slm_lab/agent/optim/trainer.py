@@ -55,7 +55,8 @@ class Trainer:
         self.common = GlobalNet(self.flat, place.heap) if place.heap.common else None
         """Where other Sessions train the net too."""
         net.eval()
-        self._moded = [module for module in net.modules() if has_modes(module)]
+        self.moded = [module for module in net.modules() if has_modes(module)]
+        """Layers that behave otherwise while learning."""
         if parts is None:
             self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "", place.heap)]
         else:
@@ -73,13 +74,8 @@ class Trainer:
 
     def learning(self, on: bool) -> None:
         """Switch the layers that have modes; between updates they are as for acting. (`net.train` walks through all: 3 % of A2C.)"""
-        for module in self._moded:
+        for module in self.moded:
             module.train(on)
-
-    @property
-    def has_modes(self) -> bool:
-        """Some layer of the net behaves otherwise while learning."""
-        return bool(self._moded)
 
     @property
     def lr(self) -> float:

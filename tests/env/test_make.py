@@ -194,3 +194,18 @@ def test_envpool_id_that_gymnasium_does_not_know() -> None:
     env = build("Catch-v0", 2, backend="envpool")
     assert env.reset().shape[0] == 2
     env.close()
+
+
+def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id may register a vector env of its own beside CartPole's single one."""
+    own = gym.envs.registration.EnvSpec(
+        "Own-v0",
+        entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv",
+        vector_entry_point="tests.env.toys:ToyVector",
+        max_episode_steps=9,
+    )
+    monkeypatch.setitem(gym.registry, "Own-v0", own)
+    for name, fresh in (("CartPole-v1", True), ("Own-v0", False)):
+        backend = BACKENDS["native"](find_target(EnvSpec(name=name, max_frame=1, num_envs=4), 4))
+        assert backend.fresh is fresh
+        backend.close()

@@ -76,7 +76,7 @@ def make_env(
     treats_obs = (spec.normalize_obs or spec.clip_obs is not None) and observation.dtype != "uint8"
     if (spec.normalize_obs or spec.clip_obs is not None) and not treats_obs:
         notice(f"env: normalize_obs and clip_obs have no effect on the images of {spec.name}; a ConvNet's normalize scales them")
-    reward_treatment = RewardTreatment(spec, target.num_envs, gamma, target.atari is not None, heap) if training else None
+    reward_treatment = RewardTreatment(spec, target.num_envs, gamma, target.atari is not None, heap)
     return Env(
         backend,
         info,
@@ -84,7 +84,7 @@ def make_env(
         decode,
         seed,
         obs_treatment=ObsTreatment(spec, observation.shape, training, heap) if treats_obs else None,
-        reward_treatment=reward_treatment if reward_treatment is not None and reward_treatment.changes else None,
+        reward_treatment=reward_treatment if training and reward_treatment.changes else None,
         life_loss=target.atari is not None and target.atari.life_loss,
     )
 

@@ -88,6 +88,20 @@ def test_what_rewards_become(keys: dict[str, Any], expected: list[float]) -> Non
     np.testing.assert_allclose(treat(np.array([-3.0, 0.5, 20.0])), expected)
 
 
+@pytest.mark.parametrize(
+    ("keys", "reward"), [({}, 1.0), ({"reward_scale": 0.5}, 0.5), ({"reward_scale": "sign"}, 1.0), ({"clip_reward": 0.25}, 0.25)]
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_env_gives_rewards_as_its_keys_say(keys: dict[str, Any], reward: float, training: bool) -> None:
+    """CartPole's are 1; in evaluation they stay."""
+    env = build("CartPole-v1", training=training, **keys)
+    env.reset()
+    reward_N = env.step(np.zeros(3, np.int64)).reward_N
+    env.close()
+    assert reward_N.dtype == np.float32
+    np.testing.assert_allclose(reward_N, reward if training else 1.0)
+
+
 def test_clip_obs_alone() -> None:
     env = build(PREFIX + "Toy-v0", clip_obs=2.0)
     assert env.reset()[0, 2] == 2.0

@@ -44,8 +44,8 @@ def build_net(agent: AgentSpec, info: EnvInfo) -> QNet:
 
 def build_policy(agent: AgentSpec, info: EnvInfo, net: QNet, seeds: Seeds) -> Policy:
     """Acts on the values of `net`; to be built after the trainer, whose flat parameters its fast path views."""
-    distribution = build_distribution(agent.algorithm, info.action)
     algorithm = agent.algorithm
+    distribution = build_distribution(algorithm, info.action)
     return Policy(info.action, np.random.default_rng(seeds.act), net, distribution, algorithm.action_policy, algorithm.needs_logp)
 
 

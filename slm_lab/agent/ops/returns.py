@@ -29,7 +29,7 @@ def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
     result_TN = x_TN.clone()
     y_TN: Any = result_TN
     c_TN: Any = decay_TN.clone()
-    if not x_TN.is_cuda:  # the same memory: on small rollouts calls are what costs, and numpy's take a third of torch's
+    if not x_TN.is_cuda:  # the same memory; numpy's calls are lighter: `gae` of 32 × 4 takes half the time
         y_TN, c_TN = y_TN.numpy(), c_TN.numpy()
     shift = 1
     with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere

@@ -213,6 +213,9 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Batches of one training, one gradient step each; absent: num_envs."""
     policy_delay: Positive = 1
     """Critic steps for each step of the actor and the temperature."""
+    critic_reduction: Literal["min", "mean"] = "min"
+    """How the values of the two critics become one: min undervalues what is rarely tried (arXiv:1802.09477, eq. 10), mean does not
+    (arXiv:2209.10081, double average Q-learning, without its clip)."""
     target_entropy: Real | Literal["auto"] = "auto"
     """Entropy in nats that the temperature is tuned to; auto: −dim(A) for continuous actions, 0.98 ln|A| for discrete ones."""
     entropy_anneal: Flag | Real = False

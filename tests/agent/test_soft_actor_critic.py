@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic, TargetCritics, Temperature, target_entropies
+from slm_lab.agent.algorithm.critics import TargetCritics
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.algorithm.temperature import Temperature, target_entropies
 from slm_lab.agent.memory.replay import Transitions
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
@@ -245,9 +247,14 @@ def critic_loss(algorithm: SoftActorCritic, batch: Transitions, alpha: float) ->
     return algorithm.learner.end().loss
 
 
+ONE_OF_TWO = {"min": lambda q_CX: torch.min(q_CX[0], q_CX[1]), "mean": lambda q_CX: (q_CX[0] + q_CX[1]) / 2}
+both_reductions = pytest.mark.parametrize("reduction", ["min", "mean"])
+
+
+@both_reductions
 @pytest.mark.parametrize("symlogged", [False, True])
-def test_critic_loss_of_continuous_actions(symlogged: bool) -> None:
-    agent, _ = build(gamma=0.9, symlog=symlogged)
+def test_critic_loss_of_continuous_actions(symlogged: bool, reduction: str) -> None:
+    agent, _ = build(gamma=0.9, symlog=symlogged, critic_reduction=reduction)
     algorithm = algorithm_of(agent)
     move_target(algorithm)
     batch = transitions(torch.rand(6, 2) - 0.5)
@@ -260,21 +267,22 @@ def test_critic_loss_of_continuous_actions(symlogged: bool) -> None:
     next_action = torch.tanh(u)
     logp = (torch.distributions.Normal(params[:, :2], params[:, 2:].exp()).log_prob(u) - torch.log(1 - next_action**2)).sum(1)
     next_q = q_of(algorithm, batch.next_obs_B, next_action, target=True)
-    value = decode(torch.min(next_q[0], next_q[1])) - 0.3 * logp
+    value = decode(ONE_OF_TWO[reduction](next_q)) - 0.3 * logp
     target = encode(batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value))
     q = q_of(algorithm, batch.obs_B, batch.action_B)
     expected = F.mse_loss(q[0], target) + F.mse_loss(q[1], target)
     assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_critic_loss_of_discrete_actions() -> None:
-    agent, _ = build(DISCRETE, gamma=0.9)
+@both_reductions
+def test_critic_loss_of_discrete_actions(reduction: str) -> None:
+    agent, _ = build(DISCRETE, gamma=0.9, critic_reduction=reduction)
     algorithm = algorithm_of(agent)
     move_target(algorithm)
     batch = transitions(torch.tensor([0, 2, 1, 1, 0, 2]))
     with torch.no_grad():
         p = F.softmax(algorithm.net.actor(batch.next_obs_B), dim=1)
-    next_q = q_of(algorithm, batch.next_obs_B, None, target=True).amin(0)
+    next_q = ONE_OF_TWO[reduction](q_of(algorithm, batch.next_obs_B, None, target=True))
     value = torch.stack([sum(p[b, a] * (next_q[b, a] - 0.3 * p[b, a].log()) for a in range(3)) for b in range(6)])  # type: ignore[arg-type]
     target = batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value)
     q = q_of(algorithm, batch.obs_B, None)[:, torch.arange(6), batch.action_B]
@@ -297,8 +305,9 @@ def test_importance_weights_scale_errors_and_priorities_are_their_means() -> Non
     torch.testing.assert_close(told[0][1], error.abs().mean(0))
 
 
-def test_actor_loss_of_continuous_actions_moves_only_the_actor() -> None:
-    agent, _ = build()
+@both_reductions
+def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -> None:
+    agent, _ = build(critic_reduction=reduction)
     algorithm = algorithm_of(agent)
     batch = transitions(torch.rand(6, 2) - 0.5)
     noise = np.random.default_rng(3).normal(size=(6, 2))
@@ -309,7 +318,7 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor() -> None:
         action, logp = SquashedNormal(CONTINUOUS).rsample(params, torch.from_numpy(noise.astype(np.float32)))
     q = q_of(algorithm, batch.obs_B, action)
     loss, entropy, norm = algorithm._actor_step(batch, 0.3)
-    assert loss == pytest.approx(float((0.3 * logp - q.amin(0)).mean()), rel=1e-4)
+    assert loss == pytest.approx(float((0.3 * logp - ONE_OF_TWO[reduction](q)).mean()), rel=1e-4)
     assert entropy == pytest.approx(float(-logp.mean()), rel=1e-4)
     assert norm > 0.0
     assert torch.equal(critics, algorithm.trainer.flat.param)
@@ -318,14 +327,15 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor() -> None:
     assert not torch.equal(actor, algorithm.actor_trainer.flat.param)
 
 
-def test_entropy_penalty_pulls_towards_the_behaviour() -> None:
-    agent, _ = build(DISCRETE, entropy_penalty_coef=0.7, target_entropy=0.5)
+@both_reductions
+def test_entropy_penalty_pulls_towards_the_behaviour(reduction: str) -> None:
+    agent, _ = build(DISCRETE, entropy_penalty_coef=0.7, target_entropy=0.5, critic_reduction=reduction)
     algorithm = algorithm_of(agent)
     batch = transitions(torch.tensor([0, 2, 1, 1]), logp_B=torch.full((4,), -0.2))
     with torch.no_grad():
         p = F.softmax(algorithm.net.actor(batch.obs_B), dim=1)
     entropy = -(p * p.log()).sum(1)
-    q = q_of(algorithm, batch.obs_B, None).amin(0)
+    q = ONE_OF_TWO[reduction](q_of(algorithm, batch.obs_B, None))
     expected = (p * (0.3 * p.log() - q)).sum(1).mean() + 0.7 * 0.5 * (0.2 - entropy).square().mean()
     assert algorithm._actor_step(batch, 0.3)[0] == pytest.approx(float(expected), rel=1e-4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.base import Algorithm, Learner
+from slm_lab.agent.algorithm.critics import Critics, JointCritics, TargetCritics
 from slm_lab.agent.algorithm.on_policy import build_value_loss, value_scale
-from slm_lab.agent.algorithm.replay import TargetNet, algorithms_for, build_replay
+from slm_lab.agent.algorithm.replay import algorithms_for, build_replay
+from slm_lab.agent.algorithm.temperature import Temperature
 from slm_lab.agent.memory.replay import Replay, Transitions
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.distributions import Categorical, SquashedNormal
-from slm_lab.agent.optim.flat import FlatParams, placed
-from slm_lab.agent.optim.optimizers import FlatAdam
+from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import PRIVATE, Heap, Place
+from slm_lab.lib.heap import Place
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
@@ -32,6 +32,12 @@ from slm_lab.spec.algorithm import CrossQSpec, SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.spec import AgentSpec
+
+REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "min": lambda q_CX: torch.minimum(*q_CX),
+    "mean": lambda q_CX: q_CX.mean(0),
+}
+"""The values of the two critics [2, …] as one […], by critic_reduction."""
 
 
 class SoftActorCritic(Algorithm):
@@ -60,6 +66,7 @@ class SoftActorCritic(Algorithm):
             self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)
         self.trainer, self.target = self.critics.trainer, self.critics.target
         self.learner = Learner(self.trainer, clock)
+        self.reduce = REDUCTIONS[self.spec.critic_reduction]
         self.scale = value_scale(self.spec.symlog, normalize=False)
         self.temperature = Temperature(self.spec, info, place.heap)
         self.memory = build_replay(agent, info, clock, seeds)
@@ -113,7 +120,7 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             next_action_BD, next_logp_B = self._act(batch.next_obs_B)
         q_CB, next_q_CB = self.critics(batch.obs_B, batch.next_obs_B, batch.action_B, next_action_BD)
-        return q_CB, self.scale.decode(torch.minimum(*next_q_CB)) - alpha * next_logp_B  # eq. 3
+        return q_CB, self.scale.decode(self.reduce(next_q_CB)) - alpha * next_logp_B  # eq. 3
 
     def _discrete_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
         """Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
@@ -121,7 +128,7 @@ class SoftActorCritic(Algorithm):
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self.critics(batch.obs_B, batch.next_obs_B)
         q_CB = q_CBA.gather(2, batch.action_B.expand(len(q_CBA), -1).unsqueeze(2)).squeeze(2)
-        next_q_BA = self.scale.decode(torch.minimum(*next_q_CBA))
+        next_q_BA = self.scale.decode(self.reduce(next_q_CBA))
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
     def _actor_step(self, batch: Transitions, alpha: float) -> tuple[float, float, float]:
@@ -144,13 +151,13 @@ class SoftActorCritic(Algorithm):
 
     def _continuous_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
         action_BD, logp_B = self._act(batch.obs_B)
-        q_B = self.scale.decode(torch.minimum(*self.critics.net(batch.obs_B, action_BD)))
+        q_B = self.scale.decode(self.reduce(self.critics.net(batch.obs_B, action_BD)))
         return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
 
     def _discrete_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
         logp_BA = F.log_softmax(self.net.actor(batch.obs_B), dim=1)
         with torch.no_grad():
-            q_BA = self.scale.decode(torch.minimum(*self.critics.net(batch.obs_B)))
+            q_BA = self.scale.decode(self.reduce(self.critics.net(batch.obs_B)))
         p_BA = logp_BA.exp()
         entropy_B = -(p_BA * logp_BA).sum(1)
         loss = -(p_BA * q_BA).sum(1).mean() - alpha * entropy_B.mean()  # arXiv:1910.07207, eq. 12
@@ -206,118 +213,6 @@ class SoftActorCritic(Algorithm):
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
 
 
-class Critics:
-    """Two critics that learn, and how they value a transition. `net` values alone, for the actor."""
-
-    target: TargetNet[QCritics] | None = None
-
-    def __init__(self, agent: AgentSpec, info: EnvInfo, place: Place) -> None:
-        assert isinstance(agent.algorithm, SoftActorCriticSpec)
-        spec = agent.critic_net or agent.net
-        assert spec is not None
-        self.spec: NetSpec = spec
-        self.net = self.build(agent.algorithm, info)
-        self.trainer = Trainer(self.net, self.spec, {"critic": list(self.net.parameters())}, place)
-
-    def build(self, algorithm: SoftActorCriticSpec, info: EnvInfo) -> QCritics:
-        """Critics with fresh weights."""
-        return build_critics(self.spec, info.observation, info.action, algorithm.spectral_norm)
-
-    def __call__(
-        self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Values to learn, with gradients, and values to bootstrap from, without: [C, B] of actions, [C, B, A] without any."""
-        raise NotImplementedError
-
-    def follow(self, frame: int) -> None:
-        """After each gradient step, taken at `frame`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What there is beside the trainer's."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
-
-
-class TargetCritics(Critics):
-    """SoftActorCritic's: the next state is valued by target nets that follow."""
-
-    target: TargetNet[QCritics]
-
-    def __init__(self, agent: AgentSpec, info: EnvInfo, place: Place) -> None:
-        super().__init__(agent, info, place)
-        assert isinstance(agent.algorithm, SoftActorCriticSpec)
-        self.target = TargetNet(self.build(agent.algorithm, info), self.trainer.flat, self.spec, place)
-
-    def __call__(
-        self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self.net(obs_B, action_B), self.target.net(next_obs_B, next_action_B)
-
-    def follow(self, frame: int) -> None:
-        self.target.follow(frame)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"target": self.target.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.target.load_state_dict(state["target"])
-
-
-class JointCritics(Critics):
-    """CrossQ's: both states go through at once, so that the batch statistics are those of both, and no target net is needed (eq. 2)."""
-
-    def __call__(
-        self, obs_B: Tensor, next_obs_B: Tensor, action_B: Tensor | None = None, next_action_B: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        both_B = None if action_B is None or next_action_B is None else torch.cat((action_B, next_action_B))
-        q_CB, next_q_CB = self.net(torch.cat((obs_B, next_obs_B)), both_B).split(len(obs_B), dim=1)
-        return q_CB, next_q_CB.detach()
-
-
-class Temperature:
-    """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed."""
-
-    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, heap: Heap = PRIVATE) -> None:
-        self.spec, self.max_frame = spec, info.max_frame * heap.sessions
-        self.begin, self.end = target_entropies(spec, info.action)
-        self.log_alpha = placed(heap, torch.zeros(1).clamp_(spec.log_alpha_min, spec.log_alpha_max))
-        self.grad = torch.zeros(1)
-        self.optimizer = FlatAdam(self.log_alpha, self.grad, spec.alpha_lr or 1e-3)
-        self.optimizer.share(heap)
-        self.heap = heap
-
-    def value(self, frame: int) -> float:
-        """α now."""
-        if self.spec.fixed_alpha is None:
-            return math.exp(self.log_alpha.item())
-        left = 1.0 - frame / self.spec.alpha_anneal_frames if self.spec.alpha_anneal_frames else 1.0
-        return self.spec.fixed_alpha * max(left, 0.0)
-
-    def target_entropy(self, frame: int) -> float:
-        """In nats."""
-        return self.begin + (self.end - self.begin) * min(frame / self.max_frame, 1.0)
-
-    def step(self, entropy: float, frame: int, lr: float) -> None:
-        """One gradient step towards the target entropy, given the policy's own. `lr`: where alpha_lr does not say."""
-        if self.spec.fixed_alpha is not None or not math.isfinite(entropy):
-            return
-        # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
-        self.grad.fill_(entropy - self.target_entropy(frame))
-        self.optimizer.lr = self.spec.alpha_lr or lr
-        with self.heap.update():
-            self.optimizer.step()
-            self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"log_alpha": self.log_alpha.clone(), "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.log_alpha.copy_(state["log_alpha"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
 @contextmanager
 def _named_critic_net(agent: AgentSpec) -> Iterator[None]:
     """What is wrong with a net of the critics' own is told at agent.critic_net."""
@@ -328,16 +223,6 @@ def _named_critic_net(agent: AgentSpec) -> Iterator[None]:
             raise
         moved = [Problem(p.path.replace("agent.net", "agent.critic_net", 1), p.message) for p in error.problems]
         raise SpecError(error.source, moved) from error
-
-
-def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
-    """The target entropy at the first frame and at the last, in nats."""
-    discrete = action.kind == "discrete"
-    auto = 0.98 * math.log(action.nvec[0]) if discrete else -float(action.dim)
-    begin = auto if spec.target_entropy == "auto" else spec.target_entropy
-    if spec.entropy_anneal is False:
-        return begin, begin
-    return begin, (0.0 if discrete else -2.0 * action.dim) if spec.entropy_anneal is True else spec.entropy_anneal
 
 
 def build_actor(spec: NetSpec, info: EnvInfo) -> tuple[Categorical | SquashedNormal, ActorCriticNet]:

@@ -141,6 +141,7 @@ def test_ppo_update_by_hand() -> None:
     agent = gathered(algorithm, "OnPolicyBatchReplay")
     twin = gathered(algorithm, "OnPolicyBatchReplay")
     net, rollout = twin.policy.net, twin.algorithm.memory.rollout()
+    net.actor_twin = net.critic_twin = None  # plain means autograd
     batch, _ = next(twin.algorithm._with_advantages(rollout).pieces())
     optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01, fused=True)
     for _ in range(4):

@@ -15,6 +15,7 @@ from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, Value
 from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyReplay, build_memory, slab_bytes
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.fast import add_learning_twins
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution, Normal
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.trainer import Trainer
@@ -68,6 +69,7 @@ def build_parts(agent: AgentSpec, info: EnvInfo, place: Place, seeds: Seeds, cri
     net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
     separate = critic and not agent.net.use_same_optim
     trainer = Trainer(net, agent.net, {"actor": net.actor_parameters(), "critic": net.critic_parameters()} if separate else None, place)
+    add_learning_twins(net)
     return Parts(
         distribution=distribution,
         net=net,

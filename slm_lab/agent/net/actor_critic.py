@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -33,12 +35,23 @@ class ActorHead(nn.Module):
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
+class Twin(Protocol):
+    """Does the work of a body and its head where a batch is small."""
+
+    most_rows: int
+
+    def __call__(self, x_BD: Tensor, /) -> Tensor: ...
+
+
 class ActorCriticNet(nn.Module):
     """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
 
     Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
     algorithms without one; its value is then 0.
     """
+
+    actor_twin: Twin | None = None
+    critic_twin: Twin | None = None
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
@@ -79,12 +92,16 @@ class ActorCriticNet(nn.Module):
 
     def actor(self, obs_B: Tensor) -> Tensor:
         """Distribution parameters [B, P]; feed-forward nets only."""
+        if self.actor_twin is not None and len(obs_B) <= self.actor_twin.most_rows:
+            return self.actor_twin(obs_B)
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:
         """State values [B]; feed-forward nets only."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
+        if self.critic_twin is not None and len(obs_B) <= self.critic_twin.most_rows:
+            return self.critic_twin(obs_B).squeeze(1)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:

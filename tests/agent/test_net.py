@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.fast import ACTIVATIONS, LEARNING_SMALL, SLOPES, LearningTwin, add_learning_twins, fast_actor
+from slm_lab.agent.net.fast import ACTIVATIONS, LEARNING_ROWS, LEARNING_SMALL, SLOPES, LearningTwin, add_learning_twins, fast_actor
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import SpecError
@@ -82,6 +82,12 @@ def test_learning_twin_has_the_gradients_of_autograd(activation: str, keys: dict
         net.actor_twin, net.critic_twin, (actor, critic) = None, None, (net.actor_twin, net.critic_twin)
         expected = gradients(net, flat, x)
         net.actor_twin, net.critic_twin = actor, critic
+    flat.grad.zero_()
+    net.actor(x).sum().backward()  # a gradient of one number, expanded
+    own, net.actor_twin = flat.grad.clone(), None
+    flat.grad.zero_()
+    net.actor(x).sum().backward()
+    torch.testing.assert_close(own, flat.grad, rtol=1e-5, atol=1e-5)
     before = flat.grad.clone()
     net(x)[1].sum().backward()
     net(x)[1].sum().backward()
@@ -106,6 +112,14 @@ def test_learning_twin_works_on_small_batches_only() -> None:
     assert rows == [net.actor_twin.most_rows + 1]
 
 
+def test_narrow_nets_learn_through_torch_from_512_rows_on() -> None:
+    net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[8]), VECTOR, 2)
+    FlatParams(net)
+    add_learning_twins(net)
+    assert net.actor_twin is not None
+    assert net.actor_twin.most_rows == LEARNING_ROWS == 512
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -122,7 +136,11 @@ def test_what_has_no_learning_twin_learns_through_torch(spec: Any) -> None:
     FlatParams(net)
     add_learning_twins(net)
     assert (net.actor_twin, net.critic_twin) == (None, None)
-    assert LearningTwin.of([torch.nn.Linear(2, 2)]) is None, "no gradients to add to yet"
+    layer = torch.nn.Linear(2, 2)
+    assert LearningTwin.of([layer]) is None, "no gradients to add to yet"
+    layer.weight.grad, layer.bias.grad = torch.zeros(2, 2), torch.zeros(2)
+    assert LearningTwin.of([layer]) is not None
+    assert LearningTwin.of([layer.requires_grad_(False)]) is None
 
 
 def test_what_diverges_is_told_elsewhere(recwarn: pytest.WarningsRecorder) -> None:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slm_lab.agent.ops import returns
 from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize
 
 GAMMA, LAM = 0.9, 0.8
@@ -83,6 +84,26 @@ def test_hand_worked_gae() -> None:
     assert advantage.flatten().tolist() == pytest.approx([1.0 + 0.25 * (0.5 + 0.25 * -2.0), 0.5 + 0.25 * -2.0, -2.0])
 
 
+def test_gae_on_tensors_equals_gae_on_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = torch.Generator().manual_seed(0)
+    reward, value, next_value = (torch.randn(17, 3, generator=rng) for _ in range(3))
+    terminated, truncated = (torch.rand(17, 3, generator=rng) < 0.2 for _ in range(2))
+    inputs = (reward, value, next_value, terminated, terminated | truncated)
+    before = [tensor.clone() for tensor in inputs]
+    advantage = gae(*inputs, 1.0, 0.9)
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True)), "left as they were"
+    monkeypatch.setattr(returns, "_light", lambda *tensors: list(tensors))  # as on a GPU
+    torch.testing.assert_close(gae(*inputs, 1.0, 0.9), advantage)
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True))
+
+
+def test_returns_that_diverge_are_told_elsewhere(recwarn: pytest.WarningsRecorder) -> None:
+    infinite, no = torch.full((4, 1), torch.inf), torch.zeros(4, 1, dtype=torch.bool)
+    assert gae(infinite, infinite, infinite, no, no, 0.9, 0.9).isnan().any()
+    assert gae(infinite, infinite - infinite, 3e38 + infinite, no, no, 0.9, 0.9).isnan().any()
+    assert not recwarn.list
+
+
 def test_truncation_keeps_the_bootstrap() -> None:
     reward, next_value = torch.zeros(2, 1), torch.tensor([[10.0], [20.0]])
     no, first = torch.zeros(2, 1, dtype=torch.bool), torch.tensor([[True], [False]])
@@ -97,6 +118,9 @@ def test_shapes_are_checked() -> None:
         discounted_scan(torch.zeros(3), torch.zeros(3))
     with pytest.raises(ValueError, match="one shape"):
         discounted_scan(torch.zeros(3, 2), torch.zeros(3, 1))
+    no = torch.zeros(3, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="one shape"):
+        gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1), no, no, 0.9, 0.9)
 
 
 def test_standardize() -> None:

@@ -267,7 +267,7 @@ def test_critic_loss_of_continuous_actions(symlogged: bool, reduction: str) -> N
     next_action = torch.tanh(u)
     logp = (torch.distributions.Normal(params[:, :2], params[:, 2:].exp()).log_prob(u) - torch.log(1 - next_action**2)).sum(1)
     next_q = q_of(algorithm, batch.next_obs_B, next_action, target=True)
-    value = decode(ONE_OF_TWO[reduction](next_q)) - 0.3 * logp
+    value = ONE_OF_TWO[reduction](decode(next_q)) - 0.3 * logp
     target = encode(batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value))
     q = q_of(algorithm, batch.obs_B, batch.action_B)
     expected = F.mse_loss(q[0], target) + F.mse_loss(q[1], target)
@@ -556,6 +556,25 @@ def test_crossq_has_no_target_net_and_bootstraps_without_gradient() -> None:
     assert q.requires_grad
     assert not next_q.requires_grad
     torch.testing.assert_close(q, next_q)
+
+
+@both_reductions
+def test_crossq_critic_loss(reduction: str) -> None:
+    agent, _ = build(DISCRETE, name="CrossQ", gamma=0.9, critic_reduction=reduction)
+    algorithm = algorithm_of(agent)
+    batch = transitions(torch.tensor([0, 2, 1, 1, 0, 2]))
+    algorithm.learner.begin()  # layers as for learning
+    buffer = algorithm.trainer.flat.buffer
+    before = buffer.clone()
+    with torch.no_grad():
+        q, next_q = algorithm.critics(batch.obs_B, batch.next_obs_B)
+        p = F.softmax(algorithm.net.actor(batch.next_obs_B), dim=1)
+    buffer.copy_(before)  # what batch renormalisation gives depends on what it saw
+    value = (p * (ONE_OF_TWO[reduction](next_q) - 0.3 * p.log())).sum(1)
+    target = batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value)
+    q = q[:, torch.arange(6), batch.action_B]
+    expected = F.mse_loss(q[0], target) + F.mse_loss(q[1], target)
+    assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
 
 
 # what does not fit

@@ -120,7 +120,7 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             next_action_BD, next_logp_B = self._act(batch.next_obs_B)
         q_CB, next_q_CB = self.critics(batch.obs_B, batch.next_obs_B, batch.action_B, next_action_BD)
-        return q_CB, self.scale.decode(self.reduce(next_q_CB)) - alpha * next_logp_B  # eq. 3
+        return q_CB, self.reduce(self.scale.decode(next_q_CB)) - alpha * next_logp_B  # eq. 3
 
     def _discrete_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
         """Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
@@ -128,7 +128,7 @@ class SoftActorCritic(Algorithm):
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self.critics(batch.obs_B, batch.next_obs_B)
         q_CB = q_CBA.gather(2, batch.action_B.expand(len(q_CBA), -1).unsqueeze(2)).squeeze(2)
-        next_q_BA = self.scale.decode(self.reduce(next_q_CBA))
+        next_q_BA = self.reduce(self.scale.decode(next_q_CBA))
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
     def _actor_step(self, batch: Transitions, alpha: float) -> tuple[float, float, float]:
@@ -151,13 +151,13 @@ class SoftActorCritic(Algorithm):
 
     def _continuous_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
         action_BD, logp_B = self._act(batch.obs_B)
-        q_B = self.scale.decode(self.reduce(self.critics.net(batch.obs_B, action_BD)))
+        q_B = self.reduce(self.scale.decode(self.critics.net(batch.obs_B, action_BD)))
         return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
 
     def _discrete_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
         logp_BA = F.log_softmax(self.net.actor(batch.obs_B), dim=1)
         with torch.no_grad():
-            q_BA = self.scale.decode(self.reduce(self.critics.net(batch.obs_B)))
+            q_BA = self.reduce(self.scale.decode(self.critics.net(batch.obs_B)))
         p_BA = logp_BA.exp()
         entropy_B = -(p_BA * logp_BA).sum(1)
         loss = -(p_BA * q_BA).sum(1).mean() - alpha * entropy_B.mean()  # arXiv:1910.07207, eq. 12

@@ -27,19 +27,19 @@ def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
     """
     _check(x_TN, decay_TN)
     result_TN = x_TN.clone()
-    _scan(*_light(result_TN, decay_TN.clone()))
+    with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere
+        _scan(*_light(result_TN, decay_TN.clone()))
     return result_TN
 
 
 def _scan(y_TN: Any, c_TN: Any) -> None:
     """`discounted_scan` of arrays or tensors, in place of x; overwrites the decays."""
     shift = 1
-    with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere
-        while shift < len(y_TN):
-            # after each round y_t covers 2·shift terms and c_t is the product of that many decays
-            y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
-            c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
-            shift *= 2
+    while shift < len(y_TN):
+        # after each round y_t covers 2·shift terms and c_t is the product of that many decays
+        y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
+        c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
+        shift *= 2
 
 
 def _light(*tensors: Tensor) -> list[Any]:
@@ -82,16 +82,17 @@ def gae(
 ) -> Tensor:
     """Generalised advantage estimates, eq. 16 of arXiv:1506.02438.
 
-    Args: all float32 or bool [T, N]; `next_value_TN` is V of the true next observation. Returns advantages [T, N].
+    Args: float32 [T, N], `terminated_TN` and `done_TN` bool; `next_value_TN` is V of the true next observation. Returns advantages [T, N].
     """
     _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     advantage_TN, decay_TN = gamma * next_value_TN, torch.full_like(reward_TN, gamma * lam)
     delta_TN, decays_TN, reward, value, terminated, done = _light(advantage_TN, decay_TN, reward_TN, value_TN, terminated_TN, done_TN)
     delta_TN[terminated] = 0.0  # γ V(s')
-    delta_TN += reward
-    delta_TN -= value
     decays_TN[done] = 0.0
-    _scan(delta_TN, decays_TN)
+    with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere
+        delta_TN += reward
+        delta_TN -= value
+        _scan(delta_TN, decays_TN)
     return advantage_TN
 
 

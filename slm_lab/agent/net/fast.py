@@ -112,7 +112,29 @@ def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray
     return act
 
 
+SMALL = 64**3
+"""Multiplications of a layer below which numpy's lighter calls beat torch's faster kernels; numpy's also stay in one thread."""
+
+
+def widest(net: nn.Module) -> int:
+    """Numbers in the largest parameter of a net."""
+    return max(parameter.numel() for parameter in net.parameters())
+
+
+def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor]:
+    """obs_B [B, *shape] → action values [B, A], without gradients: by the numpy twin where net and batch are small, else by the net."""
+    small = widest(net) * batch_size <= SMALL
+    act = fast_actor(net.actor_body, net.actor_head) if net.value_head is None and small else None
+    if act is None:
+        return torch.no_grad()(net.critic)
+    return lambda obs_B: torch.from_numpy(act(obs_B.numpy()))
+
+
 Slope = Callable[[np.ndarray, np.ndarray], object]
+
+LEARNING_SMALL, LEARNING_ROWS = 64 * 64 * 256, 512
+"""As SMALL, for a pass forward and back, and most rows: with 64 × 64 and 256 rows numpy takes 0.7 of torch's time, with 1,024 rows as
+much; narrower nets gain less from few rows, and lose with many."""
 
 SLOPES: dict[type[nn.Module], Slope] = {
     nn.Tanh: lambda grad, out: np.multiply(grad, 1.0 - out * out, out=grad),
@@ -172,7 +194,8 @@ class LearningTwin:
             for index in range(len(self.layers) - 1, -1, -1):
                 weight, _, weight_grad, bias_grad, kind = self.layers[index]
                 if kind is not None:
-                    grad = grad.copy() if index == len(self.layers) - 1 else grad  # the last one is torch's
+                    if index == len(self.layers) - 1:
+                        grad = grad.copy()  # the outputs' is torch's own
                     SLOPES[kind](grad, values[index + 1])
                 weight_grad += grad.T.dot(values[index])
                 bias_grad += grad.sum(0)
@@ -196,25 +219,3 @@ def add_learning_twins(net: ActorCriticNet) -> None:
     net.actor_twin = LearningTwin.of(_actor_chain(net.actor_body, net.actor_head))
     if net.critic_body is not None and net.critic_head is not None:
         net.critic_twin = LearningTwin.of([*_chain(net.critic_body.layers), *_chain(net.critic_head)])
-
-
-LEARNING_SMALL, LEARNING_ROWS = 64 * 64 * 256, 512
-"""As SMALL, for a pass forward and back, and most rows: with 64 × 64 and 256 rows numpy takes 0.7 of torch's time, with 1,024 rows as
-much; narrower nets gain less from few rows, and lose with many."""
-
-SMALL = 64**3
-"""Multiplications of a layer below which numpy's lighter calls beat torch's faster kernels; numpy's also stay in one thread."""
-
-
-def widest(net: nn.Module) -> int:
-    """Numbers in the largest parameter of a net."""
-    return max(parameter.numel() for parameter in net.parameters())
-
-
-def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor]:
-    """obs_B [B, *shape] → action values [B, A], without gradients: by the numpy twin where net and batch are small, else by the net."""
-    small = widest(net) * batch_size <= SMALL
-    act = fast_actor(net.actor_body, net.actor_head) if net.value_head is None and small else None
-    if act is None:
-        return torch.no_grad()(net.critic)
-    return lambda obs_B: torch.from_numpy(act(obs_B.numpy()))

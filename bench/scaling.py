@@ -1,4 +1,4 @@
-"""How Hogwild scales: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--rounds N]`.
+"""How Hogwild scales: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--mode MODE …] [--rounds N]`.
 
 Each measurement is a trial in fresh processes, 1 worker and 2 by turns; a worker's clock runs from its first row to its last, and the
 workers of a trial run side by side.
@@ -14,10 +14,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 CASES = ("a3c_cartpole", "async_sac_halfcheetah")
+MODES = {"synced": ("synced", False), "shared": ("shared", False), "locked": ("synced", True)}
+"""meta.distributed and meta.hogwild_lock of each."""
 SPECS = Path(__file__).parent / "specs.json"
 
 
-def updates_per_second(case: str, mode: str, workers: int, locked: bool) -> float:
+def updates_per_second(case: str, mode: str, locked: bool, workers: int) -> float:
     """Of all workers together; each makes as many frames, however many there are."""
     import slm_lab
 
@@ -42,28 +44,28 @@ def updates_per_second(case: str, mode: str, workers: int, locked: bool) -> floa
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="Updates per second of 2 Hogwild workers against 1.")
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; none: all")
+    parser.add_argument("--mode", action="append", choices=MODES, help="may be given several times; none: all")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each size (3)")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        case, mode, workers, locked = options.one
-        sys.stdout.write(json.dumps(updates_per_second(case, mode, int(workers), locked == "locked")) + "\n")
+        case, mode, workers = options.one
+        sys.stdout.write(json.dumps(updates_per_second(case, *MODES[mode], int(workers))) + "\n")
         return
     if unknown := sorted(set(options.cases) - set(CASES)):
         parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
     sys.stdout.write(f"{'case':24} {'mode':16} {'1 worker':>12} {'2 workers':>12}  ratio (spread)\n")
     for case in options.cases or CASES:
-        for mode, locked in (("synced", ""), ("shared", ""), ("synced", "locked")):
+        for mode in options.mode or MODES:
             rates: dict[int, list[float]] = {1: [], 2: []}
             for number in range(options.rounds):
                 for workers in (1, 2) if number % 2 == 0 else (2, 1):
-                    command = [sys.executable, "-m", "bench.scaling", "--one", case, mode, str(workers), locked or "free"]
+                    command = [sys.executable, "-m", "bench.scaling", "--one", case, mode, str(workers)]
                     done = subprocess.run(command, check=True, capture_output=True, text=True)
                     rates[workers].append(float(json.loads(done.stdout.strip().splitlines()[-1])))
             one, two = (median(rates[workers]) for workers in (1, 2))
             ratios = [b / a for a, b in zip(rates[1], rates[2], strict=True)]
-            label = f"{mode} {locked}".strip()
-            sys.stdout.write(f"{case:24} {label:16} {one:12,.0f} {two:12,.0f}  {two / one:.2f} ({min(ratios):.2f} to {max(ratios):.2f})\n")
+            sys.stdout.write(f"{case:24} {mode:16} {one:12,.0f} {two:12,.0f}  {two / one:.2f} ({min(ratios):.2f} to {max(ratios):.2f})\n")
             sys.stdout.flush()
 
 

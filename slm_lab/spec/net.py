@@ -152,7 +152,7 @@ class RecurrentNetSpec(_LayersSpec):
 
 
 class TorchArcNetSpec(NetSpec):
-    """A net described layer by layer, built by the package torcharc."""
+    """A net described as a graph of torch.nn layers."""
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None

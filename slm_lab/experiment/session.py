@@ -194,7 +194,10 @@ class Session:
             obs_N = step.obs_N
 
     def _take_over(self, paths: RunPaths) -> None:
-        """Go on with the averages and tables of the process in whose place this one is: its last checkpoint's, and the rows after that."""
+        """Go on with the averages and tables of the process in whose place this one is: its last checkpoint's, and the rows after that.
+
+        With meta.save_replay also with its replay memory.
+        """
         last = paths.checkpoint(self.index, "last", self.trial)
         if last.exists():
             saved = checkpoint.load(last)
@@ -202,6 +205,8 @@ class Session:
                 setattr(self.clock, name, int(saved["clock"][name]))
             for observer in self._observers:
                 observer.load_state_dict(saved["observers"][type(observer).__name__])
+            if self.agent.replay is not None and "replay" in saved:
+                self.agent.replay.load_contents(saved["replay"])
         for observer in self._observers:
             match observer:
                 case Recorder() | Evaluator():

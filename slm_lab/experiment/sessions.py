@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from slm_lab.experiment.plan import Plan, Report, Stop
 from slm_lab.experiment.sampler.session import SampledSession
 from slm_lab.experiment.session import Session, seeded
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
@@ -27,13 +31,27 @@ def make_session(
     return Session(spec, index, plan, trial=trial, stop=stop, report=report, heap=heap, restart=restart)
 
 
+@contextmanager
+def _memory(spec: Spec) -> Iterator[Heap]:
+    """Memory for one of the spec's Sessions to be built in: in common, though with nobody, where they train one net."""
+    if not spec.meta.distributed:
+        yield PRIVATE
+        return
+    file = common_file()
+    try:
+        yield CommonHeap(file, 0, spec.meta.max_session, synced=spec.meta.distributed == "synced", locked=spec.meta.hogwild_lock)
+    finally:
+        os.close(file)
+
+
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
     """Make env and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
     problems = []
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
-            make_session(seeded(spec, 0), plan=plan).build().close()
+            with _memory(spec) as heap:
+                make_session(seeded(spec, 0), plan=plan, heap=heap).build().close()
         except SpecError as error:
             problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]
     if problems:

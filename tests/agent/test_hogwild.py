@@ -335,6 +335,40 @@ def test_batch_norm_statistics_are_global(heaps: Heaps) -> None:
     assert not torch.equal(flat(other.agent).buffer, after)
 
 
+@pytest.mark.parametrize("synced", [True, False])
+def test_batch_statistics_are_the_mean_over_sessions(synced: bool, heaps: Heaps) -> None:
+    """By hand: of three updates that began from the same statistics, each stale one adds its change divided by their number so far."""
+    agents = [session(a3c(batch_norm=True), heap) for heap in heaps(3, synced=synced)]
+    nets = [agent.algorithm.trainer.common for agent in agents]  # type: ignore[union-attr]
+    base = flat(agents[0]).master_buffer.clone()
+    changes = [torch.full_like(base, value) for value in (0.5, -0.25, 1.0)]
+    for net in nets:
+        assert net is not None
+        net.begin()
+    for net, change in zip(nets, changes, strict=True):
+        assert net is not None
+        net.flat.buffer.add_(change)
+        net.push(lambda: None, 1.0)
+        assert torch.equal(net.flat.buffer, net.flat.master_buffer), "pulled"
+    expected = base + 0.5 - 0.25 / 2 + 1.0 / 3
+    assert torch.allclose(flat(agents[0]).master_buffer, expected)
+
+
+def test_stale_batch_statistics_stay_within_bounds(heaps: Heaps) -> None:
+    """A variance that all workers see as small does not become negative, however stale their updates are."""
+    agents = [session(a3c(batch_norm=True), heap) for heap in heaps(16)]
+    nets = [agent.algorithm.trainer.common for agent in agents]  # type: ignore[union-attr]
+    for _ in range(20):
+        for net in nets:
+            assert net is not None
+            net.flat.buffer.lerp_(torch.full_like(net.flat.buffer, 1e-3), 0.1)  # as batch norm does, from the statistics of its last pull
+        for net in nets:
+            assert net is not None
+            net.push(lambda: None, 1.0)
+            assert (net.flat.master_buffer > -1e-6).all()
+    assert (flat(agents[0]).master_buffer < 0.5).all()
+
+
 def test_batch_statistics_that_are_not_finite_stay_out(heaps: Heaps) -> None:
     sick, well = (Worker(session(a3c(batch_norm=True), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
     sick.gather()

@@ -431,6 +431,17 @@ def test_rows_that_cannot_be_drawn_weigh_nothing() -> None:
     assert memory.size < 60, "frames were lost"
 
 
+def test_errors_that_are_not_finite_get_the_least_priority() -> None:
+    """One reward that is NaN must not be drawn for ever, nor make the others' priorities unknown."""
+    env_info = info(1)
+    memory = build(env_info, "PrioritizedReplay", max_size=20, batch_size=20, alpha=0.5, epsilon=0.01)
+    list(feed(memory, ToyEnv(env_info), 20))
+    memory.update_priorities(np.arange(4), torch.tensor([torch.nan, torch.inf, -torch.inf, -0.35]))
+    assert memory.tree.get(np.arange(4)) == pytest.approx([0.1, 0.1, 0.1, 0.6])
+    assert memory.greatest == 1.0
+    assert len(set(memory.sample().row_B.tolist())) > 10
+
+
 # ---- images
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import random
 import re
@@ -19,19 +20,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from slm_lab.experiment import checkpoint
 from slm_lab.experiment.engine import processes
-from slm_lab.experiment.observers import CSVWriter, complete_rows
-from slm_lab.experiment.observers.rows import Table
+from slm_lab.experiment.observers import COLUMNS, GLOBAL_COLUMNS, CSVWriter, Row, complete_rows
+from slm_lab.experiment.observers.rows import Recorder, Table
 from slm_lab.experiment.paths import DataMode, RunPaths, new_run, runs
 from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import CommonHeap, common_file
+from slm_lab.lib.records import Metrics
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 from tests.experiment.test_trial import Command, until
@@ -288,6 +291,18 @@ def test_killed_sessions_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_a_session_killed_before_training_begins_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = Trial(spec_of(), tmp_path)
+
+    def deed(trial: Trial) -> None:
+        until(lambda: 0 in workers(os.getpid()), seconds=_PATIENCE)
+        assert trial.paths is None
+        os.kill(workers(os.getpid())[0], signal.SIGKILL)
+
+    check_kills(trial, 1, [deed], lambda: capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["synced", "shared"])
 @pytest.mark.parametrize("seed", range(4))
@@ -482,6 +497,24 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
     os.close(fd)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_replay_memory_outlives_its_process(kept: bool, tmp_path: Path) -> None:
+    """With meta.save_replay; else the new process gathers its own."""
+    paths = new_run(tmp_path, "small")
+    fd, spec = common_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
+    old = Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=False))
+    old.run(paths)
+    new = Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=False, fresh=False), restart=1).build()
+    new.begin(paths)
+    assert old.agent.replay is not None
+    assert new.agent.replay is not None
+    assert new.agent.replay.seen == (old.agent.replay.seen if kept else 0)
+    if kept:
+        assert np.array_equal(new.agent.replay.columns["reward"], old.agent.replay.columns["reward"])
+    new.close()
+    os.close(fd)
+
+
 class NoRates:
     lr = explore_var = entropy_coef = None
 
@@ -536,6 +569,19 @@ def test_a_table_goes_on_from_its_rows(tmp_path: Path) -> None:
     saved.go_on(rows)
     assert (saved.frame, list(saved.rewards)) == (600, [7.0, 20.5, 31.5])
     assert (saved.clock.epi, saved.clock.t, saved.clock.opt_step) == (10, 310, 38)
+
+
+def test_updates_kept_from_a_global_net_are_no_divergence(caplog: pytest.LogCaptureFixture) -> None:
+    """They have changed nothing, so the means of a row are those of the others."""
+    rows: list[Row] = []
+    clock = Clock()
+    recorder = Recorder(clock, NoRates(), 100, lambda mode, row: rows.append(row), (*COLUMNS, *GLOBAL_COLUMNS))
+    for loss in (1.0, math.nan, 3.0):
+        recorder.on_update(Metrics(loss, 0.5))
+    clock.frame = 50
+    recorder.on_end()
+    assert rows[0]["loss"] == 2.0
+    assert not caplog.messages
 
 
 # ---- memory

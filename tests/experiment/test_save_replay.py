@@ -129,6 +129,20 @@ def test_memories_of_sessions_that_run_at_once_must_fit(
         Session(spec, plan=Plan(jobs=3)).build()
 
 
+def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check reserves what each of them will: a memory for its share, and all of them at once."""
+    spec = off_policy(spec_body, DQN, {"max_size": 10**6}, max_session=4, random_seed=1, distributed="shared")
+    spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
+    alone = Session(spec).build()
+    alone.close()
+    needed = 4 * replay_module.replay_bytes(250_000, alone.env.info)
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed)
+    check_builds([spec], Plan(jobs=1), "x.json")
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(SpecError, match=r"250,000 transitions take 4 at once .*; or take fewer Sessions \(meta\.max_session\)"):
+        check_builds([spec], Plan(jobs=1), "x.json")
+
+
 def test_a_trial_whose_memory_does_not_fit_writes_nothing(spec_body: SpecBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: 1000)
     with pytest.raises(SpecError, match=r"agent\.memory\.max_size: 200 transitions take 0\.0 GiB"):

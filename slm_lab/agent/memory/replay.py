@@ -203,8 +203,9 @@ class PrioritizedReplay(Replay):
         return (weight_B / weight_B.max()).astype(np.float32)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of rows by their errors [B], of any sign."""
-        priority_B = (np.abs(error_B.detach().cpu().numpy().astype(np.float64)) + self.epsilon) ** self.alpha
+        """Set the priorities of rows by their errors [B], of any sign. What is not finite gets the least: nothing is learned from it."""
+        size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
+        priority_B = (np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha
         self.tree.set(row_B, priority_B)
         self.greatest = max(self.greatest, float(priority_B.max()))
 

@@ -19,8 +19,11 @@ class GlobalNet:
 
     In "shared" a Session computes on the global parameters themselves, so that every read sees the latest. In "synced" it computes on a
     copy, applies its gradient to the global ones, and then pulls; on a device of its own so too, but pulls also before each update of
-    "shared". Buffers (batch statistics) go and come with updates. Nothing waits for anything, unless meta.hogwild_lock lets one update
-    in at a time.
+    "shared". Nothing waits for anything, unless meta.hogwild_lock lets one update in at a time.
+
+    Buffers (batch statistics) are always copies, pulled as "synced" parameters are. An update adds what it changed in them, divided by
+    the updates that began from the same statistics: so they are the mean over all Sessions, and move as fast as with one. Added whole,
+    many stale changes of a variance could make it negative.
     """
 
     def __init__(self, flat: FlatParams, heap: Heap) -> None:
@@ -30,6 +33,7 @@ class GlobalNet:
         self.report = {"staleness": 0.0, "lock_wait": 0.0}
         """Of the last update: global updates of others between pull and push; milliseconds it waited for the lock."""
         self._pulled = self.version
+        self._pulled_buffer = flat.buffer.clone()
         self._finite = self._silent = True
 
     @property
@@ -56,15 +60,24 @@ class GlobalNet:
         asked = perf_counter()
         with self.heap.update():
             waited = 1e3 * (perf_counter() - asked) if self.heap.locked else 0.0
-            self.report = {"staleness": float(self.version - self._pulled), "lock_wait": waited}
+            staleness = self.version - self._pulled
+            self.report = {"staleness": float(staleness), "lock_wait": waited}
             step()
-            self.flat.master_buffer.copy_(self.flat.buffer)
+            self._add_buffer(staleness)
             self.updates_S[self.heap.index] += 1
             self._pull()
 
     def _pull(self) -> None:
         self._pulled = self.version  # read first: what comes in between counts as missed
         self.flat.pull()
+        self._pulled_buffer.copy_(self.flat.buffer)
+
+    def _add_buffer(self, staleness: int) -> None:
+        flat = self.flat
+        if staleness == 0:  # nobody came in between; bit for bit as alone
+            flat.master_buffer.copy_(flat.buffer)
+        else:
+            flat.master_buffer.add_((flat.buffer - self._pulled_buffer).to(flat.master_buffer.device), alpha=1.0 / (staleness + 1))
 
     def _hold_back(self) -> None:
         self._finite = True

@@ -103,13 +103,13 @@ class _Crew:
 
     def _may_restart(self, one: _Child) -> bool:
         """Training goes on in the others, so a Session that was killed is worth a new process."""
-        begun = self.common is not None and self.paths is not None
-        return begun and one.task.restart < self.spec.meta.max_restart and not self.stop.requested
+        together = self.common is not None
+        return together and one.task.restart < self.spec.meta.max_restart and not self.stop.requested
 
     def _restart(self, one: _Child) -> None:
         self.running.remove(one)
         one.kill()
-        task = replace(one.task, fresh=False, restart=one.task.restart + 1)
+        task = replace(one.task, fresh=self.paths is None, restart=one.task.restart + 1)
         how = one.death().splitlines()[0]
         self.progress.notice(f"Session {one.index} {how}; a new process takes its place ({task.restart} of {self.spec.meta.max_restart})")
         try:

@@ -83,6 +83,8 @@ class Recorder(Observer):
         self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
         self.finite = True
+        self.apart = "global_frame" in columns
+        """Many Sessions train one net, from which an update that is not finite is kept: it has changed nothing, and its Session says so."""
         self.extra = [name for name in (*GLOBAL_COLUMNS[1:], *SAMPLER_COLUMNS) if name in columns]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *self.extra)}
 
@@ -93,7 +95,10 @@ class Recorder(Observer):
             self._write()
 
     def on_update(self, metrics: Metrics) -> None:
-        if self.finite and not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)):
+        finite = math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)
+        if not finite and self.apart:
+            return
+        if self.finite and not finite:
             self.finite = False  # once
             notice(f"frame {self.clock.frame}: loss {metrics.loss}, grad_norm {metrics.grad_norm}; training has diverged, try a lower lr")
         self.means["loss"].add(metrics.loss)

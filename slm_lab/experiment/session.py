@@ -305,7 +305,8 @@ def device_of(spec: Spec, plan: Plan, index: int) -> str:
         return resolve_device(spec, index)
     device, count = torch.device(plan.device), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise UserError(f"--device {plan.device}: this machine has {count or 'no'} cuda device{'s' * (count != 1)}")
+        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise UserError(f"--device {plan.device}: this machine has {count or 'no'} cuda device{'s' * (count != 1)}; allowed: {allowed}")
     return plan.device
 
 

@@ -31,17 +31,23 @@ def make_session(
     return Session(spec, index, plan, trial=trial, stop=stop, report=report, heap=heap, restart=restart)
 
 
+def common_heap(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> CommonHeap:
+    """The memory in common, in file `fd`, as Session number `index` of a spec with meta.distributed sees it."""
+    meta = spec.meta
+    return CommonHeap(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
+
+
 @contextmanager
-def _memory(spec: Spec) -> Iterator[Heap]:
-    """Memory for one of the spec's Sessions to be built in: in common, though with nobody, where they train one net."""
+def _heap_to_check(spec: Spec) -> Iterator[Heap]:
+    """Where one of the spec's Sessions can be built: memory in common, though with nobody, where they train one net."""
     if not spec.meta.distributed:
         yield PRIVATE
         return
-    file = common_file()
+    fd = common_file()
     try:
-        yield CommonHeap(file, 0, spec.meta.max_session, synced=spec.meta.distributed == "synced", locked=spec.meta.hogwild_lock)
+        yield common_heap(spec, fd)
     finally:
-        os.close(file)
+        os.close(fd)
 
 
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
@@ -50,7 +56,7 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
-            with _memory(spec) as heap:
+            with _heap_to_check(spec) as heap:
                 make_session(seeded(spec, 0), plan=plan, heap=heap).build().close()
         except SpecError as error:
             problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]

@@ -20,7 +20,7 @@ from slm_lab.experiment.engine import cause
 from slm_lab.experiment.engine.spawned import CommonFile
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap
+from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.log import logger
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
@@ -89,11 +89,9 @@ class Task:
     """Processes that died in this Session's place."""
 
     def heap(self) -> Heap:
-        if self.common is None:
-            return PRIVATE
-        meta = self.spec.meta
-        synced, locked = meta.distributed == "synced", meta.hogwild_lock
-        return CommonHeap(self.common.fd, self.index, meta.max_session, synced=synced, locked=locked, fresh=self.fresh)
+        from slm_lab.experiment.sessions import common_heap  # torch comes with it
+
+        return PRIVATE if self.common is None else common_heap(self.spec, self.common.fd, self.index, fresh=self.fresh)
 
 
 def main(task: Task, connection: Connection, scratch: Path) -> None:

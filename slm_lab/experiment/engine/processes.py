@@ -102,9 +102,8 @@ class _Crew:
             self._end(one, one.outcome or Outcome(one.index, "failed", one.death()))
 
     def _may_restart(self, one: _Child) -> bool:
-        """Training goes on in the others, so a Session that was killed is worth a new process."""
-        together = self.common is not None
-        return together and one.task.restart < self.spec.meta.max_restart and not self.stop.requested
+        """The others train one net with it, or wait for it to begin, so a Session that was killed is worth a new process."""
+        return self.common is not None and one.task.restart < self.spec.meta.max_restart and not self.stop.requested
 
     def _restart(self, one: _Child) -> None:
         self.running.remove(one)

@@ -84,7 +84,7 @@ class Recorder(Observer):
         self.returns: deque[float] = deque(maxlen=_EPISODES)
         self.finite = True
         self.apart = "global_frame" in columns
-        """Many Sessions train one net, from which an update that is not finite is kept: it has changed nothing, and its Session says so."""
+        """Many Sessions train one net, from which a step that is not finite is kept: nothing has diverged, and its Session says so."""
         self.extra = [name for name in (*GLOBAL_COLUMNS[1:], *SAMPLER_COLUMNS) if name in columns]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *self.extra)}
 

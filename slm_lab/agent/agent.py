@@ -28,12 +28,16 @@ class Agent:
     def __init__(self, algorithm: Algorithm, clock: Clock, num_envs: int, explore: Schedule | None, eval_seed: int) -> None:
         self.algorithm, self.clock = algorithm, clock
         self.policy: Policy = algorithm.policy
+        acting = algorithm.acting
+        self._common = None if acting is None else acting.common
+        """Where other Sessions train what acts, too."""
         self._explore, self._eval_seed = explore, eval_seed
         self._state_N = self.policy.initial_state(num_envs)
         self._first_N = np.ones(num_envs, np.bool_)
 
     def act(self, obs_N: np.ndarray) -> ActOut:
         """Choose actions for obs_N [N, *shape]."""
+        self._refresh()
         if self._explore is not None:
             self.policy.explore_var = self._explore.value(self.clock.global_frame)
         return self.policy.act(obs_N, self._state_N)
@@ -63,6 +67,7 @@ class Agent:
 
     def evaluator(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """(obs_N, first_N) → action_N: the policy as it stands, with a hidden state and random stream of its own."""
+        self._refresh()
         policy = self.policy.clone(np.random.default_rng(self._eval_seed))
         policy.explore_var = self.explore_var or 0.0
         state_N: np.ndarray | None = None
@@ -78,6 +83,10 @@ class Agent:
             return out.action_N
 
         return act
+
+    def _refresh(self) -> None:
+        if self._common is not None:
+            self._common.refresh()
 
     @property
     def lr(self) -> float | None:
@@ -106,6 +115,7 @@ class Agent:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of the net's parameters and buffers on the CPU; empty for an agent without a net."""
+        self._refresh()
         net = self.policy.net
         return {} if net is None else {name: value.detach().to("cpu", copy=True) for name, value in net.state_dict().items()}
 

@@ -170,15 +170,41 @@ def test_within_a_rollout_a_synced_policy_does_not_change(heaps: Heaps) -> None:
     assert torch.equal(flat(one.agent).param, flat(other.agent).master)
 
 
-def test_shared_nets_are_the_global_nets(heaps: Heaps) -> None:
+def test_every_read_of_a_shared_net_is_of_the_latest(heaps: Heaps) -> None:
     one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
     obs_N = one.env.reset()
-    for _ in range(3):
-        before = one.agent.policy._fast(obs_N)  # type: ignore[misc]
+    reads: dict[str, Callable[[Agent], Any]] = {
+        "act": lambda agent: (agent.act(obs_N), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
+        "evaluator": lambda agent: (agent.evaluator(), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
+        "weights": lambda agent: torch.cat([weight.flatten() for weight in agent.weights().values()]).numpy(),
+        "state_dict": lambda agent: agent.state_dict()["algorithm"]["trainer"]["param"].numpy(),
+    }
+    for name, read in reads.items():
+        before = read(one.agent)
         metrics = other.update()
-        assert not np.array_equal(one.agent.policy._fast(obs_N), before)  # type: ignore[misc]
-        assert np.array_equal(one.agent.policy._fast(obs_N), other.agent.policy._fast(obs_N))  # type: ignore[misc]
+        assert not np.array_equal(read(one.agent), before), name
+        assert np.array_equal(read(one.agent), read(other.agent)), name
         assert metrics.extra["staleness"] == 0.0  # it read the latest, and nobody came in between
+
+
+def test_a_shared_gradient_is_that_of_one_net(heaps: Heaps) -> None:
+    """What another Session steps between the forward and the backward pass has no part in it."""
+    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
+    alone = Worker(session(a3c(), PRIVATE), 0)
+    grads, expected = gradients(one.agent), gradients(alone.agent)
+    trainer = one.agent.algorithm.trainer
+    assert trainer is not None
+    backward = trainer.backward
+
+    def late(loss: torch.Tensor) -> None:
+        other.update()
+        backward(loss)
+
+    trainer.backward = late  # type: ignore[method-assign]
+    metrics = one.update()
+    alone.update()
+    assert torch.equal(grads[0], expected[0])
+    assert metrics.extra["staleness"] == 1.0
 
 
 def test_statistics_of_other_optimizers_are_the_sessions_own(heaps: Heaps) -> None:

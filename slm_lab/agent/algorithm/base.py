@@ -14,7 +14,6 @@ from slm_lab.agent.memory.on_policy import OnPolicyMemory
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.agent.memory.rollout import Rollout
 from slm_lab.agent.memory.sil import SILReplay
-from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
@@ -74,9 +73,9 @@ class Algorithm:
         raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
 
     @property
-    def acting(self) -> FlatParams | None:
-        """The parameters that the policy acts with; None for a policy without any."""
-        return None if self.trainer is None else self.trainer.flat
+    def acting(self) -> Trainer | None:
+        """Of the net that the policy acts with; None for a policy without any."""
+        return self.trainer
 
     @property
     def lr(self) -> float | None:

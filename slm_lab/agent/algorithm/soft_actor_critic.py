@@ -20,7 +20,6 @@ from slm_lab.agent.algorithm.temperature import Temperature
 from slm_lab.agent.memory.replay import Replay, Transitions
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.ops.distributions import Categorical, SquashedNormal
-from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import Policy
 from slm_lab.lib.clock import Clock
@@ -183,8 +182,8 @@ class SoftActorCritic(Algorithm):
         return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, extra)
 
     @property
-    def acting(self) -> FlatParams:
-        return self.actor_trainer.flat
+    def acting(self) -> Trainer:
+        return self.actor_trainer
 
     @property
     def entropy_coef(self) -> float:

@@ -23,7 +23,7 @@ class FlatParams:
         groups: parameters in the order they shall lie, split into groups that are contiguous slices; parameters that
             several groups name belong to the first. Absent: one group of all.
         place: where the vectors lie.
-        copy: in "synced" the module computes on a copy of the parameters; False: on those in common themselves.
+        copy: where Sessions have the net in common the module computes on a copy of the parameters; False: on those in common themselves.
 
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, each group's part of the
     vectors. `master` and `master_grad`, what optimizers step, and `master_buffer`: where Sessions have the net in common, what they have
@@ -56,7 +56,7 @@ class FlatParams:
             raise ValueError(f"parameters in no group: {', '.join(missing)}")
         self.params = ordered
         self.param = self.master = placed(heap, _flatten([p.data for p in ordered], device))
-        if heap.synced and copy:
+        if heap.common and copy:
             self.param = self.master.clone()
         self.param = self.param.to(device)
         self.grad = self.master_grad = torch.zeros_like(self.param)

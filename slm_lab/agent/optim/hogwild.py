@@ -17,13 +17,14 @@ from slm_lab.lib.log import notice
 class GlobalNet:
     """Between the gradients of one Session and the parameters that all train.
 
-    In "shared" a Session computes on the global parameters themselves, so that every read sees the latest. In "synced" it computes on a
-    copy, applies its gradient to the global ones, and then pulls; on a device of its own so too, but pulls also before each update of
-    "shared". Nothing waits for anything, unless meta.hogwild_lock lets one update in at a time.
+    A Session computes on a copy, applies its gradient to the global parameters, and then pulls. In "shared" it pulls before each update
+    and each action too, so that every read sees the latest. (Computed on the global parameters themselves, which others move between its
+    forward and its backward pass, a gradient is that of no net: async SAC then learned HalfCheetah more slowly, docs/hogwild.md.)
+    Nothing waits for anything, unless meta.hogwild_lock lets one update in at a time.
 
-    Buffers (batch statistics) are always copies, pulled as "synced" parameters are. An update adds what it changed in them, divided by
-    the updates that began from the same statistics: so they are the mean over all Sessions, and move as fast as with one. Added whole,
-    many stale changes of a variance could make it negative.
+    Buffers (batch statistics) are pulled as parameters are. An update adds what it changed in them, divided by the updates that began
+    from the same statistics: so they are the mean over all Sessions, and move as fast as with one. Added whole, many stale changes of a
+    variance could make it negative.
     """
 
     def __init__(self, flat: FlatParams, heap: Heap) -> None:
@@ -32,8 +33,8 @@ class GlobalNet:
         """Updates of each Session; their sum is the version of the global parameters."""
         self.report = {"staleness": 0.0, "lock_wait": 0.0}
         """Of the last update: global updates of others between pull and push; milliseconds it waited for the lock."""
-        self._pulled = self.version
         self._pulled_buffer = flat.buffer.clone()
+        self._pull()
         self._finite = self._silent = True
 
     @property
@@ -44,6 +45,11 @@ class GlobalNet:
     def begin(self) -> None:
         """Before an update's gradients: in "shared" what is read from here on is the latest."""
         if not self.heap.synced:
+            self._pull()
+
+    def refresh(self) -> None:
+        """Before a read that is no part of an update: in "shared" it sees the latest."""
+        if not self.heap.synced and self.version != self._pulled:
             self._pull()
 
     def check(self, loss: Tensor) -> None:

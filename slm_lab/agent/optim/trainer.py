@@ -115,6 +115,8 @@ class Trainer:
             group.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
+        if self.common is not None:
+            self.common.refresh()
         param, buffer = self.flat.clone()
         return {"param": param, "buffer": buffer, "optimizers": [group.optimizer.state_dict() for group in self.groups]}
 

@@ -128,7 +128,8 @@ class Common:
         assert sampler is not None
         rows, state_size = spec.rollout_rows, algorithms[0].policy.state_size
         group = replace(info, num_envs=sampler.num_envs_per_worker // splits(sampler))
-        self.weights = [Weights(heap, algorithm.acting, notes) for algorithm in algorithms]
+        actings = [algorithm.acting for algorithm in algorithms]
+        self.weights = [Weights(heap, None if acting is None else acting.flat, notes) for acting in actings]
         self.active_P = heap.array(np.ones(len(algorithms), np.bool_))
         """Policies that still need frames."""
         self.slots = [

@@ -114,8 +114,7 @@ class Agent:
         return None if target is None else (target.followed, target.flat.clone()[0])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Copies of the net's parameters and buffers on the CPU; empty for an agent without a net."""
-        self._refresh()
+        """Copies of the net's parameters and buffers on the CPU, as it last acted or learned; empty for an agent without a net."""
         net = self.policy.net
         return {} if net is None else {name: value.detach().to("cpu", copy=True) for name, value in net.state_dict().items()}
 

@@ -33,7 +33,7 @@ class Heap:
     locked = False
     """Whether updates of the global nets go one after the other."""
     synced = False
-    """Whether a Session computes on a copy of the global nets, which it brings up to date after each update."""
+    """Whether a Session brings its copy of the global nets up to date after its own updates only."""
     fresh = True
     """Whether what is placed here begins with its initial values."""
     sessions, index = 1, 0

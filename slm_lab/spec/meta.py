@@ -33,7 +33,8 @@ class MetaSpec(SpecModel):
 
     distributed: Literal[False, "shared", "synced"] = False
     """Whether the Sessions train one global net (Hogwild!), each env.max_frame / max_session frames: "shared", each reads it as it stands
-    (async SAC); "synced", each computes on a copy, applies its gradient to the global net and pulls (A3C). false: each trains its own."""
+    (async SAC); "synced", each as it was after its own last update, so that its policy stays the same within a rollout (A3C). false: each
+    trains its own."""
     hogwild_lock: Flag = False
     """Lets one Session at a time update the global net."""
     max_restart: Count = 1

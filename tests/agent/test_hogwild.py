@@ -176,7 +176,6 @@ def test_every_read_of_a_shared_net_is_of_the_latest(heaps: Heaps) -> None:
     reads: dict[str, Callable[[Agent], Any]] = {
         "act": lambda agent: (agent.act(obs_N), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
         "evaluator": lambda agent: (agent.evaluator(), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
-        "weights": lambda agent: torch.cat([weight.flatten() for weight in agent.weights().values()]).numpy(),
         "state_dict": lambda agent: agent.state_dict()["algorithm"]["trainer"]["param"].numpy(),
     }
     for name, read in reads.items():
@@ -205,6 +204,33 @@ def test_a_shared_gradient_is_that_of_one_net(heaps: Heaps) -> None:
     alone.update()
     assert torch.equal(grads[0], expected[0])
     assert metrics.extra["staleness"] == 1.0
+
+
+def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(heaps: Heaps) -> None:
+    """Whenever another Session comes in between: what it did is no longer news to the step that follows."""
+    case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
+    one, other = (Worker(session(case.spec(), heap, case.info()), seed, case.info()) for seed, heap in enumerate(heaps(synced=False)))
+    algorithm = one.agent.algorithm
+    assert isinstance(algorithm, SoftActorCritic)
+    staleness = []
+    trainers = {"_critic_step": algorithm.trainer, "_actor_step": algorithm.actor_trainer}
+
+    def late(name: str) -> Callable[..., Any]:
+        step, common = getattr(algorithm, name), trainers[name].common
+        assert common is not None
+
+        def wrapped(*args: Any) -> Any:
+            other.update()
+            result = step(*args)
+            staleness.append(common.report["staleness"])
+            return result
+
+        return wrapped
+
+    for name in trainers:
+        setattr(algorithm, name, late(name))
+    one.update()
+    assert staleness == [0.0] * 4  # training_iter 2
 
 
 def test_statistics_of_other_optimizers_are_the_sessions_own(heaps: Heaps) -> None:
@@ -370,7 +396,7 @@ def test_batch_statistics_are_the_mean_over_sessions(synced: bool, heaps: Heaps)
     changes = [torch.full_like(base, value) for value in (0.5, -0.25, 1.0)]
     for net in nets:
         assert net is not None
-        net.begin()
+        net.refresh()
     for net, change in zip(nets, changes, strict=True):
         assert net is not None
         net.flat.buffer.add_(change)

@@ -101,6 +101,7 @@ class SoftActorCritic(Algorithm):
         return [before + (self.frame - before) * (i + 1) // self.steps_per_update for i in range(self.steps_per_update)]
 
     def _critic_step(self, batch: Transitions, alpha: float) -> None:
+        self.trainer.refresh()
         q_CB, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
         # eq. 6, with r + γ V(s') on the critics' scale; a truncated episode keeps its bootstrap
         target_B = self.scale.encode(batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B)
@@ -132,6 +133,7 @@ class SoftActorCritic(Algorithm):
 
     def _actor_step(self, batch: Transitions, alpha: float) -> tuple[float, float, float]:
         """A step of the actor against the critics as they stand; its loss, its entropy and the norm of the gradient."""
+        self.actor_trainer.refresh()
         self.trainer.learning(False)
         self.actor_trainer.learning(True)
         self._freeze_critics(True)

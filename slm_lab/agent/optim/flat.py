@@ -55,17 +55,14 @@ class FlatParams:
         if missing:
             raise ValueError(f"parameters in no group: {', '.join(missing)}")
         self.params = ordered
-        self.param = self.master = placed(heap, _flatten([p.data for p in ordered], device))
-        if heap.common and copy:
-            self.param = self.master.clone()
-        self.param = self.param.to(device)
+        self.master = placed(heap, _flatten([p.data for p in ordered], device))
+        self.param = self.master.to(device, copy=heap.common and copy)
         self.grad = self.master_grad = torch.zeros_like(self.param)
         if self.master.device != self.param.device:
             self.master_grad = torch.zeros_like(self.master)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
-        self.buffer = self.master_buffer = placed(heap, _flatten(buffers, device))
-        if heap.common:
-            self.buffer = self.master_buffer.clone().to(device)
+        self.master_buffer = placed(heap, _flatten(buffers, device))
+        self.buffer = self.master_buffer.to(device, copy=heap.common)
         offset = 0
         for p in ordered:
             end = offset + p.numel()

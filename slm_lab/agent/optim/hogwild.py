@@ -17,8 +17,8 @@ from slm_lab.lib.log import notice
 class GlobalNet:
     """Between the gradients of one Session and the parameters that all train.
 
-    A Session computes on a copy, applies its gradient to the global parameters, and then pulls. In "shared" it pulls before each update
-    and each action too, so that every read sees the latest. (Computed on the global parameters themselves, which others move between its
+    A Session computes on a copy, applies its gradient to the global parameters, and then pulls. In "shared" it pulls before each
+    gradient and each action too, so that every read sees the latest. (On the global parameters themselves, which others move between its
     forward and its backward pass, a gradient is that of no net: async SAC then learned HalfCheetah more slowly, docs/hogwild.md.)
     Nothing waits for anything, unless meta.hogwild_lock lets one update in at a time.
 
@@ -42,13 +42,8 @@ class GlobalNet:
         """Updates of the global parameters so far."""
         return int(self.updates_S.sum())
 
-    def begin(self) -> None:
-        """Before an update's gradients: in "shared" what is read from here on is the latest."""
-        if not self.heap.synced:
-            self._pull()
-
     def refresh(self) -> None:
-        """Before a read that is no part of an update: in "shared" it sees the latest."""
+        """Before a read, and so before a gradient: in "shared" it is of the latest."""
         if not self.heap.synced and self.version != self._pulled:
             self._pull()
 

@@ -86,8 +86,12 @@ class Trainer:
         """Before the steps of an update: the learning rates that hold at `frame`."""
         for group in self.groups:
             group.set_lr(frame, self.lr_factor)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Before a read: what others have made of the net."""
         if self.common is not None:
-            self.common.begin()
+            self.common.refresh()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a scalar loss to what the next step takes."""
@@ -115,8 +119,7 @@ class Trainer:
             group.optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        if self.common is not None:
-            self.common.refresh()
+        self.refresh()
         param, buffer = self.flat.clone()
         return {"param": param, "buffer": buffer, "optimizers": [group.optimizer.state_dict() for group in self.groups]}
 

@@ -36,7 +36,7 @@ SPACED = "tests.env.toys:Spaced-v0"
 def flat(session: Session | SampledSession) -> np.ndarray:
     acting = session.agent.algorithm.acting
     assert acting is not None
-    return acting.param.detach().clone().numpy()
+    return acting.flat.param.detach().clone().numpy()
 
 
 def told(rows: list[Row]) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def test_policies_share_the_workers(open_session: Open) -> None:
     session.run()
     assert all(student.clock.frame >= 800 for student in session.students)
     assert all(student.result.rows[-1]["total_reward"] is not None for student in session.students)
-    one, two, three = (student.agent.algorithm.acting.param for student in session.students)  # type: ignore[union-attr]
+    one, two, three = (student.agent.algorithm.acting.flat.param for student in session.students)  # type: ignore[union-attr]
     assert not torch.equal(one, two)
     assert not torch.equal(two, three)
 
@@ -233,7 +233,7 @@ def test_policies_in_turns_are_the_same_in_one_process(open_session: Open) -> No
     together.run()
     for one, other in zip(apart.students, together.students, strict=True):
         assert told(one.result.rows) == told(other.result.rows)
-        assert torch.equal(one.agent.algorithm.acting.param, other.agent.algorithm.acting.param)  # type: ignore[union-attr]
+        assert torch.equal(one.agent.algorithm.acting.flat.param, other.agent.algorithm.acting.flat.param)  # type: ignore[union-attr]
 
 
 def test_frames_are_as_asked(open_session: Open) -> None:

@@ -28,9 +28,7 @@ class Agent:
     def __init__(self, algorithm: Algorithm, clock: Clock, num_envs: int, explore: Schedule | None, eval_seed: int) -> None:
         self.algorithm, self.clock = algorithm, clock
         self.policy: Policy = algorithm.policy
-        acting = algorithm.acting
-        self._common = None if acting is None else acting.common
-        """Where other Sessions train what acts, too."""
+        self._acting = algorithm.acting
         self._explore, self._eval_seed = explore, eval_seed
         self._state_N = self.policy.initial_state(num_envs)
         self._first_N = np.ones(num_envs, np.bool_)
@@ -85,8 +83,8 @@ class Agent:
         return act
 
     def _refresh(self) -> None:
-        if self._common is not None:
-            self._common.refresh()
+        if self._acting is not None:
+            self._acting.refresh()
 
     @property
     def lr(self) -> float | None:

@@ -186,6 +186,17 @@ def test_every_read_of_a_shared_net_is_of_the_latest(heaps: Heaps) -> None:
         assert metrics.extra["staleness"] == 0.0  # it read the latest, and nobody came in between
 
 
+def test_weights_to_keep_are_those_that_were_evaluated(heaps: Heaps) -> None:
+    """What others do during an evaluation is no part of what it has judged."""
+    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
+    other.update()
+    one.agent.evaluator()
+    judged = {name: weight.clone() for name, weight in other.agent.weights().items()}
+    other.update()
+    for name, weight in one.agent.weights().items():
+        assert torch.equal(weight, judged[name]), name
+
+
 def test_a_shared_gradient_is_that_of_one_net(heaps: Heaps) -> None:
     """What another Session steps between the forward and the backward pass has no part in it."""
     one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))

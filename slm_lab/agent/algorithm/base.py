@@ -74,7 +74,7 @@ class Algorithm:
 
     @property
     def acting(self) -> Trainer | None:
-        """Of the net that the policy acts with; None for a policy without any."""
+        """The trainer of the net that the policy acts with; None for a policy without any."""
         return self.trainer
 
     @property

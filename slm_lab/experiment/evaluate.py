@@ -1,4 +1,4 @@
-"""Let an agent play without learning: evaluation during training, and mode enjoy."""
+"""Play episodes without learning: evaluation during training, and mode enjoy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slm_lab.experiment.collect.source import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import notice
 
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
     from slm_lab.env.vec import Env
 
 MAX_STEPS = 100_000
-"""Longest episode that is waited for: four times ALE's longest game."""
+"""Maximum length of an episode: four times ALE's longest game."""
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def play(env: Env, act: Act, stop: Stop) -> list[float]:
-    """Raw returns of the first episode of each env, in their order; none if `stop` is requested before all have finished.
+def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat) -> list[float]:
+    """Return the raw returns of the first episode of each env, in the order of envs; none if `stop` is requested before all have ended.
 
-    `act(obs_N, first_N) → action_N`. An env that has finished plays on, unseen, until the last one has. (The episodes that finish
-    first are the shortest: their mean would be no estimate.) An env whose episode has no end within MAX_STEPS is left out.
+    `act(obs_N, first_N) → action_N`. Every env plays until all first episodes have ended: those that end first are the shortest, and
+    their mean would be biased. An env whose episode does not end within MAX_STEPS is left out.
     """
     obs_N, first_N = env.reset(), np.ones(env.info.num_envs, dtype=bool)
     returns: dict[int, float] = {}
@@ -34,6 +35,7 @@ def play(env: Env, act: Act, stop: Stop) -> list[float]:
             notice(f"evaluation: {count - len(returns)} of {count} episodes had no end in {MAX_STEPS:,} steps; set env.max_t")
             break
         steps += 1
+        beat("evaluating")
         step = env.step(act(obs_N, first_N))
         obs_N, first_N = step.obs_N, step.first_N
         for episode in step.episodes:

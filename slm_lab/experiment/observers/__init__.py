@@ -1,30 +1,27 @@
-"""Observers: what watches a Session and turns what happens into rows, files, checkpoints and messages.
+"""Observers: they watch a Session and turn what happens into rows, progress, checkpoints and checks.
 
-The loop knows none of them: a Session calls the hooks that an observer overrides, in the order of its list.
+The training loop knows none of them: a Session calls the hooks that an observer overrides, in the order of its list.
 """
 
-from slm_lab.experiment.observers.base import COLUMNS, GLOBAL_COLUMNS, SAMPLER_COLUMNS, Hook, Observer, Row, hooks
+from slm_lab.experiment.observers.base import COLUMNS, SAMPLER_COLUMNS, SHARED_COLUMNS, Hook, Observer, hooks, mean
 from slm_lab.experiment.observers.checkpointer import Checkpointer
 from slm_lab.experiment.observers.dev_checks import DevCheckError, DevChecks
+from slm_lab.experiment.observers.progress import ProgressReporter
 from slm_lab.experiment.observers.rows import Evaluator, Recorder, Table
-from slm_lab.experiment.observers.writers import CSVWriter, Reporter, TensorBoard, complete_rows
 
 __all__ = [
     "COLUMNS",
-    "GLOBAL_COLUMNS",
     "SAMPLER_COLUMNS",
-    "CSVWriter",
+    "SHARED_COLUMNS",
     "Checkpointer",
     "DevCheckError",
     "DevChecks",
     "Evaluator",
     "Hook",
     "Observer",
+    "ProgressReporter",
     "Recorder",
-    "Reporter",
-    "Row",
     "Table",
-    "TensorBoard",
-    "complete_rows",
     "hooks",
+    "mean",
 ]

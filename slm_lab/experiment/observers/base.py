@@ -1,4 +1,4 @@
-"""What every observer is, and the rows that they pass on."""
+"""The observers' interface, and the columns of the rows that they make."""
 
 from __future__ import annotations
 
@@ -6,62 +6,54 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
-from slm_lab.experiment.paths import DataMode
-from slm_lab.lib.records import Metrics, VecStep
+from slm_lab.experiment.events import Mode, Values
+from slm_lab.lib.records import Episode, Metrics
 
-Row = dict[str, float | int | None]
-"""One line of a Session's table: a value for each of COLUMNS, and of GLOBAL_COLUMNS where Sessions train one net."""
-Emit = Callable[[DataMode, Row], None]
+EmitRow = Callable[[Mode, Values, Values], None]
+"""emit(mode, values, further scalars)."""
 
 COLUMNS = (
     *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma"),
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
-
-GLOBAL_COLUMNS = ("global_frame", "staleness", "lock_wait")
-"""Further ones where Sessions train one net: frames of all of them; per update, means of the global updates of others between pull and
-push, and of the milliseconds it waited for the lock."""
-
-
+SHARED_COLUMNS = ("global_frame", "staleness", "lock_wait")
+"""Further columns where several Sessions train one net: frames of all Sessions; means per update of the global updates by others between
+pull and push, and of the milliseconds that the update waited for the lock."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),
 )
-"""Further ones where rollout workers collect: policy lag of the datasets trained on, in gradient steps, and the share of transitions above
-max_policy_lag; shares of the time in which workers stepped their envs, actions were computed, and the learner trained."""
+"""Further columns with rollout workers: policy lag of the data trained on, in gradient steps, and the share of transitions above
+max_policy_lag; shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
 
 
 class Observer:
-    """The hooks; an observer overrides those it needs."""
+    """Hooks that a Session calls; an observer overrides those that it needs."""
 
-    def on_step(self, step: VecStep) -> None:
-        """After each vector step and the update it may have led to."""
+    def on_step(self, episodes: list[Episode]) -> None:
+        """Called after each vector step, and after the update that may follow it, with the episodes that ended in it."""
 
     def on_update(self, metrics: Metrics) -> None:
-        """After each update."""
+        """Called after each update."""
 
-    def on_row(self, mode: DataMode, row: Row) -> None:
-        """A row is there."""
-
-    def on_checkpoint(self) -> None:
-        """A checkpoint was written."""
+    def on_row(self, mode: Mode, values: Values) -> None:
+        """Called with each row."""
 
     def on_interrupt(self) -> None:
-        """The Session ends early (Ctrl-C); on_end follows."""
+        """Called where a Session ends early, before on_end."""
 
     def on_end(self) -> None:
-        """After the last step."""
-
-    def close(self) -> None:
-        """Release files; also after a failure."""
+        """Called after the last step."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what a continued run needs."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
-Hook = Literal["on_step", "on_update", "on_row", "on_checkpoint", "on_interrupt", "on_end"]
+Hook = Literal["on_step", "on_update", "on_row", "on_interrupt", "on_end"]
 
 
 def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]]:
@@ -70,12 +62,12 @@ def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]
 
 
 def mean(values: Collection[float]) -> float | None:
-    """None where there are none."""
+    """Mean, None for no values."""
     return math.fsum(values) / len(values) if values else None
 
 
 class Mean:
-    """Mean of the values since it was last drained; None where there were none."""
+    """Mean of the values since the last `drain`."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0
@@ -85,6 +77,7 @@ class Mean:
             self.total, self.count = self.total + value, self.count + 1
 
     def drain(self) -> float | None:
+        """Return the mean, None for no values, and start anew."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean

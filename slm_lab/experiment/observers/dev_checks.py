@@ -1,4 +1,4 @@
-"""The checks of mode dev."""
+"""Checks of mode dev."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ class DevCheckError(Exception):
 
 
 class DevChecks(Observer):
-    """Mode dev: each update has a finite loss and gradient, there is an update, the weights move, and a target net when it should.
+    """Mode dev: loss and gradient of each update are finite, there is an update, the weights move, and a target net when it should.
 
-    Args: weights: copies of the agent's. target: how often its target net was due to follow, and a copy of it; None where it has none.
+    Args:
+        weights: returns copies of the agent's weights.
+        target: returns how many updates of the target net were due, and a copy of it; None without a target net.
     """
 
     def __init__(self, weights: Callable[[], dict[str, Any]], target: Callable[[], tuple[int, Any] | None] = lambda: None) -> None:
@@ -49,7 +51,7 @@ class DevChecks(Observer):
             raise DevCheckError(f"no weight moved in {self.updates} updates")
         first, last = self.first_target, self.target_before
         if first is not None and last is not None and last[0] > first[0] and _equal(first[1], last[1]):
-            raise DevCheckError(f"the target net was due to follow {last[0] - first[0]} times and never moved")
+            raise DevCheckError(f"{last[0] - first[0]} updates of the target net were due, and it never moved")
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of training and of evaluation, made from what happened."""
+"""Rows of training and of evaluation."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from slm_lab.experiment.observers.base import COLUMNS, GLOBAL_COLUMNS, SAMPLER_COLUMNS, Emit, Mean, Observer, Row, mean
-from slm_lab.experiment.paths import DataMode
+from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, mean
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import notice
-from slm_lab.lib.records import Metrics, VecStep
+from slm_lab.lib.records import Episode, Metrics
 
 _EPISODES = 100
-"""total_reward is the mean over so many finished episodes."""
+"""Number of finished episodes that total_reward is the mean of."""
 _ROWS = 100
-"""total_reward_ma is the mean over so many rows."""
+"""Number of rows that total_reward_ma is the mean of."""
 
 
 class Rates(Protocol):
-    """What of an Agent stands in a row."""
+    """Rates of an agent that a row shows."""
 
     @property
     def lr(self) -> float | None: ...
@@ -31,7 +31,7 @@ class Rates(Protocol):
 
 
 class Table:
-    """Moving averages and speed, which turn a total_reward into a row."""
+    """Turns a total_reward into a row, with moving average and speed."""
 
     def __init__(self, clock: Clock, rates: Rates, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.rates, self.columns = clock, rates, columns
@@ -40,14 +40,14 @@ class Table:
         """Frame of the last row."""
         self.wall_t = 0.0
 
-    def row(self, total_reward: float | None) -> Row:
+    def row(self, total_reward: float | None) -> Values:
         """The next row, at the clock's frame; columns of the update are None."""
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
         fps = (clock.frame - self.frame) / max(wall_t - self.wall_t, 1e-9)
         self.frame, self.wall_t = clock.frame, wall_t
-        row: Row = dict.fromkeys(self.columns)
+        row: Values = dict.fromkeys(self.columns)
         if "global_frame" in row:
             row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
@@ -55,8 +55,8 @@ class Table:
         row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
         return row
 
-    def go_on(self, rows: Sequence[dict[str, str]]) -> None:
-        """Take up the rows, as they stand in the file, that were written since this table's last; the clock never goes back."""
+    def resume(self, rows: Sequence[dict[str, str]]) -> None:
+        """Take into account the rows in the file, as text, that are newer than this table's last; the clock never goes back."""
         for row in rows:
             if int(row["frame"]) > self.frame:
                 self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
@@ -74,48 +74,59 @@ class Table:
 
 
 class Recorder(Observer):
-    """Makes a row each `every` frames and at the end, from finished episodes and updates."""
+    """Makes a row each `every` frames and at the end, from finished episodes and updates.
 
-    mode: DataMode = "train"
+    Args:
+        columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
+        shared: several Sessions train one net. Updates that are not finite never reach it, so they are no sign of divergence.
+    """
 
-    def __init__(self, clock: Clock, rates: Rates, every: int, emit: Emit, columns: Sequence[str] = COLUMNS) -> None:
-        self.clock, self.every, self.emit = clock, every, emit
+    mode: Mode = "train"
+
+    def __init__(
+        self, clock: Clock, rates: Rates, every: int, emit: EmitRow, columns: Sequence[str] = COLUMNS, *, shared: bool = False
+    ) -> None:
+        self.clock, self.every, self.emit, self.shared = clock, every, emit, shared
         self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
         self.finite = True
-        self.apart = "global_frame" in columns
-        """Many Sessions train one net, from which a step that is not finite is kept: nothing has diverged, and its Session says so."""
-        self.extra = [name for name in (*GLOBAL_COLUMNS[1:], *SAMPLER_COLUMNS) if name in columns]
-        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *self.extra)}
+        extra = [name for name in columns if name not in COLUMNS and name != "global_frame"]
+        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
+        self.scalars: dict[str, Mean] = {}
+        """Means of what else updates report."""
 
-    def on_step(self, step: VecStep) -> None:
-        if step.episodes:
-            self.returns.extend([episode.total_reward for episode in step.episodes])
+    def on_step(self, episodes: list[Episode]) -> None:
+        if episodes:
+            self.returns.extend([episode.total_reward for episode in episodes])
         if self.clock.due(self.every):
             self._write()
 
     def on_update(self, metrics: Metrics) -> None:
         finite = math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)
-        if not finite and self.apart:
+        if not finite and self.shared:
             return
         if self.finite and not finite:
-            self.finite = False  # once
+            self.finite = False  # one notice is enough
             notice(f"frame {self.clock.frame}: loss {metrics.loss}, grad_norm {metrics.grad_norm}; training has diverged, try a lower lr")
-        self.means["loss"].add(metrics.loss)
-        self.means["grad_norm"].add(metrics.grad_norm)
-        self.means["entropy"].add(metrics.entropy)
-        for name in self.extra:
-            self.means[name].add(metrics.extra.get(name))
+        means = self.means
+        means["loss"].add(metrics.loss)
+        means["grad_norm"].add(metrics.grad_norm)
+        means["entropy"].add(metrics.entropy)
+        for name, value in metrics.extra.items():
+            mean = means.get(name)
+            if mean is None:
+                mean = self.scalars.setdefault(name, Mean())
+            mean.add(value)
 
     def on_end(self) -> None:
         if self.table.frame != self.clock.frame:
             self._write()
 
-    def go_on(self, rows: Sequence[dict[str, str]]) -> None:
-        """Go on behind the rows in the file; one that was due when the process before this one died is written now."""
+    def resume(self, rows: Sequence[dict[str, str]]) -> None:
+        """Continue after the rows in the file; a row that was due when the previous process died is written now."""
         before = self.table.frame
-        self.table.go_on(rows)
-        if self.table.frame > before:  # what is in a row already
+        self.table.resume(rows)
+        if self.table.frame > before:  # these updates are part of a row already
             for mean in self.means.values():
                 mean.drain()
         if self.clock.frame // self.every > self.table.frame // self.every:
@@ -124,7 +135,7 @@ class Recorder(Observer):
     def _write(self) -> None:
         row = self.table.row(mean(self.returns))
         row.update((name, mean.drain()) for name, mean in self.means.items())
-        self.emit(self.mode, row)
+        self.emit(self.mode, row, {name: mean.drain() for name, mean in self.scalars.items()})
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
@@ -136,18 +147,22 @@ class Recorder(Observer):
         for name, (total, count) in state["means"].items():
             self.means[name].total, self.means[name].count = total, count
 
+    def forget_episodes(self) -> None:
+        """Start the history of episodes anew: from here on another policy plays."""
+        self.returns.clear()
+
 
 class Evaluator(Observer):
     """Makes a row of the evaluation table each `every` frames and at the end: the mean return of `evaluate()`."""
 
-    mode: DataMode = "eval"
+    mode: Mode = "eval"
 
     def __init__(
         self,
         clock: Clock,
         rates: Rates,
         every: int,
-        emit: Emit,
+        emit: EmitRow,
         evaluate: Callable[[], float | None],
         columns: Sequence[str] = COLUMNS,
     ) -> None:
@@ -155,13 +170,13 @@ class Evaluator(Observer):
         self.table = Table(clock, rates, columns)
         self.interrupted = False
 
-    def on_step(self, step: VecStep) -> None:
+    def on_step(self, episodes: list[Episode]) -> None:
         if self.clock.due(self.every):
             self._write()
 
-    def go_on(self, rows: Sequence[dict[str, str]]) -> None:
-        """Go on behind the rows in the file."""
-        self.table.go_on(rows)
+    def resume(self, rows: Sequence[dict[str, str]]) -> None:
+        """Continue after the rows in the file."""
+        self.table.resume(rows)
 
     def on_interrupt(self) -> None:
         self.interrupted = True
@@ -173,7 +188,7 @@ class Evaluator(Observer):
     def _write(self) -> None:
         total_reward = self.evaluate()
         if total_reward is not None:
-            self.emit(self.mode, self.table.row(total_reward))
+            self.emit(self.mode, self.table.row(total_reward), {})
 
     def state_dict(self) -> dict[str, Any]:
         return {"table": self.table.state_dict()}

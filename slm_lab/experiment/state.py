@@ -1,23 +1,30 @@
-"""Checkpoints: one bundle of everything stateful, written so that a reader finds the old one or the new one, never a part."""
+"""Checkpoints: one bundle of everything stateful, written atomically: a reader finds the old one or the new one, never a part."""
 
 from __future__ import annotations
 
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-VERSION = 1
-"""Of the bundle's layout."""
+VERSION = 2
+"""Version of the bundle's layout."""
+READABLE = (1, 2)
+"""Versions whose weights and normaliser statistics can be used: bundles of version 1 can be played, but not continued."""
+
+
+class BundleError(Exception):
+    """A checkpoint cannot be used; the message names the file and says why."""
 
 
 def save(path: Path, bundle: dict[str, Any]) -> None:
     """Write `bundle` (tensors and plain Python) to `path` atomically. Raises OSError; `path` is then as it was.
 
     The temporary file lies in the same folder, under a hidden name that matches no pattern of a checkpoint. A process
-    killed while writing leaves it behind; the next save takes it over.
+    killed while writing leaves it behind; the next save overwrites it.
     """
     import torch
 
@@ -33,24 +40,34 @@ def save(path: Path, bundle: dict[str, Any]) -> None:
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
             raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with suppress(OSError):  # some file systems refuse to sync a folder; the file itself is on disk
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a bundle onto the CPU. Raises OSError, or RuntimeError or pickle.UnpicklingError for a file that is none."""
+    """Read a bundle onto the CPU. Raises BundleError where the file is missing, damaged, or of another program or version."""
     import torch
 
-    bundle = torch.load(path, map_location="cpu", weights_only=True)
-    assert isinstance(bundle, dict)
+    try:
+        bundle = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise BundleError(f"{path} is damaged or no checkpoint: {type(error).__name__}") from None
+    if not isinstance(bundle, dict) or "version" not in bundle:
+        raise BundleError(f"{path} is no checkpoint of slm_lab")
+    if bundle["version"] not in READABLE:
+        known = ", ".join(map(str, READABLE))
+        raise BundleError(f"{path} has version {bundle['version']} of the checkpoint format; this slm_lab reads versions {known}")
     return bundle
 
 
 def rng_state(device: str) -> dict[str, Any]:
-    """States of the process-wide generators of python, numpy, torch and, on cuda, the device."""
+    """Return the states of the process-wide generators of python, numpy, torch and, on cuda, the device."""
     import torch
 
     kind, keys, *rest = np.random.get_state(legacy=True)
@@ -61,7 +78,7 @@ def rng_state(device: str) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: str) -> None:
-    """Take up the states of `rng_state`."""
+    """Restore the states of `rng_state`."""
     import torch
 
     random.setstate(state["python"])

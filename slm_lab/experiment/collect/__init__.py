@@ -1,0 +1,1 @@
+"""Sources of experience: envs in this process, or rollout workers."""

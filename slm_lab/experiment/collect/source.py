@@ -1,0 +1,67 @@
+"""What a source of experience gives to the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.lib.records import ActOut, Episode, VecStep
+
+Beat = Callable[[str], None]
+"""beat(phase): a heartbeat, with what begins now."""
+
+
+def no_beat(phase: str) -> None:
+    """Ignore a heartbeat: nobody watches."""
+
+
+class Transition(NamedTuple):
+    """One step of N envs, as an algorithm observes it."""
+
+    obs_N: np.ndarray
+    first_N: np.ndarray
+    """bool [N]: obs_N begins an episode."""
+    state_N: np.ndarray | None
+    """Hidden state before obs_N, None for a policy without memory."""
+    out: ActOut
+    step: VecStep
+
+
+class Experience(NamedTuple):
+    """One vector step of a policy, and what to learn from after it.
+
+    Rollout workers send whole rollouts: then the steps before the last only count frames and episodes, and the last brings the rollout.
+    """
+
+    policy: int
+    frames: int
+    episodes: list[Episode]
+    transition: Transition | None = None
+    rollout: Rollout | None = None
+    report: dict[str, float] | None = None
+    """What the source reports about this data, for the row: policy lag, utilization."""
+
+
+class ExperienceSource(Protocol):
+    """Collects experience until every policy has its frames, or until a stop is requested."""
+
+    backend: str
+    """The resolved env backend."""
+
+    def __iter__(self) -> Iterator[Experience]:
+        """Yield the experience step by step. Each item is consumed before the next is collected."""
+
+    def begin(self) -> None:
+        """Prepare for collection. Raises WorkerFailed."""
+
+    def close(self) -> None:
+        """Release envs and processes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of envs and random streams, as far as the backend shows it."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""

@@ -1,0 +1,191 @@
+"""One policy of a Session: it learns from experience, makes rows, and is saved and evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env.normalize import Normalizers
+from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.source import Beat, Experience, no_beat
+from slm_lab.experiment.evaluate import play
+from slm_lab.experiment.events import CheckpointWritten, Mode, Progress, Row, Values
+from slm_lab.experiment.observers import (
+    COLUMNS,
+    SAMPLER_COLUMNS,
+    SHARED_COLUMNS,
+    Checkpointer,
+    DevChecks,
+    Evaluator,
+    Hook,
+    Observer,
+    ProgressReporter,
+    Recorder,
+    hooks,
+    mean,
+)
+from slm_lab.experiment.observers.checkpointer import Saved
+from slm_lab.experiment.plan import Plan, Stop
+from slm_lab.experiment.sink import RunSink, Which
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import logger
+from slm_lab.lib.records import Metrics
+from slm_lab.spec.spec import Spec
+
+
+class PolicyLearner:
+    """Learns one policy.
+
+    Args:
+        table: number of its tables and checkpoints, see events.Row.
+        frames: that it is to collect.
+        normalizers: of the envs that it acts in.
+        shared: several Sessions train its net.
+    """
+
+    def __init__(
+        self, spec: Spec, table: int, agent: Agent, clock: Clock, frames: int, normalizers: Normalizers, *, shared: bool = False
+    ) -> None:
+        self.spec, self.table, self.agent, self.clock, self.frames = spec, table, agent, clock, frames
+        self.normalizers, self.shared = normalizers, shared
+        self.eval_env: Env | None = None
+        """For meta.rigorous_eval."""
+        self.trained: tuple[float, float] | None = None
+        """When the last update began and ended, in seconds of perf_counter."""
+        self.interrupted = False
+        self._observers: dict[str, Observer] = {}
+        self._on_step: list[Callable[..., None]] = []
+        self._on_update: list[Callable[..., None]] = []
+        self._on_row: list[Callable[..., None]] = []
+
+    @property
+    def finished(self) -> bool:
+        """It has all its frames."""
+        return self.clock.frame >= self.frames
+
+    @property
+    def total_reward(self) -> float | None:
+        """Mean return of the last episodes; None before the first."""
+        return mean(self.recorder.returns)
+
+    @property
+    def recorder(self) -> Recorder:
+        recorder = self._observers["recorder"]
+        assert isinstance(recorder, Recorder)
+        return recorder
+
+    def begin(self, plan: Plan, sink: RunSink, saved: Saved, stop: Stop, beat: Beat = no_beat) -> None:
+        """Start the clock and the observers. `saved` is what checkpoints hold."""
+        self.sink, self.stop, self.beat = sink, stop, beat
+        self.clock.begin()
+        meta, clock, agent = self.spec.meta, self.clock, self.agent
+        extra = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()), *agent.diagnostics)
+        columns = (*COLUMNS, *dict.fromkeys(extra))
+        observers: dict[str, Observer] = {"recorder": Recorder(clock, agent, meta.log_frequency, self._emit, columns, shared=self.shared)}
+        if meta.rigorous_eval:
+            observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, self._emit, self.evaluate, columns)
+        observers["progress"] = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)))
+        if plan.mode == "dev":
+            observers["dev_checks"] = DevChecks(agent.weights, agent.target)
+        judged_by: Mode = "eval" if meta.rigorous_eval else "train"
+        observers["checkpointer"] = Checkpointer(saved, clock, meta.save_interval, judged_by, self._save)  # last: see its on_step
+        self._observers = observers
+        self._on_step, self._on_update, self._on_row = (self._hooks(name) for name in ("on_step", "on_update", "on_row"))
+
+    def step(self, experience: Experience) -> None:
+        """Count one vector step and learn from it."""
+        clock, agent = self.clock, self.agent
+        clock.tick(experience.frames)
+        clock.epi += len(experience.episodes)
+        metrics: Metrics | None = None
+        if experience.transition is not None:
+            agent.observe(*experience.transition)
+            if agent.ready():
+                begin = perf_counter()
+                metrics = agent.update()
+                self.trained = (begin, perf_counter())
+        elif experience.rollout is not None:
+            begin = perf_counter()
+            metrics = agent.learn(experience.rollout)
+            self.trained = (begin, perf_counter())
+        if metrics is not None:
+            if experience.report is not None:
+                metrics.extra |= experience.report
+            for hook in self._on_update:
+                hook(metrics)
+        for hook in self._on_step:
+            hook(experience.episodes)
+
+    def end(self) -> None:
+        """Write the last row and the last checkpoint."""
+        self.interrupted = not self.finished
+        if self.interrupted:
+            self._call("on_interrupt")
+        self._call("on_end")
+        logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
+
+    def evaluate(self) -> float | None:
+        """Mean return of one episode in each evaluation env; None where a stop is requested before all have ended."""
+        assert self.eval_env is not None
+        self.eval_env.normalizers.copy_obs_statistics(self.normalizers)
+        returns = play(self.eval_env, self.agent.evaluator(), self.stop, self.beat)
+        return sum(returns) / len(returns) if returns else None
+
+    def close(self) -> None:
+        """Release the evaluation env."""
+        if self.eval_env is not None:
+            self.eval_env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything learned, counted and observed; with meta.save_replay the replay memory too."""
+        replay = self.agent.replay if self.spec.meta.save_replay else None
+        return {
+            "agent": self.agent.state_dict(),
+            "normalizers": self.normalizers.state_dict(),
+            "clock": self.clock.state_dict(),
+            "observers": {name: observer.state_dict() for name, observer in self._observers.items()},
+        } | ({} if replay is None else {"replay": replay.contents()})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. What other Sessions train too is newer in shared memory, and stays as it is there."""
+        if self.shared:
+            for name in ("epi", "t", "opt_step"):
+                setattr(self.clock, name, int(state["clock"][name]))
+        else:
+            self.agent.load_state_dict(state["agent"])
+            self.normalizers.load_state_dict(state["normalizers"])
+            self.clock.load_state_dict(state["clock"])
+        if self.agent.replay is not None and "replay" in state:
+            self.agent.replay.load_contents(state["replay"])
+        for name, observer in self._observers.items():
+            if name in state["observers"]:
+                observer.load_state_dict(state["observers"][name])
+
+    def resume_tables(self) -> None:
+        """Continue the tables on disk after their last complete row, with the best weights there."""
+        for observer in self._observers.values():
+            match observer:
+                case Recorder() | Evaluator():
+                    observer.resume(self.sink.rows(self.table, observer.mode))
+                case Checkpointer():
+                    observer.resume_best(self.sink.load(self.table, "best"))
+
+    def _emit(self, mode: Mode, values: Values, scalars: Values) -> None:
+        self.sink(Row(self.table, mode, values, scalars))
+        for hook in self._on_row:
+            hook(mode, values)
+
+    def _save(self, which: Which, bundle: dict[str, Any]) -> None:
+        self.beat("saving")
+        self.sink.save(self.table, which, bundle)
+        if which == "last":
+            self.sink(CheckpointWritten(self.table, self.clock.frame))
+
+    def _hooks(self, name: Hook) -> list[Callable[..., None]]:
+        return hooks(list(self._observers.values()), name)
+
+    def _call(self, name: Hook) -> None:
+        for hook in self._hooks(name):
+            hook()

@@ -1,0 +1,215 @@
+"""Where the events and the state of a Session go: memory, or the files of a run folder."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from slm_lab.experiment import state
+from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, Values
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.lib.log import notice
+
+Which = Literal["last", "best"]
+Spans = list[tuple[str, str, float, float]]
+"""(process, kind of work, begin, end) in seconds."""
+_FORMATS = {"wall_t": ".3f", "fps": ".1f"}
+
+
+class RunSink(Protocol):
+    """Takes the events of a Session and keeps its state."""
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+
+    def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None:
+        """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
+
+    def load(self, table: int, which: Which) -> dict[str, Any] | None:
+        """The newest such bundle; None where there is none that can be read."""
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        """The rows of a table that are complete, as text."""
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        """Append a row to a further table of a Session."""
+
+    def timeline(self, session: int, spans: Spans) -> None:
+        """Keep what each process of a Session did in a window of time. Raises OSError."""
+
+    def close(self) -> None:
+        """Release files."""
+
+
+class MemorySink:
+    """Keeps rows in memory and no state: what `Session.run` does by itself."""
+
+    def __init__(self) -> None:
+        self.row_events: list[Row] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Row):
+            self.row_events.append(event)
+
+    def of(self, table: int, mode: Mode) -> list[Values]:
+        """The rows of a table."""
+        return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
+
+    def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None: ...
+
+    def load(self, table: int, which: Which) -> dict[str, Any] | None:
+        return None
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        return []
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None: ...
+
+    def timeline(self, session: int, spans: Spans) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LocalSink:
+    """Writes rows to CSV and TensorBoard and state to checkpoints in a run folder; hands every other event to `forward`.
+
+    A row is appended as soon as it is made, in a fixed format: equal numbers give equal bytes.
+    """
+
+    def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
+        self.paths, self.trial, self.forward = paths, trial, forward
+        self.tables: dict[Path, IO[str]] = {}
+        self.boards: dict[int, TensorBoard] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Row(table, mode, values):
+                texts = {name: _text(name, value) for name, value in values.items()}
+                self._append(self.paths.session_df(table, mode, self.trial), tuple(values), texts)
+                self._board(table).add_row(event)
+            case CheckpointWritten(table):
+                self._board(table).flush()
+                self.forward(event)
+            case _:
+                self.forward(event)
+
+    def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None:
+        state.save(self.paths.checkpoint(table, which, self.trial), bundle)
+
+    def load(self, table: int, which: Which) -> dict[str, Any] | None:
+        path = self.paths.checkpoint(table, which, self.trial)
+        try:
+            return state.load(path) if path.exists() else None
+        except state.BundleError as error:
+            notice(str(error))
+            return None
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        return complete_rows(self.paths.session_df(table, mode, self.trial))
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        self._append(self.paths.pbt(session, self.trial), columns, {column: _text(column, row[column]) for column in columns})
+
+    def timeline(self, session: int, spans: Spans) -> None:
+        with self.paths.timeline(session, self.trial).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("process", "kind", "begin", "end"))
+            writer.writerows((process, kind, f"{begin:.6f}", f"{end:.6f}") for process, kind, begin, end in spans)
+
+    def close(self) -> None:
+        for file in self.tables.values():
+            with suppress(OSError):  # a row that could not be written, which has ended the Session already
+                file.close()
+        self.tables.clear()
+        for board in self.boards.values():
+            board.close()
+        self.boards.clear()
+
+    def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
+        if (file := self.tables.get(path)) is None:
+            self.tables[path] = file = path.open("a", newline="", encoding="utf-8")
+            if file.tell() == 0:
+                csv.writer(file, lineterminator="\n").writerow(columns)
+        csv.writer(file, lineterminator="\n").writerow([row[column] for column in columns])
+        file.flush()
+
+    def _board(self, table: int) -> TensorBoard:
+        if table not in self.boards:
+            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial))
+        return self.boards[table]
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, where it is installed. A failure is a notice, never the end of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer: Any = None
+        if find_spec("tensorboard") is None:
+            return
+        import threading
+
+        if threading.excepthook is threading.__excepthook__:
+            threading.excepthook = _excepthook
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(folder))
+        except Exception as error:
+            self._stop(error)
+
+    def add_row(self, row: Row) -> None:
+        """Add a scalar for each value of a row."""
+        scalars = {name: value for name, value in {**row.values, **row.scalars}.items() if name != "frame" and value is not None}
+        self._try(lambda writer: [writer.add_scalar(f"{row.mode}/{name}", value, row.values["frame"]) for name, value in scalars.items()])
+
+    def flush(self) -> None:
+        self._try(lambda writer: writer.flush())
+
+    def close(self) -> None:
+        self._try(lambda writer: writer.close())
+
+    def _try(self, write: Any) -> None:
+        if self.writer is not None:
+            try:
+                write(self.writer)
+            except Exception as error:
+                self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        self.writer = None
+        notice(f"TensorBoard stopped: {error}")
+
+
+def _excepthook(args: Any) -> None:
+    """Stay silent when a thread of TensorBoard fails: the next call of its writer reports it."""
+    import threading
+
+    if not type(args.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(args)
+
+
+def complete_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, [] where there is none; a last line without its end, which a killed process left, is cut off. Raises OSError."""
+    if not path.exists():
+        return []
+    with path.open("rb+") as file:
+        text = file.read()
+        end = text.rfind(b"\n") + 1
+        if end < len(text):
+            file.truncate(end)
+            os.fsync(file.fileno())
+    return list(csv.DictReader(text[:end].decode().splitlines()))
+
+
+def _text(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case int() | str():
+            return str(value)
+    return format(value, _FORMATS.get(name, ".8g"))

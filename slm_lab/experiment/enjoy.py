@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any
 
-from slm_lab.experiment import checkpoint
+import numpy as np
+
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.paths import RunPaths, runs
-from slm_lab.experiment.plan import Plan, Stop, UserError, cores
-from slm_lab.lib.clock import Clock
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.loader import load_spec
 
@@ -22,7 +22,7 @@ def find_run(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     known = runs(data_dir, spec_name)
     if where == "latest":
         if not known:
-            raise UserError(f"no run of '{spec_name}' in {data_dir}: train it first")
+            raise UserError(f"no run of '{spec_name}' in {data_dir}; train it first")
         return RunPaths(known[-1], spec_name)
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
@@ -32,45 +32,29 @@ def find_run(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     raise UserError(f"no run of '{spec_name}' in the folder '{where}'{latest}")
 
 
-def best_checkpoint(paths: RunPaths) -> tuple[Path, dict[str, Any]]:
-    """The best weights over all Sessions of trial 0. Raises UserError where there are none."""
-    found = []
-    for session in paths.sessions():
-        path = paths.checkpoint(session, "best")
-        if path.is_file():
-            found.append((path, checkpoint.load(path)))
-    if not found:
-        raise UserError(f"no checkpoint in {paths.model_dir}")
-    return max(found, key=lambda one: -float("inf") if one[1]["total_reward_ma"] is None else one[1]["total_reward_ma"])
-
-
 def enjoy(where: str, spec_name: str, plan: Plan) -> tuple[Path, list[float]]:
-    """Play EPISODES episodes with the best weights of a run. Returns the checkpoint and the returns.
+    """Play EPISODES episodes with the best weights of a run, as its saved spec says. Returns the checkpoint and the returns.
 
-    The saved spec of the run counts. Raises SpecError or UserError.
+    Raises SpecError or UserError.
     """
     paths = find_run(where, spec_name, plan.data_dir)
-    path, best = best_checkpoint(paths)
-    from slm_lab.agent.build import build_agent
     from slm_lab.env.make import make_env
+    from slm_lab.experiment.load import agent_of, find_checkpoint
     from slm_lab.experiment.session import device_of
 
+    path, bundle = find_checkpoint(paths)
     spec = load_spec(paths.spec, spec_name)
     seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
-    gamma = spec.agent.algorithm.gamma
-    env = make_env(spec.env, seeds.eval_env, num_envs=EPISODES, gamma=gamma, training=False, threads=cores())
+    agent = agent_of(spec, path, bundle, device_of(spec, plan, 0))
+    env = make_env(spec.env, seeds.eval_env, num_envs=EPISODES, gamma=spec.agent.algorithm.gamma, training=False, threads=cores())
     try:
-        clock = Clock()
-        clock.frame = best.get("global_frame", best["frame"])  # explores as it did then
-        agent = build_agent(spec, env.info, seeds, clock, device_of(spec, plan, 0))
-        agent.load_weights(best["weights"])
-        env.copy_statistics(best["env"])
-        return path, play(env, agent.evaluator(), Stop())
+        env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
+        return path, play(env, agent.policy.evaluator(np.random.default_rng(seeds.eval_env)), Stop())
     finally:
         env.close()
 
 
 def summary(returns: list[float]) -> str:
-    """Mean ± standard deviation, and the extremes."""
+    """Mean ± standard deviation, minimum and maximum."""
     deviation = statistics.pstdev(returns)
     return f"{len(returns)} episodes: {statistics.fmean(returns):.5g} ± {deviation:.4g} (min {min(returns):.5g}, max {max(returns):.5g})"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_lab.experiment.collect.source import Beat, no_beat
+from slm_lab.experiment.experience import Beat, no_beat
+from slm_lab.experiment.process.heartbeat import EVALUATING
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import notice
 
@@ -35,7 +36,7 @@ def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat) -> list[float]:
             notice(f"evaluation: {count - len(returns)} of {count} episodes had no end in {MAX_STEPS:,} steps; set env.max_t")
             break
         steps += 1
-        beat("evaluating")
+        beat(EVALUATING)
         step = env.step(act(obs_N, first_N))
         obs_N, first_N = step.obs_N, step.first_N
         for episode in step.episodes:

@@ -9,7 +9,8 @@ from typing import Any
 from slm_lab.agent.agent import Agent
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.vec import Env
-from slm_lab.experiment.collect.source import Beat, Experience, no_beat
+from slm_lab.experiment.experience import Beat, Experience, no_beat
+from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.events import CheckpointWritten, Mode, Progress, Row, Values
 from slm_lab.experiment.observers import (
@@ -112,7 +113,7 @@ class PolicyLearner:
             self.trained = (begin, perf_counter())
         if metrics is not None:
             if experience.report is not None:
-                metrics.extra |= experience.report
+                metrics.extra |= experience.report()
             for hook in self._on_update:
                 hook(metrics)
         for hook in self._on_step:
@@ -129,7 +130,7 @@ class PolicyLearner:
     def evaluate(self) -> float | None:
         """Mean return of one episode in each evaluation env; None where a stop is requested before all have ended."""
         assert self.eval_env is not None
-        self.eval_env.normalizers.copy_obs_statistics(self.normalizers)
+        self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
         returns = play(self.eval_env, self.agent.evaluator(), self.stop, self.beat)
         return sum(returns) / len(returns) if returns else None
 
@@ -178,7 +179,7 @@ class PolicyLearner:
             hook(mode, values)
 
     def _save(self, which: Which, bundle: dict[str, Any]) -> None:
-        self.beat("saving")
+        self.beat(SAVING)
         self.sink.save(self.table, which, bundle)
         if which == "last":
             self.sink(CheckpointWritten(self.table, self.clock.frame))

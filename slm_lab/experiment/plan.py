@@ -1,26 +1,21 @@
-"""How to run, as against what to run (the spec): the choices of the command line, handed on as arguments."""
+"""How to run a spec: the choices of the command line, passed on as arguments."""
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from slm_lab.lib.limits import cores
 from slm_lab.spec.meta import MetaSpec
 
-Report = Callable[[int, int, float, "dict[str, float | int | None] | None"], None]
-"""report(number of the table, frame, frames per second, the row just made or None): progress of a Session, or of one of its policies."""
-
-
 class UserError(Exception):
-    """Something the user can put right: shown without a traceback, exit code 2."""
+    """An error that the user can correct: shown without a traceback, exit code 2."""
 
 
 class TrialFailed(Exception):
-    """A Session failed. The others ran to their end; `metrics` are theirs, {} where there are none."""
+    """A Session failed. `metrics` are those of the others, {} where there are none."""
 
     def __init__(self, message: str, metrics: dict[str, Any]) -> None:
         super().__init__(message)
@@ -28,7 +23,7 @@ class TrialFailed(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run early; `code` is the exit code that says which (130 for Ctrl-C)."""
+    """A signal ended the run early; `code` is the exit code for it (130 for Ctrl-C)."""
 
     def __init__(self, message: str, number: int | None) -> None:
         super().__init__(message)
@@ -36,19 +31,19 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to end early, set by a signal or by the parent process, read by the loop between two steps."""
+    """A request to end early, set by a signal or by the parent process, and read by the training loop between two steps."""
 
     __slots__ = ("number", "requested")
 
     def __init__(self) -> None:
         self.requested = False
         self.number: int | None = None
-        """Of the signal that asked."""
+        """Of the signal that requested it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Mode, place and means of a run."""
+    """Mode, data folder and resources of a run."""
 
     mode: Literal["train", "dev"] = "train"
     data_dir: Path = Path("data")
@@ -59,15 +54,10 @@ class Plan:
     """Sessions at a time; None: as many as there are cores."""
 
     def at_once(self, meta: MetaSpec) -> int:
-        """How many Sessions run at a time: all of those that train one net; else as many as there are cores for their processes."""
+        """Number of Sessions that run at a time: all where they train one net, else as many as there are cores for their processes."""
         if meta.distributed:
             return meta.max_session
         sampler, processes = meta.sampler, 1
         if sampler is not None and not sampler.serial_mode:
             processes += sampler.num_workers + (sampler.inference == "central")
         return max(1, min(meta.max_session, self.jobs or cores() // processes))
-
-
-def cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What the user sees of a running trial: one live table of all Sessions, or plain lines where there is no terminal."""
+"""The display of a running trial: one live table of all Sessions, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from slm_lab.experiment.events import End, Event, Notice, Progress, Values
 from slm_lab.experiment.screen import Screen
 
-Row = dict[str, float | int | None]
 _LINE_EVERY = 5.0
-"""Seconds between two plain lines of a Session, at least."""
+"""Minimum seconds between two plain lines of a Session."""
 _WIDE = 16
-"""More Sessions than these are shown by their newest."""
+"""Maximum number of Sessions in the table; of more, only those that have not ended are shown."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
 _DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
-"""In this order, where the terminal is narrow."""
+"""Columns to leave out, in this order, where the terminal is narrow."""
 
 
 @dataclass
 class _State:
-    """What is known of a Session."""
+    """The latest state of a Session, or of one of its policies."""
 
     frame: int = 0
     fps: float = 0.0
-    row: Row = field(default_factory=dict)
+    row: Values = field(default_factory=dict)
     status: str = "starts"
     line_due: float = 0.0
 
 
-class Progress:
-    """Shows frames, speed, total_reward, its moving average and the time left of each Session.
+class ProgressDisplay:
+    """Shows frames, speed, total_reward, its moving average and the remaining time of each Session.
 
-    Refreshes when told something, not by a thread of its own, which would take time from a Session in this process.
+    It refreshes when an event arrives, not by a thread of its own, which would take time from a Session in this process.
     """
 
     def __init__(self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1) -> None:
@@ -64,18 +64,28 @@ class Progress:
             self.live.transient = not self.begun  # a run that never began leaves no table
             self.live.stop()
 
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case Progress(table, frame, fps, row):
+                self.update(table, frame, fps, row)
+            case Notice(text):
+                self.notice(text)
+            case End(session, status, detail):
+                self.ended(session, status, detail)
+
     def start(self, name: str) -> None:
-        """The user waits from here on, for seconds until something happens; the live table shows so by itself."""
+        """Say that the trial starts: it takes seconds until the first event."""
         if not self.live:
             self.say(f"starting {name} …")
 
     def begin(self, text: str) -> None:
-        """The first Session can begin; `text` says what runs."""
+        """Say what runs, once the first Session can begin."""
         self.begun = True
         self.say(text)
 
-    def update(self, index: int, frame: int, fps: float, row: Row | None) -> None:
-        """Session (or policy) `index` is at `frame`; `row` is its newest row, if there is a new one."""
+    def update(self, index: int, frame: int, fps: float, row: Values | None) -> None:
+        """Show that Session (or policy) `index` is at `frame`; `row` is its new row, if any."""
         state = self.states[index]
         state.frame, state.fps, state.status = frame, fps, ""
         if row is not None:
@@ -87,7 +97,7 @@ class Progress:
             self.say(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
     def ended(self, index: int, status: str, detail: str) -> None:
-        """Session `index` has ended."""
+        """Show that Session `index` has ended."""
         for state in self.states[index * self.policies : (index + 1) * self.policies]:
             state.status = status
         if self.live:
@@ -96,14 +106,14 @@ class Progress:
             self.say(f"session {index} failed: {detail.rstrip()}")
 
     def _name(self, index: int) -> str:
-        """What state number `index` is of."""
+        """Name of the Session or policy with this index."""
         session, policy = divmod(index, self.policies)
         if self.policies == 1:
             return f"session {session}"
         return f"policy {policy}" if len(self.states) == self.policies else f"session {session} policy {policy}"
 
     def notice(self, text: str) -> None:
-        """Say something once, however many Sessions remark on it."""
+        """Print a notice once, however many Sessions report it."""
         if text not in self.said:
             self.said.add(text)
             self.say(text)
@@ -117,7 +127,7 @@ class Progress:
             self.live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
-        """As many columns as the terminal is wide enough for: no number is clipped."""
+        """The table with as many columns as fit the terminal: no number is clipped."""
         columns = list(_COLUMNS)
         for dropped in _DROPPED:
             table = self._table_of(columns)
@@ -153,7 +163,7 @@ class Progress:
         return "  ".join((f"fps {state.fps:,.0f}", *rewards, f"eta {self._eta(state)}"))
 
     def _eta(self, state: _State) -> str:
-        """Hours, minutes and seconds left at the present speed."""
+        """Remaining time at the present speed, as h:mm:ss."""
         if state.fps <= 0:
             return "-"
         minutes, seconds = divmod(max(0, round((self.max_frame - state.frame) / state.fps)), 60)
@@ -162,7 +172,7 @@ class Progress:
 
 
 def number(value: float | None) -> str:
-    """In four digits, or as many as the whole part has."""
+    """Format a number with four digits, or as many as its whole part has."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Where a run came from: what stands under meta.run in its saved spec."""
+"""Provenance of a run: meta.run in its saved spec."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import slm_lab
-from slm_lab.experiment.plan import cores
+from slm_lab.lib.limits import cores
 
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
 def provenance(backend: str) -> dict[str, Any]:
-    """Code, versions, machine, command and resolved backend of a run that begins now."""
+    """Return code version, package versions, machine, command and resolved backend of a run that begins now."""
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -30,7 +30,7 @@ def provenance(backend: str) -> dict[str, Any]:
 
 
 def git_sha(checkout: Path) -> str | None:
-    """The commit of `checkout`, with "+" where tracked files were changed; None where it is no checkout."""
+    """Return the commit of `checkout`, with "+" where tracked files have changed; None where it is no checkout."""
     if not (checkout / ".git").exists():
         return None
     sha = _git(checkout, "rev-parse", "HEAD")

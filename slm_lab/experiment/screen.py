@@ -1,4 +1,4 @@
-"""What is written for the user, which must never end a run: its reader may leave, its disk fill up, its terminal close."""
+"""Output for the user that can never end a run: the reader may leave, the disk fill up, the terminal close."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class Screen:
-    """A stream that falls silent at its first error, which it keeps."""
+    """A stream that stops writing after the first OSError, and keeps that error. Characters that it cannot encode are replaced."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -27,21 +27,28 @@ class Screen:
     def write(self, text: str) -> int:
         if self.error is None:
             try:
-                self.stream.write(text)
+                self._write(text)
             except OSError as error:
-                self._fall_silent(error)
+                self._stop(error)
         return len(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self.stream.encoding or "ascii"
+            self.stream.write(text.encode(encoding, "replace").decode(encoding))
 
     def flush(self) -> None:
         if self.error is None:
             try:
                 self.stream.flush()
             except OSError as error:
-                self._fall_silent(error)
+                self._stop(error)
 
-    def _fall_silent(self, error: OSError) -> None:
+    def _stop(self, error: OSError) -> None:
         self.error = error
-        with suppress(OSError, ValueError):  # a stream without a file
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())  # spares the flush at exit its error
-            os.close(nowhere)
+        with suppress(OSError, ValueError):  # the stream has no file descriptor
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.stream.fileno())  # so that the flush at exit raises no error
+            os.close(null)

@@ -1,71 +1,68 @@
-"""Session: one agent learns in one vector env."""
+"""Session: policies learn from one source of experience."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from slm_lab.agent.build import build_agent, resolve_device
-from slm_lab.agent.memory.replay import check_fits
+from slm_lab.agent.replay.replay import check_fits
 from slm_lab.env.make import make_env
+from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
-from slm_lab.experiment import checkpoint
-from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.observers import (
-    COLUMNS,
-    GLOBAL_COLUMNS,
-    SAMPLER_COLUMNS,
-    Checkpointer,
-    CSVWriter,
-    DevChecks,
-    Evaluator,
-    Hook,
-    Observer,
-    Recorder,
-    Reporter,
-    Row,
-    TensorBoard,
-    complete_rows,
-    hooks,
-)
-from slm_lab.experiment.paths import DataMode, RunPaths
-from slm_lab.experiment.plan import Plan, Report, Stop, UserError, cores
+from slm_lab.experiment import state
+from slm_lab.experiment.collect.local import LocalSource
+from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
+from slm_lab.experiment.collect.workers.source import WorkerSource
+from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
+from slm_lab.experiment.learner import PolicyLearner
+from slm_lab.experiment.failures import WorkerFailed
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.population import Population
+from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
+from slm_lab.experiment.process.interrupt import Blocked, time_limit
+from slm_lab.experiment.sink import MemorySink, RunSink
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.lib.limits import cores
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.records import EnvInfo
-from slm_lab.lib.rng import draw_seed, session_seeds
+from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
+from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.spec import Spec
+
+CLOSE_SECONDS = 10.0
+"""Time that an env has to close."""
 
 
 @dataclass
 class SessionResult:
-    """What a Session did."""
+    """How a Session ended."""
 
     index: int
     frame: int = 0
     interrupted: bool = False
-    rows: list[Row] = field(default_factory=list)
-    """Of training; see observers.COLUMNS."""
-    eval_rows: list[Row] = field(default_factory=list)
-    """Of evaluation, where meta.rigorous_eval is on."""
+    rows: list[Values] = field(default_factory=list)
+    """Training rows of the first policy, see observers.COLUMNS; empty where a sink took them."""
+    eval_rows: list[Values] = field(default_factory=list)
+    """Evaluation rows, where meta.rigorous_eval is on."""
 
 
 class Session:
-    """Session number `index` of a trial.
+    """Session number `index` of a trial: a source of experience, and a learner for each policy.
 
-    `run()` alone keeps everything in memory: rows in its result, the trained agent in `self.agent`. Given `paths`, it
-    writes tables, checkpoints and TensorBoard events there. `build()` makes env and agent and writes nothing.
+    `Session(spec).run()` keeps everything in memory: rows in its result, the trained agent in `agent`. A sink takes rows and state
+    instead. `build()` makes envs and agents and writes nothing.
 
-    Args: heap: where the global net lies, for meta.distributed; without it a Session trains a net of its own, on all frames.
-    restart: processes that died in this Session's place.
+    Args:
+        store: shared arrays of the Sessions that train one net (meta.distributed); without one a Session trains a net of its own.
+        restart: number of processes that died before this one in the same role.
+        beat: called with each phase that begins, see process.heartbeat.
     """
 
     def __init__(
@@ -76,231 +73,266 @@ class Session:
         *,
         trial: int = 0,
         stop: Stop | None = None,
-        report: Report | None = None,
-        heap: Heap = PRIVATE,
+        sink: RunSink | None = None,
+        store: SharedArrays | None = None,
         restart: int = 0,
+        beat: Beat = no_beat,
     ) -> None:
-        self.heap, self.restart = heap, restart
-        self.frames = spec.session_frames if heap.common else spec.env.max_frame
-        """That it is to collect."""
-        self.spec, self.index, self.trial = spec, index, trial
-        self.plan = plan or Plan()
-        self.stop = stop or Stop()
-        self.report = report
+        self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
+        self.stop, self.sink, self.store, self.restart, self.beat = stop or Stop(), sink, store, restart, beat
+        self.frames = spec.env.max_frame if store is None else spec.session_frames
+        """Frames that each policy is to collect."""
         self.device = "cpu"
-        self.result = SessionResult(index)
-        self._observers: list[Observer] = []
-        self._eval_env: Env | None = None
-        self._num_envs: int | None = None
-        """Instead of the spec's."""
-        self._built = False
+        self.learners: list[PolicyLearner] = []
+        self.source: ExperienceSource | None = None
+        self._closing: list[Callable[[], None]] = []
+        """What `close` calls, last first."""
+
+    @property
+    def agent(self) -> Any:
+        """The agent of the first policy."""
+        return self.learners[0].agent
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the first policy."""
+        return self.learners[0].clock
+
+    @property
+    def env(self) -> Env:
+        """The env of a Session that steps its own."""
+        assert isinstance(self.source, LocalSource)
+        return self.source.env
+
+    @property
+    def backend(self) -> str:
+        """The resolved env backend."""
+        assert self.source is not None
+        return self.source.backend
 
     def build(self) -> Self:
-        """Make clock, env and agent. Raises SpecError or UserError for what the user can put right."""
-        seed = self.spec.meta.random_seed
-        if seed is None:
+        """Make envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError for what the user can correct."""
+        if self.spec.meta.random_seed is None:
             seed = draw_seed()
             self.spec = seeded(self.spec, seed)
-            notice(f"{self.spec.name}: random_seed {seed}, drawn, for meta has none")
-        spec = self.spec
-        self.seeds = session_seeds(seed, self.trial, self.index, self.restart)
-        own_seed = self.seeds.net
-        if self.heap.common:  # all begin with the weights of the first
-            self.seeds = replace(self.seeds, net=session_seeds(seed, self.trial, 0).net)
-        self.device = device_of(spec, self.plan, self.index)
-        random.seed(self.seeds.env)
-        np.random.seed(self.seeds.env)
-        torch.manual_seed(self.seeds.net)
-        self.clock, self.result = Clock(self.heap), SessionResult(self.index)
-        self.env = self._make_env(self.seeds.env, training=True)
-        self._threads, self._built = torch.get_num_threads(), True
-        torch.set_num_threads(1)  # one core per Session; also keeps sums, and so results, the same whatever runs beside it
+            notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
+        self.device = device_of(self.spec, self.plan, self.index)
+        self._closing.append(lambda threads=torch.get_num_threads(): torch.set_num_threads(threads))  # type: ignore[misc]
+        # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
+        torch.set_num_threads(1)
         try:
-            self.agent = build_agent(spec, self._info(), self.seeds, self.clock, self.device, self.heap)
-            if own_seed != self.seeds.net:
-                torch.manual_seed(own_seed)
-            self._check_room()
-            if spec.meta.rigorous_eval:
-                self._eval_env = self._make_env(self.seeds.eval_env, training=False)
+            self.beat(BUILDING)
+            self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
         except BaseException:
             self.close()
             raise
         return self
 
-    def _check_room(self) -> None:
-        """Raise SpecError where the replay memories of all Sessions that run at a time do not fit this machine."""
-        replay, at_once = self.agent.replay, self.plan.at_once(self.spec.meta)
-        if replay is not None:
-            fewer = "take fewer Sessions (meta.max_session)" if self.heap.common else "let fewer Sessions run at a time (--jobs)"
-            check_fits(replay.capacity, replay.nbytes, at_once, f"; or {fewer}")
+    def _build_local(self) -> LocalSource:
+        env = self._make_env(self._seed(0).env)
+        self._closing.append(env.close)
+        learner = self._build_learner(0, env.info, env.normalizers)
+        if self.store is not None:
+            self.store.attach({"clock": learner.clock, "normalizers": env.normalizers, "agent": learner.agent})
+        self._check_room(learner)
+        self._closing.pop()  # the source closes it
+        source = LocalSource(env, learner, self.stop, self.beat)
+        self._closing.append(source.close)
+        return source
 
-    def run(self, paths: RunPaths | None = None) -> SessionResult:
-        """Learn until this Session has its frames, or until a stop is requested."""
-        if not self._built:
-            self.build()
-        try:
-            self.begin(paths)
-            self._loop()
-            self.end()
-        finally:
-            self.close()
-        return self.result
+    def _build_workers(self) -> WorkerSource:
+        self.spec = resolve_inference(self.spec, self.device)
+        spec = self.spec
+        assert spec.meta.sampler is not None
+        seeds = self._seed(0)
+        pool: WorkerPool = open_pool(spec, seeds, self.device, self.stop, self.beat)
+        self._closing.append(pool.close)
+        info = pool.info()
+        normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
+        learners = [self._build_learner(policy, info, normalizers) for policy in range(spec.policies)]
+        at_once = self.plan.at_once(spec.meta)
+        source = WorkerSource(spec, pool, info, learners, normalizers, pool.store, self.stop, self.beat, at_once=at_once)
+        self._closing.remove(pool.close)
+        self._closing.append(source.close)
+        return source
 
-    def begin(self, paths: RunPaths | None) -> None:
-        """Let the observers begin, and the clock."""
-        logger.info("begins: seeds %s, backend %s, device %s", self.seeds, self.env.backend, self.device)
-        self.clock.begin()
-        self._observers = self._observe(paths)
-        if self.restart and paths is not None:
-            self._take_over(paths)
+    def _seed(self, policy: int) -> Seeds:
+        """The seeds of a policy; seeds the global generators of Python, numpy and torch with them."""
+        spec, table = self.spec, self.index * self.spec.policies + policy
+        assert spec.meta.random_seed is not None
+        seeds = session_seeds(spec.meta.random_seed, self.trial, table, self.restart)
+        random.seed(seeds.env)
+        np.random.seed(seeds.env)
+        torch.manual_seed(seeds.net)
+        return seeds
 
-    def end(self) -> None:
-        """Write what is written at the end."""
-        self.result.frame, self.result.interrupted = self.clock.frame, self.clock.frame < self.frames
-        if self.result.interrupted:
-            self._call("on_interrupt")
-        self._call("on_end")
-        logger.info("ends at frame %d%s", self.clock.frame, ", as asked" if self.result.interrupted else "")
+    def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
+        spec, seeds = self.spec, self._seed(policy)
+        initial = seeds
+        if self.store is not None:  # all Sessions start with the weights of the first
+            assert spec.meta.random_seed is not None
+            initial = replace(seeds, net=session_seeds(spec.meta.random_seed, self.trial, 0).net)
+        self.info = info
+        clock = Clock()
+        agent = build_agent(spec, info, initial, clock, self.device)
+        if initial != seeds:
+            torch.manual_seed(seeds.net)
+        table = self.index * spec.policies + policy
+        learner = PolicyLearner(spec, table, agent, clock, self.frames, normalizers, shared=self.store is not None)
+        self.learners.append(learner)
+        self._closing.append(learner.close)
+        if spec.meta.rigorous_eval:
+            learner.eval_env = self._make_env(seeds.eval_env, training=False)
+        return learner
 
-    def close(self) -> None:
-        """Release env and files."""
-        if not self._built:
-            return
-        self._built = False
-        for observer in self._observers:
-            observer.close()
-        self.env.close()
-        if self._eval_env is not None:
-            self._eval_env.close()
-        torch.set_num_threads(self._threads)
-
-    def _loop(self) -> None:
-        env, agent, clock, stop = self.env, self.agent, self.clock, self.stop
-        num_envs, max_frame = env.info.num_envs, self.frames
-        on_update, on_step = hooks(self._observers, "on_update"), hooks(self._observers, "on_step")
-        obs_N = env.reset()
-        while clock.frame < max_frame and not stop.requested:
-            out = agent.act(obs_N)
-            step = env.step(out.action_N)
-            clock.tick(num_envs)
-            clock.epi += len(step.episodes)
-            agent.observe(obs_N, out, step)
-            if agent.ready():
-                metrics = agent.update()
-                for hook in on_update:
-                    hook(metrics)
-            for hook in on_step:
-                hook(step)
-            obs_N = step.obs_N
-
-    def _take_over(self, paths: RunPaths) -> None:
-        """Go on with the averages and tables of the process in whose place this one is: its last checkpoint's, and the rows after that.
-
-        With meta.save_replay also with its replay memory.
-        """
-        last = paths.checkpoint(self.index, "last", self.trial)
-        if last.exists():
-            saved = checkpoint.load(last)
-            for name in ("epi", "t", "opt_step"):  # frames and time are counted in the memory in common
-                setattr(self.clock, name, int(saved["clock"][name]))
-            for observer in self._observers:
-                observer.load_state_dict(saved["observers"][type(observer).__name__])
-            if self.agent.replay is not None and "replay" in saved:
-                self.agent.replay.load_contents(saved["replay"])
-        for observer in self._observers:
-            match observer:
-                case Recorder() | Evaluator():
-                    observer.go_on(complete_rows(self._tables(paths)[observer.mode]))
-                case Checkpointer():
-                    observer.go_on()
-
-    def _observe(self, paths: RunPaths | None) -> list[Observer]:
-        """The observers, in the order in which they are called: those that make rows, then those that take them."""
-        meta, clock, agent = self.spec.meta, self.clock, self.agent
-        columns = (*COLUMNS, *(GLOBAL_COLUMNS if self.heap.common else ()), *(SAMPLER_COLUMNS if self.spec.meta.sampler else ()))
-        observers: list[Observer] = [Recorder(clock, agent, meta.log_frequency, self._emit, columns)]
-        if meta.rigorous_eval:
-            observers.append(Evaluator(clock, agent, meta.eval_frequency, self._emit, self._evaluate, columns))
-        if self.report:
-            observers.append(Reporter(clock, partial(self.report, self.index)))
-        if paths is not None:
-            observers += self._writers(paths, columns)
-        if self.plan.mode == "dev":
-            observers.append(DevChecks(agent.weights, agent.target))
-        return observers
-
-    def _tables(self, paths: RunPaths) -> dict[DataMode, Path]:
-        return {mode: paths.session_df(self.index, mode, self.trial) for mode in ("train", "eval")}
-
-    def _writers(self, paths: RunPaths, columns: Sequence[str]) -> list[Observer]:
-        """The observers that write files; the checkpoint comes last, when the others are done."""
-        meta = self.spec.meta
-        observers: list[Observer] = [CSVWriter(self._tables(paths), columns)]
-        if TensorBoard.installed():
-            observers.append(TensorBoard(paths.tensorboard(self.index, self.trial)))
-        files = (paths.checkpoint(self.index, "last", self.trial), paths.checkpoint(self.index, "best", self.trial))
-        judged_by: DataMode = "eval" if meta.rigorous_eval else "train"
-        observers.append(
-            Checkpointer(files, self.clock, meta.save_interval, judged_by, self.state_dict, self._best, lambda: self._call("on_checkpoint"))
-        )
-        return observers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything stateful; with meta.save_replay the replay memory too."""
-        replay = self.agent.replay if self.spec.meta.save_replay else None
-        return {
-            "version": checkpoint.VERSION,
-            "agent": self.agent.state_dict(),
-            "env": self.env.state_dict(),
-            "clock": self.clock.state_dict(),
-            "rng": checkpoint.rng_state(self.device),
-            "observers": {type(observer).__name__: observer.state_dict() for observer in self._observers},
-        } | ({} if replay is None else {"replay": replay.contents()})
-
-    def _best(self) -> dict[str, Any]:
-        """What it takes to play: weights, and the env's normaliser statistics."""
-        return {
-            "version": checkpoint.VERSION,
-            "weights": self.agent.weights(),
-            "env": self.env.state_dict(),
-            "global_frame": self.clock.global_frame,
-        }
-
-    def _emit(self, mode: DataMode, row: Row) -> None:
-        (self.result.rows if mode == "train" else self.result.eval_rows).append(row)
-        for hook in hooks(self._observers, "on_row"):
-            hook(mode, row)
-
-    def _call(self, name: Hook) -> None:
-        for hook in hooks(self._observers, name):
-            hook()
-
-    def _evaluate(self) -> float | None:
-        """Mean return of one episode in each evaluation env; None if a stop came before the first ended."""
-        assert self._eval_env is not None
-        self._eval_env.copy_statistics(self.env.state_dict())
-        returns = play(self._eval_env, self.agent.evaluator(), self.stop)
-        return sum(returns) / len(returns) if returns else None
-
-    def _info(self) -> EnvInfo:
-        """Of the envs that the agent acts in."""
-        return self.env.info
-
-    def _make_env(self, seed: int, *, training: bool) -> Env:
+    def _make_env(self, seed: int, *, training: bool = True) -> Env:
         spec = self.spec
         return make_env(
             spec.env.model_copy(update={"max_frame": self.frames}),
             seed,
-            num_envs=self._num_envs if training else spec.meta.rigorous_eval,
+            num_envs=None if training else spec.meta.rigorous_eval,
             gamma=spec.agent.algorithm.gamma,
             training=training,
             threads=max(1, cores() // self.plan.at_once(spec.meta)),
-            heap=self.heap if training else PRIVATE,
         )
+
+    def _check_room(self, learner: PolicyLearner) -> None:
+        """Raise SpecError where the replay memories of all Sessions that run at a time do not fit this machine."""
+        replay, at_once = learner.agent.replay, self.plan.at_once(self.spec.meta)
+        if replay is not None:
+            fewer = "use fewer Sessions (meta.max_session)" if self.store is not None else "run fewer Sessions at a time (--jobs)"
+            check_fits(replay.capacity, replay.nbytes, at_once, f"; or {fewer}")
+
+    def run(self, sink: RunSink | None = None) -> SessionResult:
+        """Train, then release envs and processes; see `train`."""
+        try:
+            return self.train(sink)
+        finally:
+            self.close()
+
+    def train(self, sink: RunSink | None = None) -> SessionResult:
+        """Train until every policy has its frames, or until a stop is requested.
+
+        Raises WorkerFailed, Blocked (an env did not return in time) or what the env raises. Where a worker failed or an env blocks, what
+        was learned until then is saved first.
+        """
+        if self.source is None:
+            self.build()
+        assert self.source is not None
+        memory = MemorySink()
+        self.sink = sink or self.sink or memory
+        try:
+            self.begin()
+            for experience in self.source:
+                self.learners[experience.policy].step(experience)
+        except (WorkerFailed, Blocked) as error:
+            self.end()
+            if isinstance(error, WorkerFailed) or not self.stop.requested:
+                raise
+            notice(f"{error}; saved without it")
+        else:
+            self.end()
+        first = self.learners[0]
+        interrupted = any(learner.interrupted for learner in self.learners)
+        return SessionResult(
+            self.index, first.clock.frame, interrupted, memory.of(first.table, "train"), memory.of(first.table, "eval")
+        )
+
+    def begin(self) -> None:
+        """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""
+        assert self.source is not None
+        assert self.sink is not None
+        logger.info("begins: index %d, backend %s, device %s", self.index, self.source.backend, self.device)
+        self.source.begin()
+        for learner in self.learners:
+            learner.begin(self.plan, self.sink, _SessionState(self, learner), self.stop, self.beat)
+        if self.restart:
+            self.restore_after_restart()
+        sampler = self.spec.meta.sampler
+        if sampler is not None and sampler.pbt is not None:
+            assert isinstance(self.source, WorkerSource)
+            update_seed = self._seeds_of_first().update
+            self.source.population = Population(sampler.pbt, self.learners, update_seed, self.index, self.sink)
+
+    def _seeds_of_first(self) -> Seeds:
+        assert self.spec.meta.random_seed is not None
+        return session_seeds(self.spec.meta.random_seed, self.trial, self.index * self.spec.policies, self.restart)
+
+    def restore_after_restart(self) -> None:
+        """Continue from the last checkpoint of the process that died, and from the rows that it wrote after it."""
+        assert self.sink is not None
+        for learner in self.learners:
+            if (bundle := self.sink.load(learner.table, "last")) is not None and bundle["version"] == state.VERSION:
+                self.load_state_dict(bundle, learner)
+            learner.resume_tables()
+
+    def end(self) -> None:
+        """Write the last rows and checkpoints."""
+        assert self.sink is not None
+        for learner in self.learners:
+            learner.end()
+        if isinstance(self.source, WorkerSource):
+            self.sink.timeline(self.index, self.source.utilization.window())
+
+    def close(self) -> None:
+        """Release envs and processes. An env that does not close in time is left behind, with a notice."""
+        self.beat(CLOSING)
+        while self._closing:
+            try:
+                with time_limit(CLOSE_SECONDS, "the env's close()"):
+                    self._closing.pop()()
+            except Blocked as error:
+                notice(str(error))
+
+    def state_dict(self, learner: PolicyLearner) -> dict[str, Any]:
+        """Return everything stateful of a policy and of the Session around it."""
+        assert self.source is not None
+        population = self.source.population if isinstance(self.source, WorkerSource) else None
+        return {
+            **self.playable(learner),
+            **learner.state_dict(),
+            "source": self.source.state_dict(),
+            "rng": state.rng_state(self.device),
+        } | ({} if population is None else {"population": population.state_dict()})
+
+    def playable(self, learner: PolicyLearner) -> dict[str, Any]:
+        """Return what it takes to act: weights, statistics of the normalizers, and the env's spaces."""
+        return {
+            "version": state.VERSION,
+            "weights": learner.agent.weights(),
+            "normalizers": learner.normalizers.state_dict(),
+            "spaces": self.info.spaces,
+            "explore_var": learner.agent.explore_var,
+            "global_frame": learner.clock.global_frame,
+        }
+
+    def load_state_dict(self, bundle: dict[str, Any], learner: PolicyLearner) -> None:
+        """Restore what `state_dict` returned; what several Sessions share stays as it is in shared memory."""
+        assert self.source is not None
+        learner.load_state_dict(bundle)
+        if self.store is None:
+            self.source.load_state_dict(bundle["source"])
+            state.set_rng_state(bundle["rng"], self.device)
+        if isinstance(self.source, WorkerSource) and self.source.population is not None and "population" in bundle:
+            self.source.population.load_state_dict(bundle["population"])
+
+
+@dataclass
+class _SessionState:
+    """What the checkpoints of a policy hold."""
+
+    session: Session
+    learner: PolicyLearner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.session.state_dict(self.learner)
+
+    def playable(self) -> dict[str, Any]:
+        return self.session.playable(self.learner)
 
 
 def device_of(spec: Spec, plan: Plan, index: int) -> str:
-    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError where it is not there."""
+    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError where there is no such device."""
     if plan.device is None:
         return resolve_device(spec, index)
     device, count = torch.device(plan.device), torch.cuda.device_count()
@@ -314,3 +346,16 @@ def seeded(spec: Spec, seed: int) -> Spec:
     """`spec` with a seed where it has none."""
     meta = spec.meta
     return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
+
+
+def resolve_inference(spec: Spec, device: str) -> Spec:
+    """`spec` with meta.sampler.inference decided: "auto" is central for nets on a GPU, else local."""
+    sampler = spec.meta.sampler
+    assert sampler is not None
+    if sampler.inference != "auto":
+        return spec
+    central = device.startswith("cuda") and not sampler.serial_mode
+    even = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
+    change = {"inference": "central" if central else "local"} | ({} if even else {"worker_num_splits": 1})
+    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update=change)})
+    return spec.model_copy(update={"meta": meta})

@@ -25,8 +25,8 @@ step: each applies its gradient step in place, one after the other only where th
 merge: each reads, adds what it knows and writes, under the lock "statistics";
 single: one writer at a time, and a second one that comes meanwhile does nothing;
 own: each process has a row of its own and writes only that."""
-Lock = Literal["update", "statistics", "target", "allocate"]
-_LOCK_BYTES: dict[Lock, int] = {"update": 0, "statistics": 1, "target": 2, "allocate": 3}
+Lock = Literal["update", "statistics", "target", "allocate", "barrier"]
+_LOCK_BYTES: dict[Lock, int] = {"update": 0, "statistics": 1, "target": 2, "allocate": 3, "barrier": 4}
 """The byte of the file that stands for each lock."""
 _ALIGNMENT = 64
 """Bytes; a cache line."""
@@ -134,6 +134,11 @@ class SharedArrays:
     def update(self) -> AbstractContextManager[object]:
         """One update of the parameters: exclusive where the store is locked."""
         return self.exclusive("update") if self.locked else nullcontext()
+
+    def barrier(self) -> None:
+        """Order this process's reads and writes before against those after, as other processes see them (about 1 µs)."""
+        with self.exclusive("barrier"):  # taking and releasing a lock of the kernel is a barrier on every processor
+            pass
 
     @contextmanager
     def _record_lock(self, lock: Lock, wait: bool) -> Iterator[bool]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from slm_lab.env.vec import Env
-from slm_lab.experiment.collect.source import Beat, Experience, Transition, no_beat
+from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
+from slm_lab.experiment.process.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Stop
 
@@ -25,22 +26,22 @@ class LocalSource:
     def __iter__(self) -> Iterator[Experience]:
         env, agent, learner, stop, beat = self.env, self.learner.agent, self.learner, self.stop, self.beat
         num_envs = env.info.num_envs
-        beat("resetting")
+        beat(RESETTING)
         obs_N = env.reset()
         first_N: np.ndarray = np.ones(num_envs, np.bool_)
         state_N = agent.policy.initial_state(num_envs)
         while not (learner.finished or stop.requested):
             out = agent.act(obs_N, state_N)
-            beat("stepping")
+            beat(STEPPING)
             step = env.step(out.action_N)
-            beat("training")
+            beat(TRAINING)
             yield Experience(0, num_envs, step.episodes, Transition(obs_N, first_N, state_N, out, step))
             obs_N, first_N = step.obs_N, step.first_N
             if out.state_N is not None:
                 state_N = np.where(first_N[:, None], np.float32(0.0), out.state_N)
 
     def close(self) -> None:
-        self.beat("closing")
+        self.beat(CLOSING)
         self.env.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a source of experience gives to the learner."""
+"""Experience, as sources collect it and learners use it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import ActOut, Episode, VecStep
 
-Beat = Callable[[str], None]
-"""beat(phase): a heartbeat, with what begins now."""
+Beat = Callable[[int], None]
+"""beat(phase): a heartbeat with the phase that begins now, see process.heartbeat."""
 
 
-def no_beat(phase: str) -> None:
+def no_beat(phase: int) -> None:
     """Ignore a heartbeat: nobody watches."""
 
 
@@ -41,8 +41,8 @@ class Experience(NamedTuple):
     episodes: list[Episode]
     transition: Transition | None = None
     rollout: Rollout | None = None
-    report: dict[str, float] | None = None
-    """What the source reports about this data, for the row: policy lag, utilization."""
+    report: Callable[[], dict[str, float]] | None = None
+    """Called after an update: returns what the source reports about the data trained on (policy lag, utilization)."""
 
 
 class ExperienceSource(Protocol):

@@ -1,26 +1,25 @@
-"""Where the time goes: who was busy when."""
+"""How busy rollout workers, inference and learner are."""
 
 from __future__ import annotations
 
-import csv
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple
 
-from slm_lab.experiment.sampler.worker import Collected
+from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.sink import Spans
 
 Kind = Literal["rollout", "inference", "train"]
 _TRAININGS = 6
-"""Shown in the timeline."""
+"""Number of updates that the timeline shows."""
 _SPANS = 2048
 _WINDOW = 5.0
-"""Seconds that shares are of."""
+"""Seconds over which shares are measured."""
 
 
-class Span(NamedTuple):
-    """Someone was busy from `begin` to `end` (perf_counter's seconds)."""
+class BusySpan(NamedTuple):
+    """A process was busy from `begin` to `end` (seconds of perf_counter)."""
 
     process: str
     kind: Kind
@@ -28,15 +27,17 @@ class Span(NamedTuple):
     end: float
 
 
-class Ledger:
-    """Takes note of everyone's work; tells shares of time, and the last spans of it.
+class UtilizationTracker:
+    """Records who is busy when; reports shares of time, and the last spans.
 
-    Args: workers: rollout workers. central: actions are computed elsewhere, so that a worker that waits for them is not busy.
+    Args:
+        workers: number of rollout workers.
+        central: an inference server computes the actions, so a worker that waits for them is idle.
     """
 
     def __init__(self, workers: int, central: bool) -> None:
         self.workers, self.central = workers, central
-        self.spans: deque[Span] = deque(maxlen=_SPANS * (8 if central else 1))
+        self.spans: deque[BusySpan] = deque(maxlen=_SPANS * (8 if central else 1))
         self.busy: dict[Kind, float] = {"rollout": 0.0, "inference": 0.0, "train": 0.0}
         """Seconds so far, of all processes of a kind together."""
         self.marks: deque[tuple[float, dict[Kind, float]]] = deque()
@@ -44,30 +45,30 @@ class Ledger:
         self.begin()
 
     def begin(self) -> None:
-        """The run begins now."""
+        """Start measuring now."""
         self.marks.clear()
         self.marks.append((perf_counter(), dict(self.busy)))
 
     def collected(self, worker: int, report: Collected) -> None:
-        """A rollout was gathered."""
-        self.spans.append(Span(f"worker {worker}", "rollout", report.begin, report.end))
+        """Record a rollout."""
+        self.spans.append(BusySpan(f"worker {worker}", "rollout", report.begin, report.end))
         self.busy["rollout"] += report.env_seconds
         if not self.central:
             self.busy["inference"] += report.act_seconds
 
     def inferred(self, spans: Iterable[tuple[float, float]]) -> None:
-        """Actions were computed for workers, each time from begin to end."""
+        """Record answers of the inference server, (begin, end) each."""
         for begin, end in spans:
-            self.spans.append(Span("inference", "inference", begin, end))
+            self.spans.append(BusySpan("inference", "inference", begin, end))
             self.busy["inference"] += end - begin
 
     def trained(self, begin: float, end: float) -> None:
-        """The learner has trained on a dataset."""
-        self.spans.append(Span("learner", "train", begin, end))
+        """Record an update."""
+        self.spans.append(BusySpan("learner", "train", begin, end))
         self.busy["train"] += end - begin
 
     def shares(self) -> dict[str, float]:
-        """Shares of the last seconds in which each role was busy, 0 to 1: over less, one rollout more or less would make them jump."""
+        """Shares of the last seconds in which each role was busy, 0 to 1. Over a shorter time a single rollout would make them jump."""
         now, marks = perf_counter(), self.marks
         while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
             marks.popleft()
@@ -77,14 +78,10 @@ class Ledger:
         share = {kind: min(1.0, (self.busy[kind] - before[kind]) / (max(now - then, 1e-9) * many[kind])) for kind in self.busy}
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
-    def write(self, path: Path) -> None:
-        """The spans of the last few trainings as a table: process, kind, begin, end. Raises OSError."""
+    def window(self) -> Spans:
+        """The spans of a few of the last updates."""
         trainings = [span for span in self.spans if span.kind == "train"]
-        # not the very last: what workers did then has not been told
+        # not the very last ones: what the workers did meanwhile is not reported yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
         begin, end = (window[0].begin, window[-1].end) if window else (0.0, 0.0)
-        shown = sorted((span for span in self.spans if span.end > begin and span.begin < end), key=lambda span: span.begin)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(Span._fields)
-            writer.writerows((span.process, span.kind, f"{span.begin:.6f}", f"{span.end:.6f}") for span in shown)
+        return sorted((tuple(span) for span in self.spans if span.end > begin and span.begin < end), key=lambda span: span[2])

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, Truncation
-from slm_lab.agent.memory.rollout import Rollout
-from slm_lab.experiment.sampler.shared import Slot
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, Truncation
+from slm_lab.experiment.collect.workers.shared import Slot
 from slm_lab.lib.records import EnvInfo, Episode
 
 
-class Ended(NamedTuple):
-    """An episode that ended in a rollout."""
+class EndedEpisode(NamedTuple):
+    """An episode that ended in row t of a rollout, in env n, played by `policy`."""
 
     t: int
     n: int
@@ -24,39 +24,45 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class Gathered:
-    """A rollout of a group of envs, beside what lies in its slot."""
+class GroupRollout:
+    """What a worker reports of a group's rollout; the transitions are in its slot."""
 
     truncations: list[Truncation]
-    ended: list[Ended]
+    ended: list[EndedEpisode]
 
 
 @dataclass
 class Dataset:
-    """Rollouts of single envs side by side, each a column, that a policy trains on at once."""
+    """Rollouts of single envs side by side, one column each, that a policy trains on at once."""
 
-    memory: OnPolicyBatchReplay
+    storage: OnPolicyBatchReplay
     mine_TN: np.ndarray
-    """Transitions of the policy, dummy rows included: the frames that it has played."""
+    """bool [T, N]: rows that the policy played, dummy rows included: the frames it has used."""
     columns: int = 0
-    """Filled so far."""
+    """Columns filled so far."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
-    """Episodes of the policy, by the row in which they ended."""
+    """The policy's episodes, with the row in which each ended."""
 
     def rollout(self) -> Rollout:
-        """As views, the empty columns left out."""
-        rollout, C = self.memory.rollout(), self.columns
+        """The filled columns as a Rollout of views."""
+        rollout, C = self.storage.rollout(), self.columns
         if rollout.reward_TN.shape[1] == C:
             return rollout
         arrays = {name: getattr(rollout, name)[:, :C] for name in vars(rollout) if name.endswith("_TN")}
         return replace(rollout, **arrays, state_NS=rollout.state_NS[:C])
 
 
-class Batcher:
-    """Fills datasets of one policy; copies, so that slots are free at once.
+class DatasetBuilder:
+    """Copies rollouts into datasets of one policy, so that slots are free at once.
 
-    Args: policy: whose. info: the env. columns: of a dataset. rows: of a rollout. state_size: S. spare: datasets beside the one under way.
-    alone: there is no other policy.
+    Args:
+        policy: index of the policy.
+        info: of the env.
+        columns: columns of a dataset.
+        rows: rows of a rollout.
+        state_size: S, size of the hidden state.
+        spare: datasets beside the current one.
+        alone: there is no other policy.
     """
 
     def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, spare: int, alone: bool) -> None:
@@ -67,13 +73,13 @@ class Batcher:
 
     @property
     def room(self) -> int:
-        """Columns that can be taken."""
+        """Number of columns that can be added."""
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
-    def add(self, slot: Slot, gathered: Gathered, begin: int = 0) -> tuple[list[Dataset], int]:
-        """Take the columns of this policy from `begin` on.
+    def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
+        """Add the columns of this policy from `begin` on.
 
-        Returns datasets that are full, and the first column for which there was no room: the number of columns where all are taken.
+        Returns datasets that are full, and the first column that did not fit: the number of columns where all did.
         """
         policy_TN = slot.policy_TN
         columns = np.arange(begin, policy_TN.shape[1])
@@ -85,39 +91,39 @@ class Batcher:
                 if not self.free:
                     return full, int(columns[0])
                 self.current = self.free.popleft()
-            taken, columns = np.split(columns, [self.capacity - self.current.columns])
-            self._copy(self.current, slot, gathered, taken)
+            added, columns = np.split(columns, [self.capacity - self.current.columns])
+            self._copy(self.current, slot, rollout, added)
             if self.current.columns == self.capacity:
                 full.append(self.current)
                 self.current = None
         return full, policy_TN.shape[1]
 
     def close(self) -> Dataset | None:
-        """The dataset under way, full or not; None where it is empty."""
+        """Return the current dataset, full or not; None where it is empty."""
         dataset, self.current = self.current, None
         return dataset
 
     def release(self, dataset: Dataset) -> None:
-        """A dataset was trained on."""
+        """Reuse a dataset that was trained on."""
         dataset.columns = 0
         dataset.ended.clear()
-        dataset.memory.truncations.clear()
+        dataset.storage.truncations.clear()
         self.free.append(dataset)
 
-    def _copy(self, dataset: Dataset, slot: Slot, gathered: Gathered, columns: np.ndarray) -> None:
+    def _copy(self, dataset: Dataset, slot: Slot, rollout: GroupRollout, columns: np.ndarray) -> None:
         begin, end = dataset.columns, dataset.columns + len(columns)
         whole = len(columns) == slot.policy_TN.shape[1]
         source = slice(None) if whole else columns
-        for name, slab in slot.memory.slabs.items():
-            dataset.memory.slabs[name][:, begin:end] = slab[:, source]
-        dataset.memory.state_NS[begin:end] = slot.memory.state_NS[source]
+        for name, slab in slot.storage.slabs.items():
+            dataset.storage.slabs[name][:, begin:end] = slab[:, source]
+        dataset.storage.state_NS[begin:end] = slot.storage.state_NS[source]
         mine_TN = slot.policy_TN[:, source] == self.policy
         dataset.mine_TN[:, begin:end] = mine_TN
         if not self.alone:
-            dataset.memory.slabs["valid"][:, begin:end] &= mine_TN
-        place = {int(n): begin + index for index, n in enumerate(columns)}
-        dataset.memory.truncations += [(t, place[n], obs, state) for t, n, obs, state in gathered.truncations if n in place]
-        dataset.ended += [(one.t, one.episode) for one in gathered.ended if one.n in place and one.policy == self.policy]
+            dataset.storage.slabs["valid"][:, begin:end] &= mine_TN
+        column = {int(n): begin + index for index, n in enumerate(columns)}
+        dataset.storage.truncations += [(t, column[n], obs, state) for t, n, obs, state in rollout.truncations if n in column]
+        dataset.ended += [(one.t, one.episode) for one in rollout.ended if one.n in column and one.policy == self.policy]
         dataset.columns = end
 
 

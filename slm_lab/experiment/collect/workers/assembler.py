@@ -1,0 +1,94 @@
+"""From slots that workers have filled to datasets."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
+from slm_lab.experiment.collect.workers.shared import Slot
+from slm_lab.experiment.collect.workers.worker import Collected
+
+
+@dataclass
+class FilledSlot:
+    """Rollouts of all groups of a worker, in a slot that waits to be copied."""
+
+    worker: int
+    slot: int
+    report: Collected
+    begins: list[int]
+    """For each group and policy: the first column that is not copied yet."""
+
+
+class RolloutAssembler:
+    """Copies slots into datasets: in the order of arrival, or in rounds.
+
+    In a round the rollouts are copied in the order of the workers, and at its end the datasets count as complete, full or not.
+
+    Args:
+        slots: [worker][slot][group].
+        rounds: rollouts of each worker in a round; None: no rounds.
+    """
+
+    def __init__(self, slots: list[list[list[Slot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
+        self.slots, self.builders, self.rounds = slots, builders, rounds
+        self.waiting: list[deque[FilledSlot]] = [deque() for _ in slots]
+        self.copied_W = [0] * len(slots)
+        """Rollouts copied in this round."""
+        self.turn = 0
+        self.round_over = False
+
+    def put(self, worker: int, slot: int, report: Collected) -> None:
+        """Add a slot that was filled."""
+        parts = len(report.rollouts) * len(self.builders)
+        self.waiting[worker].append(FilledSlot(worker, slot, report, [0] * parts))
+
+    def assemble(self) -> Iterator[tuple[FilledSlot | None, list[tuple[int, Dataset]]]]:
+        """Copy what can be copied. Yields slots that are free again, and complete datasets with their policies."""
+        while (filled := self._next()) is not None:
+            complete, done = self._copy(filled)
+            if not done:
+                yield None, complete
+                return
+            self.waiting[filled.worker].popleft()
+            if self.rounds is not None:
+                complete += self._count(filled.worker)
+            yield filled, complete
+
+    @property
+    def room(self) -> int:
+        """Number of further rollouts of a worker that free and current datasets can hold, rounded up."""
+        columns: int = sum(builder.room for builder in self.builders)
+        waiting = sum(map(len, self.waiting))
+        return -(-columns // sum(int(slot.policy_TN.shape[1]) for slot in self.slots[0][0])) - waiting
+
+    def _next(self) -> FilledSlot | None:
+        if self.rounds is None:  # oldest first
+            heads = [queue[0] for queue in self.waiting if queue]
+            return min(heads, key=lambda filled: filled.report.end, default=None)
+        queue = self.waiting[self.turn]
+        return queue[0] if queue else None
+
+    def _copy(self, filled: FilledSlot) -> tuple[list[tuple[int, Dataset]], bool]:
+        complete: list[tuple[int, Dataset]] = []
+        done, part = True, 0
+        for slot, rollout in zip(self.slots[filled.worker][filled.slot], filled.report.rollouts, strict=True):
+            for builder in self.builders:
+                full, filled.begins[part] = builder.add(slot, rollout, filled.begins[part])
+                done &= filled.begins[part] == slot.policy_TN.shape[1]
+                complete += [(builder.policy, dataset) for dataset in full]
+                part += 1
+        return complete, done
+
+    def _count(self, worker: int) -> list[tuple[int, Dataset]]:
+        """Go on to the next worker; at the end of a round return what each policy has, a full dataset or not."""
+        assert self.rounds is not None
+        self.copied_W[worker] += 1
+        self.turn = (worker + 1) % len(self.slots)
+        if min(self.copied_W) < self.rounds:
+            return []
+        self.copied_W, self.round_over = [0] * len(self.slots), True
+        rest = [(builder.policy, builder.close()) for builder in self.builders]
+        return [(policy, dataset) for policy, dataset in rest if dataset is not None]

@@ -1,0 +1,74 @@
+"""What the child processes of a worker pool run: a rollout worker, or the inference server."""
+
+from __future__ import annotations
+
+import os
+import random
+from multiprocessing import current_process
+from multiprocessing.connection import Listener
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slm_lab.experiment.collect.workers.shared import WorkerConfig
+from slm_lab.experiment.process.heartbeat import CLOSING
+from slm_lab.lib.rng import worker_seeds
+from slm_lab.lib.store import SharedArrays
+from slm_lab.spec.base import SpecError
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.process.child import ChildContext, SharedFd
+
+CONNECT = "connect"
+"""Order: the shared arrays are there; build the policies and begin episodes."""
+_NICE = 5
+"""In async mode the learner has priority: where cores are fewer than processes, the data that it trains on limits the run more often than
+the envs do, and workers that run ahead of it only wait."""
+
+
+def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+    """Collect into the slots whose numbers are ordered, until a stop is requested.
+
+    Messages: ("built", EnvInfo), ("ready",), then ("rollout", slot, Collected) for each; or ("user_error", SpecError).
+    """
+    from slm_lab.experiment.collect.workers.inference import CentralInference
+    from slm_lab.experiment.collect.workers.worker import RolloutWorker
+
+    assert config.spec.meta.sampler is not None
+    if config.spec.meta.sampler.async_rl and hasattr(os, "nice"):
+        os.nice(_NICE)
+    seed = worker_seeds(config.seeds, config.index, config.restart).env
+    random.seed(seed)  # for envs that draw from the global generators
+    np.random.seed(seed)
+    try:
+        worker = RolloutWorker(config, context.beat)
+    except SpecError as error:
+        context.send("user_error", error)
+        return
+    context.send("built", worker.info)
+    if context.receive() != CONNECT:
+        return
+    worker.attach(SharedArrays(memory.fd, fresh=False))
+    if config.address:
+        buffers = worker.arrays.buffers[config.index]
+        worker.inference = CentralInference(config.address, config.index, buffers, worker.subscriber)
+    worker.stop = context.stop
+    context.send("ready")
+    while (slot := context.receive()) is not None:
+        report = worker.collect(slot)
+        if not context.stop.requested:
+            context.send("rollout", slot, report)
+    context.beat(CLOSING)
+    worker.close()
+
+
+def run_inference(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+    """Answer the rollout workers until killed. Message: ("ready",)."""
+    from slm_lab.experiment.collect.workers.inference import InferenceServer
+
+    server = InferenceServer(config, SharedArrays(memory.fd, fresh=False), context.beat)
+    if os.path.exists(config.address):  # of a server that was killed
+        os.unlink(config.address)
+    with Listener(config.address, "AF_UNIX", backlog=256, authkey=current_process().authkey) as listener:
+        context.send("ready")
+        server.serve(listener)

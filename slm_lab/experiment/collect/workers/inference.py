@@ -1,0 +1,153 @@
+"""Central inference: one process computes the action distributions of all workers' envs, for as many at once as have asked.
+
+Observations and answers are in shared memory; a byte over a socket names the group of envs that asks or is answered. The worker draws
+the actions itself, so its random stream does not depend on which other workers have asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import AuthenticationError, current_process
+from multiprocessing.connection import Client, Connection, Listener, wait
+from time import perf_counter
+
+import numpy as np
+
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.experiment.collect.workers.shared import InferenceBuffer, WorkerArrays, WorkerConfig
+from slm_lab.experiment.collect.workers.worker import EnvGroup, WeightSubscriber, build_policies, merge
+from slm_lab.experiment.experience import Beat, no_beat
+from slm_lab.experiment.process.heartbeat import WAITING
+from slm_lab.lib.records import ActOut
+from slm_lab.lib.store import SharedArrays
+
+_CONNECT_SECONDS = 120.0
+"""Time limit for a connection: a new server process takes seconds to start."""
+
+
+class InferenceServer:
+    """Answers whoever asks, with the newest weights, on config.device."""
+
+    def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
+        assert config.info is not None
+        self.policies = build_policies(config, config.info, config.device)
+        self.arrays = WorkerArrays(config.spec, config.info, self.policies, config.extras)
+        store.attach({"workers": self.arrays})
+        self.subscriber = WeightSubscriber(self.arrays.weights, self.policies, [])
+        self.beat = beat
+        self.clients: dict[Connection, int] = {}
+        """Connection → number of the worker at its other end."""
+
+    def answer(self, asked: Sequence[tuple[int, int]]) -> None:
+        """Compute the answers for groups of envs, (worker, group) each."""
+        begin = perf_counter()
+        self.subscriber.pull()
+        buffers = [self.arrays.buffers[worker][group] for worker, group in asked]
+        for p, policy in enumerate(self.policies):
+            rows = [np.flatnonzero(buffer.policy_N == p) for buffer in buffers]
+            if any(len(row_K) for row_K in rows):
+                self._answer(policy, buffers, rows)
+        self.arrays.spans.add(begin, perf_counter())
+
+    @staticmethod
+    def _answer(policy: Policy, buffers: Sequence[InferenceBuffer], rows: Sequence[np.ndarray]) -> None:
+        obs_B = np.concatenate([buffer.obs_N[row_K] for buffer, row_K in zip(buffers, rows, strict=True)])
+        state_BS = np.concatenate([buffer.state_NS[row_K] for buffer, row_K in zip(buffers, rows, strict=True)])
+        params_BP, after_BS = policy.forward(obs_B, state_BS if policy.state_size else None)
+        begin = 0
+        for buffer, row_K in zip(buffers, rows, strict=True):
+            end = begin + len(row_K)
+            buffer.params_NP[row_K] = params_BP[begin:end]
+            if after_BS is not None:
+                buffer.state_NS[row_K] = after_BS[begin:end]
+            buffer.version_N[row_K] = policy.version
+            begin = end
+
+    def serve(self, listener: Listener) -> None:
+        """Answer until the process is killed."""
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        while True:
+            self.beat(WAITING)
+            asked: list[tuple[Connection, int, int]] = []
+            for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
+                assert isinstance(client, Connection)
+                try:
+                    while client.poll():
+                        asked.append((client, self.clients[client], client.recv_bytes()[0]))
+                except (EOFError, OSError):  # the worker has died
+                    del self.clients[client]
+            if asked:
+                self.answer([(worker, group) for _, worker, group in asked])
+            for client, _, group in asked:
+                with suppress(OSError):
+                    client.send_bytes(bytes([group]))
+
+    def _accept(self, listener: Listener) -> None:
+        while True:
+            with suppress(OSError, EOFError, AuthenticationError):
+                client = listener.accept()
+                self.clients = {**self.clients, client: client.recv()}  # replaced, since the other thread iterates over it
+
+
+class CentralInference:
+    """A worker's side: asks the server, and connects anew after the server was restarted."""
+
+    def __init__(self, address: str, worker: int, buffers: Sequence[InferenceBuffer], subscriber: WeightSubscriber) -> None:
+        self.address, self.worker, self.buffers, self.subscriber = address, worker, buffers, subscriber
+        self.open: dict[int, EnvGroup] = {}
+        """Groups that wait for an answer, by their index."""
+        self.connection = self._connect()
+
+    def request(self, group: EnvGroup) -> None:
+        self.open[group.index] = group
+        try:
+            self._send(group)
+        except OSError:
+            self._request_again()
+
+    def _send(self, group: EnvGroup) -> None:
+        buffer = self.buffers[group.index]
+        buffer.obs_N[:], buffer.policy_N[:] = group.obs_N, group.policy_N
+        if group.state_NS is not None:
+            buffer.state_NS[:] = group.state_NS
+        self.connection.send_bytes(bytes([group.index]))
+
+    def result(self, group: EnvGroup) -> ActOut:
+        while group.index in self.open:
+            try:
+                del self.open[self.connection.recv_bytes()[0]]
+            except (EOFError, OSError):
+                self._request_again()
+        self.subscriber.pull()
+        buffer, policies = self.buffers[group.index], group.policies
+        parts = []
+        for p, policy in enumerate(policies):
+            row_K = np.flatnonzero(group.policy_N == p)
+            if len(row_K):
+                state = buffer.state_NS[row_K] if policy.state_size else None
+                parts.append((row_K, policy.take(buffer.params_NP[row_K], state)._replace(version=buffer.version_N[row_K])))
+        return merge(parts)
+
+    def _request_again(self) -> None:
+        """Send every open request again: the server may have died while it was writing the answer over the request."""
+        self.connection.close()
+        self.connection = self._connect()
+        for group in self.open.values():
+            with suppress(OSError):
+                self._send(group)
+
+    def _connect(self) -> Connection:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                connection = Client(self.address, "AF_UNIX", authkey=current_process().authkey)
+                connection.send(self.worker)
+            except (EOFError, OSError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return connection

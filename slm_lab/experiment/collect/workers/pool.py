@@ -1,0 +1,373 @@
+"""The rollout workers of a Session: processes, attended by a thread of the learner's process; or, serial, objects in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from slm_lab.experiment.collect.workers import child as process
+from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
+from slm_lab.experiment.collect.workers.dataset import Dataset
+from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
+from slm_lab.experiment.experience import Beat
+from slm_lab.experiment.failures import WorkerFailed, cause
+from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.process.child import SharedFd
+from slm_lab.experiment.process.heartbeat import WAITING
+from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds
+from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.spec.sampler import SamplerSpec
+from slm_lab.spec.spec import Spec
+
+STALL_LIMIT = 300.0
+"""Seconds without a heartbeat after which a worker is restarted, where meta.stall_limit is absent."""
+_CLOSE_SECONDS = 2.0
+"""Time that workers have to close their envs."""
+_BUILD_SECONDS = 120.0
+"""Time that the workers of one core have to build their envs."""
+
+
+class WorkerPool(Protocol):
+    """Rollout workers that collect for the learner."""
+
+    store: SharedArrays | None
+    """What the workers attach to; None where they run in this process."""
+
+    def info(self) -> EnvInfo:
+        """Wait for the first worker's envs; returns the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
+
+    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
+
+    def start(self) -> None:
+        """Begin to collect, unless a stop is requested first. Raises WorkerFailed."""
+
+    def next(self) -> tuple[int, Dataset] | None:
+        """The policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        """Reuse a dataset that was trained on."""
+
+    def reports(self) -> Iterator[tuple[int, Collected]]:
+        """What workers reported since the last call, with their numbers."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class SerialPool:
+    """Workers in this process, one after the other."""
+
+    store: SharedArrays | None = None
+
+    def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
+        sampler = config.spec.meta.sampler
+        assert sampler is not None
+        self.stop = stop
+        self.workers: list[RolloutWorker] = []
+        try:
+            for index in range(sampler.num_workers):
+                self.workers.append(RolloutWorker(replace(config, index=index), beat))
+        except BaseException:
+            self.close()
+            raise
+        self._reports: list[tuple[int, Collected]] = []
+        self.ready: deque[tuple[int, Dataset]] = deque()
+
+    def info(self) -> EnvInfo:
+        return self.workers[0].info
+
+    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        self.assembler = assembler
+        for worker in self.workers:
+            worker.attach(None, arrays)
+            worker.stop = self.stop
+
+    def start(self) -> None: ...
+
+    def next(self) -> tuple[int, Dataset] | None:
+        while not self.ready:
+            for index, worker in enumerate(self.workers):
+                if self.stop.requested:
+                    return None
+                report = worker.collect(0)
+                self._reports.append((index, report))
+                self.assembler.put(index, 0, report)
+                for _, complete in self.assembler.assemble():
+                    self.ready += complete
+        return self.ready.popleft()
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        self.assembler.builders[policy].release(dataset)
+
+    def reports(self) -> Iterator[tuple[int, Collected]]:
+        reports, self._reports = self._reports, []
+        yield from reports
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+
+
+class ProcessPool:
+    """Worker processes, and the thread that attends to them.
+
+    The thread alone talks with the workers: it hands out slots, copies what arrives into datasets, and restarts a worker that died. The
+    learner takes complete datasets from a queue and gives them back.
+    """
+
+    def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
+        spec, sampler = config.spec, config.spec.meta.sampler
+        assert sampler is not None
+        self.spec, self.sampler, self.stop, self.beat = spec, sampler, stop, beat
+        self.turns = not sampler.async_rl
+        """Workers wait while the learner trains."""
+        self.fd = shared_file()
+        self.store: SharedArrays | None = SharedArrays(self.fd)
+        self.folder: str | None = None
+        """Of the inference server's socket."""
+        if sampler.inference == "central":
+            self.folder = tempfile.mkdtemp(prefix="slm_")
+            config = replace(config, address=os.path.join(self.folder, "s"))
+        limit = spec.meta.stall_limit
+        self.supervisor = Supervisor(spec.meta.stall_notice, STALL_LIMIT if limit is None else limit)
+        self.config, workers = config, sampler.num_workers
+        self.children: list[Child] = []
+        self.server: Child | None = None
+        self._info: EnvInfo | None = None
+        self.connected = self.ended = False
+        self.built_W = [False] * workers
+        self.ready_W = [False] * workers
+        self.orders: list[deque[int]] = [deque() for _ in range(workers)]
+        """Slots that each worker was ordered to fill and has not filled yet, in order."""
+        self.ordered_W = [0] * workers
+        """Number of slots that each worker was ever ordered to fill."""
+        self.due = 0
+        """In turns: how many that should be at the end of the round."""
+        self.out = 0
+        """Datasets that the learner has not given back."""
+        self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in range(workers)]
+        self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
+        self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
+        self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
+        self.wake, self.call = os.pipe()
+        """Wakes the thread."""
+        os.set_blocking(self.wake, False)
+        self.thread = threading.Thread(target=self._attend, name="worker pool", daemon=True)
+        try:
+            for index in range(workers):
+                own = replace(config, index=index)
+                self.children.append(self.supervisor.start(f"rollout worker {index}", process.run_worker, own, SharedFd(self.fd)))
+        except BaseException:
+            self.close()
+            raise
+
+    def info(self) -> EnvInfo:
+        self._wait(lambda: self._info is not None)
+        if self._info is None:
+            raise Interrupted("", self.stop.number)
+        return self._info
+
+    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        self.assembler = assembler
+        self.assembler.round_over = True
+        self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
+        self.connected = True
+        if self.folder is not None:
+            self.server = self.supervisor.start("inference server", process.run_inference, self.config, SharedFd(self.fd))
+        for child, built in zip(self.children, self.built_W, strict=True):
+            if built:
+                child.send(process.CONNECT)
+
+    def start(self) -> None:
+        self._wait(lambda: all(self.ready_W))
+        if all(self.ready_W):
+            self.thread.start()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Handle events until the condition holds or a stop is requested. Raises SpecError or WorkerFailed."""
+        limit = _BUILD_SECONDS * max(1.0, len(self.children) / cores())
+        deadline = time.monotonic() + limit
+        while not condition() and not self.stop.requested:
+            self.beat(WAITING)
+            for event in self.supervisor.events(0.2):
+                if isinstance(event, Message) and event.kind == "user_error":
+                    raise event.content[0]
+                self._handle(event)
+            with suppress(Empty):
+                item = self.datasets.get_nowait()
+                assert isinstance(item, str)
+                raise WorkerFailed(item)
+            if time.monotonic() > deadline:
+                late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
+                what = f"rollout workers {', '.join(late)} did not build their envs within {limit:.0f} seconds"
+                raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
+
+    def next(self) -> tuple[int, Dataset] | None:
+        try:
+            item = self.datasets.get(timeout=0.2)
+        except Empty:
+            return None
+        if isinstance(item, str):
+            raise WorkerFailed(item)
+        return item
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        self.returned.put((policy, dataset))
+        os.write(self.call, b"x")
+
+    def reports(self) -> Iterator[tuple[int, Collected]]:
+        with suppress(Empty):
+            while True:
+                yield self.reported.get_nowait()
+
+    def close(self) -> None:
+        if self.fd < 0:
+            return
+        self.ended = True
+        try:
+            if self.thread.is_alive():
+                os.write(self.call, b"x")
+                self.thread.join()
+            if self.server is not None:
+                self.supervisor.kill(self.server)
+            self.supervisor.stop(_CLOSE_SECONDS)
+            while self.supervisor.children:
+                for _ in self.supervisor.events(0.2):
+                    pass
+        finally:  # also where a second Ctrl-C breaks off the wait
+            self.supervisor.close()
+            for fd in (self.wake, self.call, self.fd):
+                os.close(fd)
+            self.fd = -1
+            if self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _attend(self) -> None:
+        try:
+            while not self.ended:
+                self._begin_round()
+                self._hand_out()
+                for event in self.supervisor.events(1.0, also=[self.wake]):
+                    self._handle(event)
+                self._take_back()
+                self._assemble()
+        except BaseException as error:
+            self.datasets.put(cause(error))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Message(child, "built", (info,)):
+                self._info = self._info or info
+                self.built_W[self.children.index(child)] = True
+                if self.connected:
+                    child.send(process.CONNECT)
+            case Message(child, "ready") if child is not self.server:
+                index = self.children.index(child)
+                self.ready_W[index] = True
+                for slot in self.orders[index]:  # of the process that died
+                    child.send(slot)
+            case Message(child, "rollout", (slot, report)):
+                index = self.children.index(child)
+                self.orders[index].remove(slot)
+                self.assembler.put(index, slot, report)
+            case Message(child, "failed" | "user_error", (reason,)):
+                self._fail(f"{child.name} failed: {reason}")
+            case Stalled(child, seconds, phase, "notice"):
+                notice(f"{child.name}: no progress for {seconds:.0f} s ({phase})")
+            case Stalled(child, seconds, phase, _):
+                self._restart(child, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", child.tail())
+            case Died(child, reason, output) if not self.ended:
+                self._restart(child, reason, output)
+
+    def _fail(self, reason: str) -> None:
+        self.ended = True
+        self.datasets.put(reason)
+
+    def _restart(self, child: Child, reason: str, output: str) -> None:
+        printed = f"\n{output}" if output else ""
+        most = self.spec.meta.max_restart
+        if child.restart >= most:
+            restarts = f" after {child.restart} restart{'s' * (child.restart != 1)} (meta.max_restart)"
+            self._fail(f"{child.name} {reason}{restarts}{printed}")
+            return
+        notice(f"{child.name} {reason}; restarting it ({child.restart + 1} of {most})")
+        config = replace(self.config, restart=child.restart + 1)
+        if child is not self.server:
+            index = self.children.index(child)
+            config, self.built_W[index], self.ready_W[index] = replace(config, index=index), False, False
+        try:
+            self.supervisor.restart(child, config, SharedFd(self.fd))
+        except OSError as error:  # no memory, no process
+            self._fail(f"{child.name} {reason}; a new process could not be started: {error.strerror or error}{printed}")
+
+    def _take_back(self) -> None:
+        """Release the datasets that were trained on."""
+        with suppress(BlockingIOError):
+            os.read(self.wake, 4096)
+        with suppress(Empty):
+            while True:
+                policy, dataset = self.returned.get_nowait()
+                self.assembler.builders[policy].release(dataset)
+                self.out -= 1
+
+    def _begin_round(self) -> None:
+        """In turns: once the learner has trained on everything of a round, begin the next."""
+        if self.turns and self.assembler.round_over and self.out == 0:
+            assert self.assembler.rounds is not None
+            self.assembler.round_over = False
+            self.due += self.assembler.rounds
+
+    def _assemble(self) -> None:
+        for filled, complete in self.assembler.assemble():
+            if filled is not None:
+                self.free[filled.worker].append(filled.slot)
+                self.reported.put((filled.worker, filled.report))
+            self.out += len(complete)
+            for item in complete:
+                self.datasets.put(item)
+
+    def _hand_out(self) -> None:
+        """Order workers to fill free slots: in turns as many as the round needs, otherwise as many as there is room for."""
+        while (index := self._next_worker()) is not None:
+            slot = self.free[index].popleft()
+            self.ordered_W[index] += 1
+            self.orders[index].append(slot)
+            if self.ready_W[index]:
+                self.children[index].send(slot)
+
+    def _next_worker(self) -> int | None:
+        """Number of the worker that may fill a slot now."""
+        workers = range(len(self.children))
+        if self.turns:
+            able = [w for w in workers if self.free[w] and self.ordered_W[w] < self.due]
+        elif self.assembler.room <= sum(map(len, self.orders)):
+            return None
+        elif self.assembler.rounds is not None:  # in the order of assembly, or room might be left only for the wrong worker
+            able = [min(workers, key=lambda w: (self.ordered_W[w], w))]
+        else:
+            able = sorted(workers, key=lambda w: len(self.orders[w]))
+        return next((w for w in able if self.free[w]), None)
+
+
+def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
+    """Start the rollout workers that meta.sampler asks for."""
+    sampler: SamplerSpec | None = spec.meta.sampler
+    assert sampler is not None
+    config = WorkerConfig(spec, seeds, device=device)
+    return SerialPool(config, stop, beat) if sampler.serial_mode else ProcessPool(config, stop, beat)

@@ -1,0 +1,258 @@
+"""What the learner and its rollout workers share: the newest weights, and slots for rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, slab_bytes
+from slm_lab.lib.machine import memory_bytes
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds
+from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.sampler import SamplerSpec
+from slm_lab.spec.spec import Spec
+
+SLOTS = 2
+"""Slots of each group of envs: one is written while the other is read."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a rollout worker, or the inference server, is built from."""
+
+    spec: Spec
+    seeds: Seeds
+    """Those of the Session."""
+    index: int = 0
+    restart: int = 0
+    """Number of processes that died before this one in the same role."""
+    info: EnvInfo | None = None
+    """Of the envs of all workers; None where the worker learns it from its own envs."""
+    extras: int = 0
+    """Numbers that are published with the weights, see PolicyExtras."""
+    address: str = ""
+    """Of the inference server; empty where each worker computes its own actions."""
+    device: str = "cpu"
+    """Of the inference server."""
+
+
+@dataclass
+class PolicyExtras:
+    """What is published with the weights of a policy."""
+
+    explore_var: float
+    statistics: np.ndarray
+    """Of the normalizers, see Normalizers.vector."""
+
+    def vector(self) -> np.ndarray:
+        """All of it in one vector."""
+        return np.concatenate([[self.explore_var], self.statistics])
+
+    @staticmethod
+    def of(vector: np.ndarray) -> PolicyExtras:
+        return PolicyExtras(float(vector[0]), vector[1:])
+
+
+class PublishedWeights:
+    """The newest weights of a policy, with their version and extras.
+
+    There are two halves. The writer counts up `begun`, fills the older half, and counts up `done`; a reader copies the half of `done`
+    and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. A memory barrier between these steps
+    makes it hold on processors that reorder writes.
+
+    Args:
+        policy: `publish` writes its parameters and buffers, `pull` overwrites them.
+        extras: numbers published with them.
+    """
+
+    def __init__(self, policy: Policy, extras: int) -> None:
+        self.flat = policy.flat
+        sizes = (0, 0) if self.flat is None else (self.flat.param.numel(), self.flat.buffer.numel())
+        self._arrays = {
+            "begun": np.zeros(1, np.int64),
+            "done": np.zeros(1, np.int64),
+            "version": np.zeros(2, np.int64),
+            "param": np.zeros((2, sizes[0]), np.float32),
+            "buffer": np.zeros((2, sizes[1]), np.float32),
+            "extras": np.zeros((2, extras)),
+        }
+        self._store: SharedArrays | None = None
+        self._seen = 0
+        self.version = 0
+        """Of what was pulled last."""
+        self.extras = np.zeros(extras)
+
+    def shared_arrays(self) -> Named:
+        return {name: SharedArray(array, "single") for name, array in self._arrays.items()}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._arrays, self._store = dict(arrays), store
+
+    def read_from(self, writer: PublishedWeights) -> None:
+        """Read what a writer in this process publishes."""
+        self._arrays = writer._arrays
+
+    def publish(self, version: int, extras: np.ndarray) -> None:
+        """Make the present weights available to every reader."""
+        arrays = self._arrays
+        count = int(arrays["done"][0]) + 1
+        half = count % 2
+        arrays["begun"][0] = count
+        self._barrier()
+        if self.flat is not None:
+            torch.from_numpy(arrays["param"][half]).copy_(self.flat.param.detach())
+            torch.from_numpy(arrays["buffer"][half]).copy_(self.flat.buffer.detach())
+        arrays["extras"][half] = extras
+        arrays["version"][half] = version
+        self._barrier()
+        arrays["done"][0] = count
+
+    def pull(self) -> bool:
+        """Copy the newest weights into the policy. Returns whether there were newer ones."""
+        arrays = self._arrays
+        if arrays["done"][0] == self._seen:
+            return False
+        while True:
+            count = int(arrays["done"][0])
+            half = count % 2
+            self._barrier()
+            if self.flat is not None:
+                self.flat.param.copy_(torch.from_numpy(arrays["param"][half]))
+                self.flat.buffer.copy_(torch.from_numpy(arrays["buffer"][half]))
+            self.extras[:] = arrays["extras"][half]
+            self.version = int(arrays["version"][half])
+            self._barrier()
+            if arrays["begun"][0] <= count + 1:
+                self._seen = count
+                return True
+
+    def _barrier(self) -> None:
+        if self._store is not None:
+            self._store.barrier()
+
+
+class InferenceBuffer:
+    """The observations of a group of envs for the inference server, and its answer."""
+
+    def __init__(self, info: EnvInfo, policy: Policy) -> None:
+        N, obs = info.num_envs, info.observation
+        self.obs_N = np.zeros((N, *obs.shape), obs.dtype)
+        self.policy_N = np.zeros(N, np.int64)
+        self.state_NS = np.zeros((N, policy.state_size), np.float32)
+        """Hidden state before the observation, and in the answer after it."""
+        self.params_NP = np.zeros((N, policy.params), np.float32)
+        """Distribution parameters: the answer."""
+        self.version_N = np.zeros(N, np.int64)
+
+    def shared_arrays(self) -> Named:
+        return {name: SharedArray(array, "single") for name, array in vars(self).items()}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        for name, array in arrays.items():
+            setattr(self, name, array)
+
+
+class BusySpans:
+    """When the inference server was busy: a ring of (begin, end), in seconds of perf_counter."""
+
+    SIZE = 4096
+
+    def __init__(self) -> None:
+        self._ring, self._count = np.zeros((self.SIZE, 2)), np.zeros(1, np.int64)
+        self._read = 0
+
+    def shared_arrays(self) -> Named:
+        return {"ring": SharedArray(self._ring, "single"), "count": SharedArray(self._count, "single")}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._ring, self._count = arrays["ring"], arrays["count"]
+
+    def add(self, begin: float, end: float) -> None:
+        self._ring[self._count[0] % self.SIZE] = begin, end
+        self._count[0] += 1
+
+    def unread(self) -> list[tuple[float, float]]:
+        """The spans since the last call, at most the newest SIZE."""
+        count = int(self._count[0])
+        first = max(self._read, count - self.SIZE)
+        self._read = count
+        return [(float(begin), float(end)) for begin, end in self._ring[np.arange(first, count) % self.SIZE]]
+
+
+class Slot:
+    """Room for one rollout of a group of envs."""
+
+    def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
+        self.storage = OnPolicyBatchReplay(info, rows, state_size)
+        self.policy_TN = np.zeros((rows, info.num_envs), np.int64)
+        """Which policy played each transition."""
+
+    def shared_arrays(self) -> Named:
+        arrays = {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
+        return {name: SharedArray(array, "single") for name, array in arrays.items()}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.storage.slabs = {name: arrays[name] for name in self.storage.slabs}
+        self.storage.state_NS, self.policy_TN = arrays["state"], arrays["policy"]
+
+
+class WorkerArrays:
+    """All arrays that learner, workers and inference server share."""
+
+    def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], extras: int) -> None:
+        sampler = spec.meta.sampler
+        assert sampler is not None
+        rows, policy, groups = spec.rollout_rows, policies[0], splits(sampler)
+        group = replace(info, num_envs=sampler.num_envs_per_worker // groups)
+        self.weights = [PublishedWeights(one, extras) for one in policies]
+        self.active_P = np.ones(len(policies), np.bool_)
+        """Policies that still need frames."""
+        self.slots = [[[Slot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)]
+        """[worker][slot][group]."""
+        self.buffers: list[list[InferenceBuffer]] = []
+        """[worker][group]; for central inference only."""
+        if sampler.inference == "central":
+            self.buffers = [[InferenceBuffer(group, policy) for _ in range(groups)] for _ in range(sampler.num_workers)]
+        self.spans = BusySpans()
+
+    def _parts(self) -> dict[str, Shareable]:
+        parts: dict[str, Shareable] = {f"weights/{p}": weights for p, weights in enumerate(self.weights)}
+        for w, slots in enumerate(self.slots):
+            parts |= {f"slot/{w}/{s}/{g}": slot for s, groups in enumerate(slots) for g, slot in enumerate(groups)}
+        for w, buffers in enumerate(self.buffers):
+            parts |= {f"inference/{w}/{g}": buffer for g, buffer in enumerate(buffers)}
+        return parts | {"spans": self.spans}
+
+    def shared_arrays(self) -> Named:
+        return {"active": SharedArray(self.active_P, "single"), **prefixed(self._parts())}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.active_P = arrays["active"]
+        attach_parts(self._parts(), store, arrays)
+
+
+def splits(sampler: SamplerSpec) -> int:
+    """Groups of envs of a worker: with local inference nothing is waited for, so all envs step together."""
+    return sampler.worker_num_splits if sampler.inference == "central" else 1
+
+
+def check_room(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
+    """Raise SpecError where slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
+    sampler = spec.meta.sampler
+    assert sampler is not None
+    rows = spec.rollout_rows
+    slots = SLOTS * slab_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
+    waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
+    datasets = sampler.num_policies * (waiting + 1)
+    needed = at_once * (slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1))
+    if needed > memory_bytes():
+        sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"
+        advice = "use fewer envs (num_workers, num_envs_per_worker), shorter rollouts or smaller datasets"
+        advice += ", or run fewer Sessions at a time (--jobs)" if at_once > 1 else ""
+        raise SpecError(spec.name, [Problem("meta.sampler", f"{sizes}; {advice}")])

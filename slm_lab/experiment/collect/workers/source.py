@@ -1,0 +1,211 @@
+"""Experience from rollout workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.env.normalize import Normalizers
+from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
+from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
+from slm_lab.experiment.collect.workers.pool import WorkerPool
+from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_room
+from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
+from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
+from slm_lab.experiment.process.heartbeat import CLOSING, TRAINING, WAITING
+from slm_lab.experiment.learner import PolicyLearner
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.population import Population
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
+from slm_lab.lib.store import SharedArrays
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+
+class WorkerSource:
+    """Collects with a pool of rollout workers for one learner per policy, and publishes their weights.
+
+    Args:
+        info: of all workers' envs.
+        store: that the workers attach to; None where they run in this process.
+        normalizers: take the statistics that all workers gather.
+        at_once: Sessions that run at a time on this machine.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        pool: WorkerPool,
+        info: EnvInfo,
+        learners: Sequence[PolicyLearner],
+        normalizers: Normalizers,
+        store: SharedArrays | None,
+        stop: Stop,
+        beat: Beat = no_beat,
+        *,
+        at_once: int = 1,
+    ) -> None:
+        assert spec.meta.sampler is not None
+        check_room(spec, info, at_once)
+        self.spec, self.sampler, self.pool, self.learners, self.normalizers = spec, spec.meta.sampler, pool, list(learners), normalizers
+        self.stop, self.beat, self.backend = stop, beat, info.backend
+        self.population: Population | None = None
+        """For meta.sampler.pbt."""
+        policies = [learner.agent.policy for learner in learners]
+        self.arrays = WorkerArrays(spec, info, policies, 1 + len(normalizers.vector))
+        try:
+            if store is not None:
+                store.attach({"workers": self.arrays})
+        except MemoryError as error:
+            message = f"{error}; use fewer envs, or shorter rollouts"
+            raise SpecError(spec.name, [Problem("meta.sampler.num_envs_per_worker", message)]) from error
+        self.utilization = UtilizationTracker(self.sampler.num_workers, self.sampler.inference == "central")
+        self._publish()
+        pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rounds()), info)
+
+    def _rounds(self) -> int | None:
+        """Rollouts of each worker in a round; None where they are used as they arrive."""
+        if not self.spec.agent.algorithm.on_policy:
+            return 1  # FrameStore: a memory of images needs the steps of an env in its column
+        if self.sampler.async_rl and not self.sampler.serial_mode:
+            return None
+        return -(-self.spec.dataset_columns // self.sampler.num_envs)
+
+    def _builders(self, info: EnvInfo) -> list[DatasetBuilder]:
+        sampler, spec, alone = self.sampler, self.spec, len(self.learners) == 1
+        spare = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
+        state_size = self.learners[0].agent.policy.state_size
+        return [
+            DatasetBuilder(p, info, spec.dataset_columns, spec.rollout_rows, state_size, spare, alone) for p in range(len(self.learners))
+        ]
+
+    def begin(self) -> None:
+        """Wait until every worker is ready. Raises WorkerFailed."""
+        self.beat(WAITING)
+        self.pool.start()
+        self.utilization.begin()
+        for learner in self.learners:
+            learner.clock.moment = perf_counter()
+
+    def __iter__(self) -> Iterator[Experience]:
+        while self.arrays.active_P.any() and not self.stop.requested:
+            self.beat(WAITING)
+            item = self.pool.next()
+            self.beat(TRAINING)
+            self.utilization.inferred(self.arrays.spans.unread())
+            for worker, report in self.pool.reports():
+                self.utilization.collected(worker, report)
+                for deltas in report.deltas:
+                    self.normalizers.merge_deltas(deltas)
+            if item is not None:
+                policy, dataset = item
+                if self.arrays.active_P[policy]:
+                    yield from self._experience(policy, dataset)
+                    self._after(policy)
+                self.pool.release(policy, dataset)
+
+    def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience]:
+        """The steps of a dataset: off-policy each with its transition, on-policy the last one with the whole rollout."""
+        learner = self.learners[policy]
+        frames_T = dataset.mine_TN[:, : dataset.columns].sum(axis=1).tolist()
+        ended: list[list[Episode]] = [[] for _ in frames_T]
+        for t, episode in dataset.ended:
+            ended[t].append(episode)
+        last, on_policy = len(frames_T) - 1, self.spec.agent.algorithm.on_policy
+        # the steps arrive all at once; in wall-clock time they are spread over the time since the last dataset
+        moment_T = np.linspace(learner.clock.moment, perf_counter(), len(frames_T) + 1)[1:].tolist()
+        for t, (frames, episodes) in enumerate(zip(frames_T, ended, strict=True)):
+            learner.clock.moment = moment_T[t]
+            experience = Experience(policy, frames, episodes)
+            if not on_policy:
+                report = partial(self._row_report, dataset, t, learner.clock.opt_step)
+                experience = experience._replace(transition=_transition(dataset, t), report=report)
+            elif t == last:
+                experience = self._with_rollout(experience, dataset.rollout(), learner)
+            learner.trained = None
+            yield experience
+            if learner.trained is not None:
+                self.utilization.trained(*learner.trained)
+                learner.agent.policy.version = learner.clock.opt_step
+            if learner.finished:
+                break
+
+    def _with_rollout(self, experience: Experience, rollout: Rollout, learner: PolicyLearner) -> Experience:
+        """Add a rollout without the transitions above max_policy_lag; none where nothing is left of it."""
+        lag_TN = learner.clock.opt_step - rollout.version_TN
+        lag_B = lag_TN[rollout.valid_TN]
+        if not len(lag_B):
+            return experience
+        most = self.sampler.max_policy_lag
+        masked = float((lag_B > most).float().mean())
+        if masked == 1.0:
+            notice(f"all transitions of a dataset are older than meta.sampler.max_policy_lag ({most} gradient steps); not trained on")
+            return experience
+        if masked:
+            rollout = replace(rollout, valid_TN=rollout.valid_TN & ~(lag_TN > most))
+        return experience._replace(rollout=rollout, report=partial(self._report, lag_B, masked))
+
+    def _row_report(self, dataset: Dataset, t: int, opt_step: int) -> dict[str, float]:
+        slabs = dataset.storage.slabs
+        return self._report(torch.from_numpy(opt_step - slabs["version"][t][slabs["valid"][t]]), 0.0)
+
+    def _report(self, lag_B: torch.Tensor, masked: float) -> dict[str, float]:
+        return (_lags(lag_B, masked) if len(lag_B) else {}) | self.utilization.shares()
+
+    def _after(self, policy: int) -> None:
+        """After a dataset: a round of the population where one is due, and the new weights to the workers."""
+        going_on = not self.learners[policy].finished
+        self.arrays.active_P[policy] = going_on
+        if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps the weights it was judged by
+            self.population.step(policy)
+        self._publish(policy)
+
+    def _publish(self, policy: int | None = None) -> None:
+        """Publish the newest weights of one policy, or of all."""
+        statistics = self.normalizers.vector
+        for p, learner in enumerate(self.learners):
+            if policy in (None, p):
+                extras = PolicyExtras(learner.agent.explore_var or 0.0, statistics)
+                self.arrays.weights[p].publish(learner.clock.opt_step, extras.vector())
+
+    def close(self) -> None:
+        self.beat(CLOSING)
+        self.pool.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def _transition(dataset: Dataset, t: int) -> Transition:
+    """Row t of a dataset as a step of its columns."""
+    slabs = dataset.storage.slabs
+    obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]
+    cut = [(n, obs) for row, n, obs, _ in dataset.storage.truncations if row == t]
+    if cut:
+        last_obs_N = last_obs_N.copy()
+        for n, obs in cut:
+            last_obs_N[n] = obs
+    first_N = slabs["first"][t + 1]
+    step = VecStep(
+        slabs["reward"][t], slabs["terminated"][t], slabs["truncated"][t], last_obs_N, slabs["obs"][t + 1], first_N, slabs["valid"][t], []
+    )
+    return Transition(obs_N, slabs["first"][t], None, ActOut(slabs["action"][t], slabs["logp"][t]), step)
+
+
+def _lags(lag_B: torch.Tensor, masked: float) -> dict[str, float]:
+    return {
+        "lag_min": float(lag_B.min()),
+        "lag_mean": float(lag_B.float().mean()),
+        "lag_max": float(lag_B.max()),
+        "lag_masked": masked,
+    }

@@ -1,0 +1,241 @@
+"""A rollout worker: steps its envs and writes what happens into slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from slm_lab.agent.policy.build import build_policy
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.env.make import make_env
+from slm_lab.env.normalize import Moments
+from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
+from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, splits
+from slm_lab.experiment.experience import Beat, no_beat
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
+from slm_lab.lib.records import ActOut, EnvInfo
+from slm_lab.lib.rng import Seeds, worker_seeds
+from slm_lab.lib.store import SharedArrays
+
+
+class Collected(NamedTuple):
+    """What a worker reports of a rollout; the transitions are in the slot."""
+
+    rollouts: list[GroupRollout]
+    deltas: list[list[Moments]]
+    """For each group: what its envs add to the normalizers' statistics."""
+    begin: float
+    """In seconds of perf_counter, which all processes of a machine share."""
+    end: float
+    env_seconds: float
+    """Time spent in env steps and writing."""
+    act_seconds: float
+    """Time spent choosing actions; with central inference, waiting for them."""
+
+
+class Inference(Protocol):
+    """Computes the next actions of a group of envs."""
+
+    def request(self, group: EnvGroup) -> None:
+        """Begin to compute the group's next actions."""
+
+    def result(self, group: EnvGroup) -> ActOut:
+        """Return the group's next actions."""
+
+
+class EnvGroup:
+    """Envs that step together, which policy plays in each, and what carries over from step to step."""
+
+    def __init__(self, index: int, env: Env, policies: Sequence[Policy], active_P: np.ndarray, rng: np.random.Generator) -> None:
+        self.index, self.env, self.policies, self.active_P, self.rng = index, env, policies, active_P, rng
+        count = env.info.num_envs
+        self.obs_N = env.reset()
+        self.first_N = np.ones(count, np.bool_)
+        self.over_N = np.ones(count, np.bool_)
+        """The episode (in Atari the game, not only a life) is over: the next one may be another policy's."""
+        self.state_NS = policies[0].initial_state(count)
+        self.policy_N = np.zeros(count, np.int64)
+        self._draw()
+
+    def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
+        """Step the envs and write the transition."""
+        storage = slot.storage
+        t = storage.t
+        step = self.env.step(out.action_N)
+        slot.policy_TN[t] = self.policy_N
+        storage.add(self.obs_N, self.first_N, self.state_NS, out, step)
+        ended += [EndedEpisode(t, episode.env, int(self.policy_N[episode.env]), episode) for episode in step.episodes]
+        self.obs_N, self.first_N = step.obs_N, step.first_N
+        if out.state_N is not None:
+            self.state_NS = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
+        if len(self.policies) > 1:
+            for episode in step.episodes:
+                self.over_N[episode.env] = True
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the policy of each episode that begins."""
+        playing, begins_N = np.flatnonzero(self.active_P), self.first_N & self.over_N
+        if len(self.policies) > 1 and len(playing) and begins_N.any():
+            self.policy_N = np.where(begins_N, self.rng.choice(playing, len(begins_N)), self.policy_N)
+            self.over_N &= ~begins_N
+
+
+class LocalInference:
+    """The worker computes its actions itself, with the newest weights."""
+
+    def __init__(self, subscriber: WeightSubscriber) -> None:
+        self.subscriber = subscriber
+
+    def request(self, group: EnvGroup) -> None: ...
+
+    def result(self, group: EnvGroup) -> ActOut:
+        self.subscriber.pull()
+        policies = group.policies
+        if len(policies) == 1:
+            return policies[0].act(group.obs_N, group.state_NS)
+        rows = [np.flatnonzero(group.policy_N == p) for p in range(len(policies))]
+        state_NS = group.state_NS
+        return merge(
+            [
+                (row_K, policy.act(group.obs_N[row_K], None if state_NS is None else state_NS[row_K]))
+                for row_K, policy in zip(rows, policies, strict=True)
+                if len(row_K)
+            ]
+        )
+
+
+def merge(parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
+    """Combine what several policies chose, each for its rows."""
+    count = sum(len(row_K) for row_K, _ in parts)
+
+    def joined(name: str) -> np.ndarray:
+        first = np.asarray(getattr(parts[0][1], name))
+        whole = np.empty((count, *first.shape[1:]), first.dtype)
+        for row_K, out in parts:
+            whole[row_K] = getattr(out, name)
+        return whole
+
+    state_N = None if parts[0][1].state_N is None else joined("state_N")
+    return ActOut(joined("action_N"), joined("logp_N"), state_N, joined("version"))
+
+
+class WeightSubscriber:
+    """Keeps policies and envs of a worker up to date with what the learner has published."""
+
+    def __init__(self, weights: Sequence[PublishedWeights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
+        self.weights, self.policies, self.envs = weights, policies, envs
+        self.seen = 0.0
+        """Number of samples of the newest statistics."""
+
+    def pull(self) -> None:
+        """Copy what is newer."""
+        for weights, policy in zip(self.weights, self.policies, strict=True):
+            if weights.pull():
+                extras = PolicyExtras.of(weights.extras)
+                policy.version, policy.explore_var = weights.version, extras.explore_var
+                if len(extras.statistics) and extras.statistics[0] > self.seen:  # another policy's may be older
+                    self.seen = float(extras.statistics[0])
+                    for env in self.envs:
+                        env.normalizers.vector = extras.statistics
+
+
+class RolloutWorker:
+    """Rollout worker number `config.index`: its groups of envs, and the policies that play in them."""
+
+    def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
+        spec, sampler = config.spec, config.spec.meta.sampler
+        assert sampler is not None
+        self.config, self.beat, self.rows, self.stop = config, beat, spec.rollout_rows, Stop()
+        self.seeds = worker_seeds(config.seeds, config.index, config.restart)
+        beat(BUILDING)
+        self.envs = [self._make_env(group) for group in range(splits(sampler))]
+        self.groups: list[EnvGroup] = []
+
+    @property
+    def info(self) -> EnvInfo:
+        """Of the envs of all workers."""
+        return replace(self.envs[0].info, num_envs=self.config.spec.env.num_envs)
+
+    def attach(self, store: SharedArrays | None, arrays: WorkerArrays | None = None) -> None:
+        """Build the policies and begin episodes; `arrays` are the learner's own where both are in one process."""
+        spec, sampler = self.config.spec, self.config.spec.meta.sampler
+        assert sampler is not None
+        self.policies = build_policies(self.config, self.info)
+        for p, policy in enumerate(self.policies):
+            policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
+        own = WorkerArrays(spec, self.info, self.policies, extras_count(self.envs[0]))
+        if store is not None:
+            store.attach({"workers": own})
+        elif arrays is not None:
+            for mine, learners in zip(own.weights, arrays.weights, strict=True):
+                mine.read_from(learners)
+            own.slots, own.active_P = arrays.slots, arrays.active_P
+        self.arrays = own
+        self.slots = own.slots[self.config.index]
+        self.subscriber = WeightSubscriber(own.weights, self.policies, self.envs)
+        self.subscriber.pull()
+        for env in self.envs:
+            env.normalizers.accumulate_deltas()
+        self.beat(RESETTING)
+        self.groups = [
+            EnvGroup(index, env, self.policies, own.active_P, np.random.default_rng([self.seeds.act, index, 1]))
+            for index, env in enumerate(self.envs)
+        ]
+        self.inference: Inference = LocalInference(self.subscriber)
+
+    def _make_env(self, group: int) -> Env:
+        spec, sampler, seeds = self.config.spec, self.config.spec.meta.sampler, self.seeds
+        assert sampler is not None
+        count = sampler.num_envs_per_worker // splits(sampler)
+        seed = seeds.env if group == 0 else int(np.random.SeedSequence([seeds.env, group]).generate_state(1)[0]) & 0x7FFFFFFF
+        return make_env(spec.env, seed, num_envs=count, gamma=spec.agent.algorithm.gamma)
+
+    def collect(self, slot: int) -> Collected:
+        """Collect a rollout of every group."""
+        slots, groups, inference, beat = self.slots[slot], self.groups, self.inference, self.beat
+        ended: list[list[EndedEpisode]] = [[] for _ in groups]
+        for place in slots:
+            place.storage.t = 0
+            place.storage.truncations.clear()
+        begin = now = perf_counter()
+        env_seconds = act_seconds = 0.0
+        for group in groups:
+            inference.request(group)
+        for t in range(self.rows):
+            for group, place, episodes in zip(groups, slots, ended, strict=True):
+                out = inference.result(group)
+                acted = perf_counter()
+                beat(STEPPING)
+                group.step(place, out, episodes)
+                if t + 1 < self.rows:  # the first action of the next rollout is left to newer weights
+                    inference.request(group)
+                act_seconds += acted - now
+                now = perf_counter()
+                env_seconds += now - acted
+            if self.stop.requested:
+                break
+        rollouts = [GroupRollout(list(place.storage.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]
+        deltas = [group.env.normalizers.take_deltas() for group in groups]
+        return Collected(rollouts, deltas, begin, now, env_seconds, act_seconds)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def extras_count(env: Env) -> int:
+    """Numbers that are published with the weights."""
+    return 1 + len(env.normalizers.vector)
+
+
+def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:
+    """One policy for each that the Session trains; their weights will be pulled."""
+    rng = np.random.default_rng(0)  # replaced by the worker's own
+    return [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]

@@ -1,0 +1,291 @@
+"""Engines: how the Sessions of a trial run. A further one is a line in ENGINES."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slm_lab.experiment.events import Emit, End, Notice
+from slm_lab.experiment.failures import cause
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.process.child import SharedFd
+from slm_lab.experiment.process.heartbeat import Heartbeat
+from slm_lab.experiment.process.interrupt import Blocked, watchdog
+from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.experiment.session_process import STOP_GRACE, SessionTask, run_session, shared_arrays
+from slm_lab.lib.limits import memory_bytes
+from slm_lab.lib.log import logger
+from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+OpenRun = Callable[[str], RunPaths]
+"""open_run(resolved backend): make the run's folder, once the first Session has shown that the spec can be built."""
+_STOP_SECONDS = 60.0
+"""Time that a Session has to save itself after Ctrl-C."""
+_CLOSE_SECONDS = 15.0
+"""Time that a Session's process has to close its envs and exit after it has reported its end."""
+_WORKER_BYTES = 160 * 2**20
+"""Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The Sessions of a trial and what they need to run."""
+
+    spec: Spec
+    plan: Plan
+    trial: int
+    open_run: OpenRun
+    emit: Emit
+    """Takes the events of all Sessions but rows."""
+    stop: Stop
+
+
+Engine = Callable[[Job], list[End]]
+"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError where the spec cannot be built or the run's
+folder cannot be made. No process outlives the call."""
+
+
+def run_inline(job: Job) -> list[End]:
+    """Run one Session in this process."""
+    from slm_lab.experiment.session import Session
+    from slm_lab.experiment.sink import LocalSink
+
+    meta, heartbeat = job.spec.meta, Heartbeat()
+    session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, beat=heartbeat.beat)
+
+    def stalled(seconds: float, phase: str) -> None:
+        job.emit(Notice(f"no progress for {seconds:.0f} s ({phase})"))
+
+    limits = {"stall_notice": meta.stall_notice, "stall_limit": meta.stall_limit}
+    try:
+        with watchdog(heartbeat, job.stop, grace=STOP_GRACE, report=stalled, **limits):
+            try:
+                session.build()
+            except Blocked as error:
+                if job.stop.requested:
+                    return [End(0, "stopped")]
+                raise UserError(f"{job.spec.env.name} cannot be built: {error} (meta.stall_limit)") from None
+            if job.stop.requested:
+                return [End(0, "stopped")]
+            paths = job.open_run(session.backend)
+            with _logged_to(paths.session_log(0, job.trial)):
+                sink = LocalSink(paths, job.trial, job.emit)
+                try:
+                    result = session.train(sink)
+                except (Exception, Blocked) as error:
+                    logger.info("failed", exc_info=True)
+                    end = End(0, "failed", cause(error))
+                else:
+                    end = End(0, "stopped" if result.interrupted else "done")
+                finally:
+                    sink.close()
+            job.emit(end)
+            return [end]
+    finally:
+        session.close()
+
+
+class _Log(logging.FileHandler):
+    """A log that cannot be written (the disk is full) is no error of its own."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Write what is logged to the Session's log too."""
+    handler = _Log(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        with suppress(OSError):
+            handler.close()
+
+
+class _SessionProcesses:
+    """The Sessions of a job, each in a child process: those that wait, those that run, and how the others ended.
+
+    Each child builds its envs and agent at once. The first that is ready makes the run's folder necessary; each begins when it is ordered
+    to. Sessions that train one net begin together, and one that dies is restarted, attached to the same shared arrays.
+    """
+
+    def __init__(self, job: Job) -> None:
+        meta = job.spec.meta
+        self.job = job
+        self.waiting = deque(range(meta.max_session))
+        self.tasks: dict[Child, SessionTask] = {}
+        """Of the Sessions that run."""
+        self.backends: dict[Child, str] = {}
+        """Of those that are ready."""
+        self.begun: set[Child] = set()
+        self.ended: dict[Child, End] = {}
+        """Of those that have reported their end, but whose process still runs."""
+        self.ends: list[End] = []
+        self.paths: RunPaths | None = None
+        self.deadline: float | None = None
+        self.memory = SharedFd(shared_file()) if meta.distributed else None
+        self.supervisor = Supervisor(meta.stall_notice, meta.stall_limit)
+
+    def run(self) -> list[End]:
+        at_once = self.job.plan.at_once(self.job.spec.meta)
+        try:
+            while self.waiting or self.tasks:
+                if self.job.stop.requested:
+                    self._stop()
+                while self.waiting and len(self.tasks) < at_once:
+                    self._start(self.waiting.popleft())
+                for event in self.supervisor.events(0.2):
+                    self._handle(event)
+                self._begin()
+        finally:
+            self.supervisor.close()
+            if self.memory is not None:
+                os.close(self.memory.fd)
+        return self.ends
+
+    def _start(self, index: int) -> None:
+        job = self.job
+        task = SessionTask(job.spec, index, job.trial, job.plan, self.memory)
+        self.tasks[self.supervisor.start(f"session {index}", run_session, task)] = task
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Message(child, "ready", (backend,)):
+                self.backends[child] = backend
+            case Message(child, "event", (End() as end,)):
+                self.ended[child] = end
+                child.stop(_CLOSE_SECONDS)
+            case Message(_, "event", (reported,)):
+                self.job.emit(reported)
+            case Message(child, "user_error", (error,)):
+                if self.paths is None:
+                    raise error
+                self.ended[child] = End(self.tasks[child].index, "failed", str(error))
+            case Message(child, "failed", (reason,)):
+                self.ended[child] = End(self.tasks[child].index, "failed", reason)
+            case Stalled(child, seconds, phase, "notice"):
+                self.job.emit(Notice(f"{child.name}: no progress for {seconds:.0f} s ({phase})"))
+            case Stalled(child, seconds, phase, _):
+                self.supervisor.kill(child)
+                self._died(child, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", "")
+            case Died(child, reason, output):
+                self._died(child, reason, output)
+
+    def _died(self, child: Child, reason: str, output: str) -> None:
+        """The process of a Session has ended: its Session is over, or is restarted where other Sessions train the same net."""
+        task, end = self.tasks[child], self.ended.pop(child, None)
+        most = self.job.spec.meta.max_restart
+        if end is None and task.memory is not None and child.restart < most and not self.job.stop.requested:
+            self.job.emit(Notice(f"{child.name} {reason}; restarting it ({child.restart + 1} of {most})"))
+            self.backends.pop(child, None)
+            self.begun.discard(child)
+            try:
+                self.supervisor.restart(child, replace(task, fresh=self.paths is None))
+            except OSError as error:  # no memory, no process: the others go on all the same
+                reason = f"{reason}; a new process could not be started: {error.strerror or error}"
+            else:
+                return
+        self._end(child, end or End(task.index, "failed", "\n".join([reason, *([output] if output else [])])))
+
+    def _begin(self) -> None:
+        """Order those to begin that are ready; those that train one net, together."""
+        ready = [child for child in self.backends if child not in self.begun and child in self.tasks]
+        if self.memory is not None and self.paths is None and len(ready) < len(self.tasks):
+            return
+        for child in ready:
+            self.paths = self.paths or self.job.open_run(self.backends[child])
+            self.begun.add(child)
+            child.send(self.paths)
+
+    def _end(self, child: Child, end: End) -> None:
+        self.supervisor.kill(child)
+        del self.tasks[child]
+        self.ends.append(end)
+        self.job.emit(end)
+
+    def _stop(self) -> None:
+        """Let those that have begun save themselves; the others have nothing to save."""
+        self.waiting.clear()
+        if self.deadline is None:
+            self.deadline = time.monotonic() + _STOP_SECONDS
+            if self.begun:
+                self.job.emit(Notice("saving checkpoints (Ctrl-C again quits without saving)"))
+            for child in list(self.tasks):
+                if child in self.begun:
+                    child.stop(_STOP_SECONDS)
+                else:
+                    self._end(child, End(self.tasks[child].index, "stopped"))
+
+
+def run_processes(job: Job) -> list[End]:
+    """Run each Session in a process of its own, so many at a time as the plan says."""
+    if job.spec.meta.distributed:
+        _check_memory(job.spec)
+    return _SessionProcesses(job).run()
+
+
+ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes}
+"""Name → engine."""
+
+
+def choose_engine(spec: Spec) -> str:
+    """The engine for a spec: one Session that trains a net of its own needs no other process."""
+    return "inline" if spec.meta.max_session == 1 and not spec.meta.distributed else "processes"
+
+
+def _check_memory(spec: Spec) -> None:
+    """Raise SpecError where the processes of Sessions that train one net, which all run at once, do not fit this machine's memory."""
+    sessions, available = spec.meta.max_session, memory_bytes()
+    if sessions * _WORKER_BYTES > available:
+        each, has, fit = _WORKER_BYTES / 2**20, available / 2**30, available // _WORKER_BYTES
+        message = f"{sessions} Sessions at once (meta.distributed) need at least {each:.0f} MiB each; this machine's {has:,.1f} GiB fit {fit}"
+        raise SpecError(spec.name, [Problem("meta.max_session", message)])
+
+
+@contextmanager
+def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
+    """Shared arrays with which one Session of the spec can be built; None where Sessions train nets of their own."""
+    if not spec.meta.distributed:
+        yield None
+        return
+    fd = shared_file()
+    try:
+        yield shared_arrays(spec, fd)
+    finally:
+        os.close(fd)
+
+
+def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
+    """Make envs and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
+    from slm_lab.experiment.session import Session, seeded
+
+    problems = []
+    for spec in specs:
+        prefix = f"{spec.name}." if len(specs) > 1 else ""
+        try:
+            with _store_to_check(spec) as store:
+                Session(seeded(spec, 0), plan=plan, store=store).build().close()
+        except SpecError as error:
+            problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]
+    if problems:
+        raise SpecError(source, problems)
+
+
+def failures(ends: list[End]) -> dict[int, str]:
+    """Index → cause of the Sessions that failed."""
+    return {end.session: end.detail for end in ends if end.status == "failed"}

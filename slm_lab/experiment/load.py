@@ -1,0 +1,144 @@
+"""A trained agent from a run folder: `agent = load_agent(folder); action, state = agent.act(obs)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from slm_lab.agent.policy.build import build_policy
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.env.make import make_env
+from slm_lab.env.normalize import Normalizers, make_normalizers
+from slm_lab.env.spaces import action_codec, batch_of_one, observation_codec, space_from_dict
+from slm_lab.experiment import state
+from slm_lab.experiment.paths import RunPaths, run_in
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.sink import Which
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.spec import Spec
+
+
+class LoadedAgent:
+    """A trained policy with its observation normaliser and the spaces of its env. It needs no env.
+
+    Attributes:
+        policy: the policy. normalizers: of its observations. observation_space, action_space: Gymnasium's, of one env.
+        path: the checkpoint it was loaded from.
+    """
+
+    def __init__(
+        self, policy: Policy, normalizers: Normalizers, observation_space: gym.Space[Any], action_space: gym.Space[Any], path: Path
+    ) -> None:
+        self.policy, self.normalizers, self.path = policy, normalizers, path
+        self.observation_space, self.action_space = observation_space, action_space
+        _, self._encode = observation_codec(observation_space)
+        _, self._decode = action_codec(action_space)
+
+    def act(self, obs: Any, state: np.ndarray | None = None, deterministic: bool = False) -> tuple[Any, np.ndarray | None]:
+        """Choose the action for one observation, or the actions for a batch of them, in the env's own form.
+
+        Args:
+            obs: an element of `observation_space`, or a batch of such with a leading axis.
+            state: hidden state [N, S] of a recurrent net after the previous observation; None at the start of an episode.
+            deterministic: take the mode of the distribution instead of a sample.
+
+        Returns: the action (or actions), and the hidden state, None for a policy without memory.
+        """
+        batched = _is_batch(self.observation_space, obs)
+        obs_N = self._encode(obs if batched else batch_of_one(obs))
+        if self.normalizers.obs is not None:
+            obs_N = self.normalizers.obs(obs_N)
+        if state is None:
+            state = self.policy.initial_state(len(obs_N))
+        out = self.policy.act(obs_N, state, deterministic)
+        action_N = self._decode(out.action_N)
+        if batched:
+            return action_N, out.state_N
+        action = action_N[0]
+        return (int(action) if isinstance(self.action_space, gym.spaces.Discrete) else action), out.state_N
+
+
+def load_agent(folder: str | Path, which: Which = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
+    """Load a trained agent from a run folder.
+
+    Args:
+        which: the best weights, or the last.
+        session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: the one with the best weights.
+
+    Raises UserError where the folder is no run folder or has no checkpoint that can be used.
+    """
+    paths = run_in(Path(folder))
+    if paths is None:
+        raise UserError(f"'{folder}' is no run folder: it has no *_spec.json")
+    path, bundle = find_checkpoint(paths, which, session)
+    spec = load_spec(str(paths.spec), _only_name(paths))
+    return agent_of(spec, path, bundle, device)
+
+
+def agent_of(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
+    """The agent of a spec with the weights of a checkpoint. Raises UserError where they do not fit each other."""
+    spaces = bundle.get("spaces")
+    if spaces is None:  # a checkpoint of version 1: only the env knows
+        env = make_env(spec.env, 0, num_envs=1, training=False)
+        spaces = env.info.spaces
+        env.close()
+    observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
+    observation, _ = observation_codec(observation_space)
+    action, _ = action_codec(action_space)
+    info = EnvInfo(1, observation, action)
+    policy = build_policy(spec.agent, info, np.random.default_rng(), device)
+    try:
+        policy.load_weights(bundle["weights"])
+    except RuntimeError as error:
+        raise UserError(f"{path} does not fit the net of {spec.name}: {str(error).splitlines()[0]}") from None
+    policy.explore_var = bundle.get("explore_var") or 0.0
+    normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
+    normalizers.copy_obs_statistics(bundle["normalizers"] if "normalizers" in bundle else bundle["env"])
+    return LoadedAgent(policy, normalizers, observation_space, action_space, path)
+
+
+def find_checkpoint(paths: RunPaths, which: Which = "best", session: int | None = None) -> tuple[Path, dict[str, Any]]:
+    """The best (or last) playable checkpoint of trial 0, over all Sessions or of one. Raises UserError where there is none.
+
+    A file that cannot be used is a notice as long as another one can.
+    """
+    found, problems = [], []
+    for index in paths.sessions() if session is None else [session]:
+        path = paths.checkpoint(index, which)
+        if path.is_file():
+            try:
+                found.append((path, state.load(path)))
+            except state.BundleError as error:
+                problems.append(str(error))
+    if not found:
+        raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
+    for problem in problems:
+        notice(f"{problem}; using another one")
+
+    def value(one: tuple[Path, dict[str, Any]]) -> float:
+        reward: float | None = one[1].get("total_reward_ma")
+        return -float("inf") if reward is None else reward
+
+    return max(found, key=value)
+
+
+def _only_name(paths: RunPaths) -> str:
+    from slm_lab.spec.loader import spec_names
+
+    return spec_names(str(paths.spec))[0]
+
+
+def _is_batch(space: gym.Space[Any], obs: Any) -> bool:
+    """Whether `obs` has a leading batch axis."""
+    match space:
+        case gym.spaces.Dict():
+            key = next(iter(space.spaces))
+            return _is_batch(space.spaces[key], obs[key])
+        case gym.spaces.Tuple():
+            return _is_batch(space.spaces[0], obs[0])
+    return np.ndim(obs) == len(space.shape or ()) + 1

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,8 @@ class Trial:
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
+        self._shown = Path()
+        """The run's folder as the user gave it."""
 
     def run(self) -> dict[str, Any]:
         """Run every Session, write and return the metrics of the trial.
@@ -54,7 +57,7 @@ class Trial:
             with stop_on_signal(stop):
                 metrics, ends = self._run(stop)
         except KeyboardInterrupt:
-            raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self.paths.root), stop.number) from None
+            raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self._shown), stop.number) from None
         if stop.requested and any(end.status == "stopped" for end in ends):
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
         return metrics
@@ -85,7 +88,8 @@ class Trial:
             if paths is not None:
                 shutil.rmtree(paths.root, ignore_errors=True)
             raise UserError(f"cannot write in the data folder {self.plan.data_dir}: {error.strerror or error}") from None
-        self.paths = paths
+        self._shown = paths.root
+        self.paths = paths = replace(paths, root=paths.root.absolute())  # an env may change the working directory
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(
             f"{self.spec.name}: {meta.max_session} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}"
@@ -106,7 +110,7 @@ class Trial:
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
         for file in (paths.root, *graphs, paths.trial_metrics(self.index)):
             if file.is_dir() or (file.is_file() and file.stat().st_size > 0):
-                display.say(f"{file}")
+                display.say(str(self._shown / file.relative_to(paths.root)))
         return metrics
 
 

@@ -41,7 +41,7 @@ class SharedFd:
         self.fd = fd
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received_fd, (reduction.DupFd(self.fd),)  # type: ignore[attr-defined]
+        return _received_fd, (reduction.DupFd(self.fd),)
 
 
 def _received_fd(copy: Any) -> SharedFd:
@@ -175,7 +175,15 @@ def end_group() -> None:
 
 
 def main(
-    setup: None, name: str, restart: int, connection: Connection, memory: SharedFd, size: int, index: int, target: Target, args: tuple[Any, ...]
+    setup: None,
+    name: str,
+    restart: int,
+    connection: Connection,
+    memory: SharedFd,
+    size: int,
+    index: int,
+    target: Target,
+    args: tuple[Any, ...],
 ) -> None:
     """Run a target. An exception that it raises becomes the message ("failed", traceback), and exit code 1."""
     os.set_inheritable(connection.fileno(), False)
@@ -194,7 +202,7 @@ def main(
         for left in multiprocessing.active_children():
             left.kill()  # exit would wait for it
         if "slm_lab.experiment.process.preload" in sys.modules:
-            atexit._run_exitfuncs()  # type: ignore[attr-defined]  # a copy of the fork server ends without
+            atexit._run_exitfuncs()  # a copy of the fork server ends without
         if context.orphaned:
             end_group()
     sys.exit(code)

@@ -73,7 +73,7 @@ def stop_server() -> None:
         return
     from multiprocessing import forkserver
 
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     with _lock:
         if (pid := server._forkserver_pid) is None:
             return
@@ -94,7 +94,7 @@ def inherit_server() -> None:
     """Let what this child starts come from the server that it came from itself; the standard library would start a second one."""
     from multiprocessing import forkserver
 
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     pid = os.getppid()
 
     def ensure_running() -> None:

@@ -1,0 +1,66 @@
+"""What this process may use of the machine: CPU cores and memory, within the limits of its control groups (containers, Slurm)."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+_ROOT = Path("/sys/fs/cgroup")
+_GROUPS = Path("/proc/self/cgroup")
+
+
+def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
+    """CPU cores this process may use, at least 1; a part of a core counts as one.
+
+    Args: root, groups: where control groups are mounted, and the file that lists those of this process.
+    """
+    count: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _folders(root, groups, "cpu"):
+        quota = _numbers(folder / "cpu.max") or (*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us"))
+        if len(quota) == 2 and min(quota) > 0:
+            count = min(count, quota[0] / quota[1])
+    return max(1, math.ceil(count))
+
+
+def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
+    """Memory in bytes that this process may use; 2**63 where the system does not say."""
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on this system
+        size = 2**63
+    for folder in _folders(root, groups, "memory"):
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            size = min([size, *_numbers(folder / name)])
+    return size
+
+
+def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's group and of all above it, each of which may set a limit.
+
+    In a container the listed path may be the host's; then the root is the container's own group.
+    """
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):  # version 1
+                mounts = [root / controllers, root / controller]
+            elif number == "0":
+                mounts = [root, root / "unified"]
+            else:
+                continue
+            inside = PurePosixPath(path.lstrip("/"))
+            for mount in mounts:
+                for folder in (inside, *inside.parents):
+                    if ".." not in folder.parts:
+                        yield mount / folder
+
+
+def _numbers(file: Path) -> tuple[int, ...]:
+    """The numbers in a file; none where it says "max" or is missing."""
+    try:
+        return tuple(int(word) for word in file.read_text().split())
+    except (OSError, ValueError):
+        return ()

@@ -1,0 +1,196 @@
+"""What the children of the tests do. Importable, for a child does not run the test's own module."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.process import child as child_side
+from slm_lab.experiment.process.child import ChildContext, SharedFd
+from slm_lab.experiment.process.heartbeat import EVALUATING, STEPPING, WAITING
+from slm_lab.experiment.process.interrupt import Blocked, watchdog
+
+
+def state(context: ChildContext, *args: Any) -> None:
+    """Sends what it is."""
+    umask = os.umask(0)
+    os.umask(umask)
+    signals = {number.name for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN}
+    context.send(
+        "state",
+        {
+            "args": args,
+            "restart": context.restart,
+            "leads_group": os.getpgid(0) == os.getpid(),
+            "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "ignored": signals - {"SIGPIPE", "SIGXFSZ"},
+            "cwd": os.getcwd(),
+            "umask": umask,
+            "cores": os.sched_getaffinity(0),
+            "environ": dict(os.environ),
+            "torch": "torch" in sys.modules,
+            "main": getattr(sys.modules["__main__"], "__file__", None),
+            "path": sys.path,
+            "random": random.random(),
+        },
+    )
+
+
+def threads(context: ChildContext) -> None:
+    import torch
+
+    context.send("threads", torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
+
+
+def simulator(context: ChildContext) -> None:
+    """As an env that runs a simulator, ends it and waits for it; it would wait for ever where signals are blocked or ignored."""
+    for end in (subprocess.Popen.terminate, lambda process: process.send_signal(signal.SIGINT)):
+        process = subprocess.Popen(["sleep", "1000"])
+        end(process)
+        process.wait()
+        context.send("ended")
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    fork.start()
+    fork.terminate()
+    fork.join()
+    context.send("ended")
+
+
+def leave(context: ChildContext, then: str) -> None:
+    """Starts a simulator that outlives it."""
+    context.send("started", subprocess.Popen(["sleep", "1000"]).pid)
+    if then == "wait":
+        context.receive()
+    elif then == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif then == "block":
+        time.sleep(1000)
+
+
+def orphan(context: ChildContext, then: str, seconds: float) -> None:
+    """As `leave`, with an own time to save its work."""
+    child_side.ORPHAN_SECONDS = seconds
+    leave(context, then)
+
+
+def block(context: ChildContext, how: str) -> None:
+    context.send("pid", os.getpid())
+    if context.restart:
+        return
+    for _ in range(100):
+        context.beat(STEPPING)
+    if how == "sleep":
+        time.sleep(1000)
+    elif how == "gil":
+        sum(iter(int, 1))  # type: ignore[arg-type]
+    elif how == "wait":
+        context.beat(WAITING)
+        time.sleep(1000)
+
+
+def interrupted(context: ChildContext) -> None:
+    """Blocks, and saves its work when a stop is requested."""
+    try:
+        with watchdog(context.heartbeat, context.stop, grace=0.3):
+            context.beat(EVALUATING)
+            context.send("begun")
+            threading.Lock().acquire() and threading.Event().wait(1000)
+    except Blocked as error:
+        context.send("saved", str(error))
+
+
+def many(context: ChildContext, count: int) -> None:
+    for number in range(count):
+        context.send("number", number, b"x" * (number % 1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def torn(context: ChildContext) -> None:
+    """Dies in the middle of a message, while a process that it has forked keeps the pipe open."""
+    context.send("whole")
+    if os.fork() == 0:
+        time.sleep(1000)
+    os.write(context._connection.fileno(), struct.pack("!i", 1000) + b"half")
+    os.write(2, b"caf\xc3\xa9 \xff torn at \xc3")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def talk(context: ChildContext, lines: int, path: Path | None = None) -> None:
+    for number in range(lines):
+        os.write(1, b"line %07d\n" % number)
+    if path is not None:
+        context.print_to(path)
+        os.write(2, b"in the log\n2026-01-01 00:00:00,000 logged\nlast")
+    sys.exit(3)
+
+
+def fail(context: ChildContext) -> None:
+    raise ValueError("the reason")
+
+
+def echo(context: ChildContext) -> None:
+    """Sends back what it receives."""
+    context.send("ready", context.restart)
+    while (order := context.receive()) is not None:
+        context.send("echo", order, context.stop.requested)
+    context.send("stopped", context.stop.requested)
+
+
+def deaf(context: ChildContext) -> None:
+    context.send("ready")
+    while True:
+        time.sleep(1)
+
+
+def hang_at_exit(context: ChildContext) -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    context.send("done")
+
+
+def exit_hook(context: ChildContext, path: Path) -> None:
+    sys.stdout.write("buffered")
+    atexit.register(path.write_text, "was here")
+
+
+def read_fd(context: ChildContext, shared: SharedFd) -> None:
+    context.send("read", os.pread(shared.fd, 100, 0), os.get_inheritable(shared.fd))
+
+
+def _plain(connection: Any) -> None:
+    import numpy as np
+
+    connection.send((os.getppid(), os.getpgid(0), float(np.random.random()), "torch" in sys.modules))
+    os.write(1, b"from the plain process\n")
+
+
+def starts_processes(context: ChildContext) -> None:
+    """As AsyncVectorEnv: processes of the default start method."""
+    answers = []
+    for _ in range(2):
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.Process(target=_plain, args=(theirs,))
+        process.start()
+        answers.append(ours.recv())
+        process.join()
+    context.send("plain", os.getppid(), os.getpid(), answers, multiprocessing.get_start_method())
+
+
+def spin(context: ChildContext) -> None:
+    """Works until it is stopped."""
+    while not context.stop.requested:
+        context.beat(STEPPING)
+        time.sleep(0.01)
+
+
+def nothing(context: ChildContext) -> None:
+    """Ends at once."""

@@ -1,0 +1,428 @@
+"""Children of the supervisor: what they are, what they say, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.process import server, supervisor
+from slm_lab.experiment.process.child import SharedFd
+from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from tests.experiment.process import targets
+
+PATIENCE = 30.0
+linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks at /proc")
+
+
+@pytest.fixture(params=["forkserver", "spawn"])
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "forkserver" and server.start_method() == "spawn":
+        pytest.skip("no fork server on this system")
+    monkeypatch.setattr(server, "_fallen_back", request.param == "spawn")
+    return str(request.param)
+
+
+@pytest.fixture
+def parent() -> Iterator[Supervisor]:
+    with Supervisor() as one:
+        yield one
+
+
+def until(parent: Supervisor, done: Callable[[Event], bool], seconds: float = PATIENCE) -> list[Event]:
+    """Events up to the one that is waited for."""
+    seen: list[Event] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for event in parent.events(1.0):
+            seen.append(event)
+            if done(event):
+                return seen
+    raise AssertionError(f"waited in vain; {seen}, {[child.tail() for child in parent.children]}")
+
+
+def died(event: Event) -> bool:
+    return isinstance(event, Died)
+
+
+def says(kind: str) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, Message) and event.kind == kind
+
+
+def run(parent: Supervisor, target: Any, *args: Any, **options: Any) -> tuple[list[Message], Died]:
+    """Run a child to its end."""
+    parent.start("child", target, *args, **options)
+    *messages, end = until(parent, died)
+    assert isinstance(end, Died)
+    return [message for message in messages if isinstance(message, Message)], end
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def gone(pid: int, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not alive(pid)
+
+
+# ---- what a child is
+
+
+@linux
+def test_a_child_is_as_its_parent_at_the_start(method: str, parent: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the fork server started before: working directory, environment, umask, cores; signals neither blocked nor ignored."""
+    parent.start("first", targets.state)
+    until(parent, died)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.delenv("HOME", raising=False)
+    before = os.sched_getaffinity(0)
+    umask = os.umask(0o027)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        ((message,), end) = run(parent, targets.state, 7, output=Path("child.log"))
+    finally:
+        os.umask(umask)
+        os.sched_setaffinity(0, before)
+    assert end.code == 0
+    state = message.content[0]
+    assert state["args"] == (7,)
+    assert state["leads_group"]
+    assert (state["blocked"], state["ignored"]) == (set(), set())
+    assert state["cwd"] == str(tmp_path)
+    assert state["umask"] == 0o027
+    assert state["cores"] == {min(before)}
+    assert state["environ"]["MUJOCO_GL"] == "egl"
+    assert "HOME" not in state["environ"]
+    limits = dict.fromkeys(server.THREAD_LIMITS, "1")
+    assert {name: value for name, value in state["environ"].items() if value != os.environ.get(name)} == limits
+    assert state["torch"] == (method == "forkserver")
+    assert (tmp_path / "child.log").is_file()
+
+
+def test_children_have_random_numbers_of_their_own(method: str, parent: Supervisor) -> None:
+    (one, _), (two, _) = run(parent, targets.state), run(parent, targets.state)
+    assert one[0].content[0]["random"] != two[0].content[0]["random"]
+
+
+def test_threads_of_a_child(method: str, parent: Supervisor) -> None:
+    assert run(parent, targets.threads)[0][0].content == (1, "1")
+    assert run(parent, targets.threads, threads=2)[0][0].content == (2, "2")
+
+
+def test_an_env_ends_its_simulator(method: str, parent: Supervisor) -> None:
+    messages, end = run(parent, targets.simulator)
+    assert [message.kind for message in messages] == ["ended"] * 3
+    assert end.code == 0
+
+
+def test_a_descriptor_among_the_arguments(method: str, parent: Supervisor, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    (message,), _ = run(parent, targets.read_fd, SharedFd(fd))
+    os.close(fd)
+    assert message.content == (b"content", False)
+
+
+@linux
+def test_the_processes_of_a_child(parent: Supervisor) -> None:
+    """As those of AsyncVectorEnv: they come from the same server, belong to the child's group and print where it prints."""
+    ((message,), end) = run(parent, targets.starts_processes)
+    server_pid, child_pid, answers, start_method = message.content
+    assert start_method == server.start_method()
+    if start_method == "forkserver":
+        assert [answer[0] for answer in answers] == [server_pid] * 2
+        assert [answer[3] for answer in answers] == [True] * 2
+    assert [answer[1] for answer in answers] == [child_pid] * 2
+    assert answers[0][2] != answers[1][2]
+    assert answers[0][2] != np.random.RandomState(0).random_sample()
+    assert end.output.splitlines() == ["from the plain process"] * 2
+
+
+# ---- what it says
+
+
+def test_what_was_sent_before_a_death_comes_first(method: str, parent: Supervisor) -> None:
+    messages, end = run(parent, targets.many, 3000)
+    assert [message.content for message in messages] == [(number, b"x" * (number % 1000)) for number in range(3000)]
+    assert end.reason == "killed by SIGKILL (often: out of memory)"
+    assert end.code == -signal.SIGKILL
+
+
+def test_a_torn_message_and_torn_output(method: str, parent: Supervisor) -> None:
+    """Nobody waits for the rest, although another process keeps the pipe open."""
+    begin = time.monotonic()
+    messages, end = run(parent, targets.torn)
+    assert [message.kind for message in messages] == ["whole"]
+    assert end.output == "café \ufffd torn at \ufffd"
+    assert time.monotonic() < begin + 10
+
+
+@pytest.mark.parametrize("lines", [10, 300_000])
+def test_the_last_output_is_kept(lines: int, parent: Supervisor) -> None:
+    child = parent.start("child", targets.talk, lines)
+    end = until(parent, died)[-1]
+    assert isinstance(end, Died)
+    assert end.output.splitlines() == [f"line {number:07d}" for number in range(lines)[-20:]]
+    assert end.reason == "ended with exit code 3"
+    assert os.fstat(child._printed).st_size <= supervisor._PRINTED_BYTES
+
+
+def test_output_moves_to_a_log(method: str, parent: Supervisor, tmp_path: Path) -> None:
+    _, end = run(parent, targets.talk, 2, tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "line 0000000\nline 0000001\nin the log\n2026-01-01 00:00:00,000 logged\nlast"
+    assert end.output == "line 0000000\nline 0000001\nin the log\nlast"
+
+
+def test_an_exception(method: str, parent: Supervisor) -> None:
+    (message,), end = run(parent, targets.fail)
+    assert message.kind == "failed"
+    assert message.content[0].endswith("ValueError: the reason\n")
+    assert end.code == 1
+
+
+def test_orders(method: str, parent: Supervisor) -> None:
+    child = parent.start("child", targets.echo)
+    until(parent, says("ready"))
+    for number in range(3):
+        child.send(number)
+    child.stop(10)
+    contents = [event.content for event in until(parent, died) if isinstance(event, Message)]
+    assert [content[0] for content in contents] == [0, 1, 2, True]
+
+
+def test_something_else_to_wait_for(parent: Supervisor) -> None:
+    ours, theirs = socket.socketpair()
+    child = parent.start("child", targets.echo)
+    until(parent, says("ready"))
+    theirs.send(b"x")
+    begin = time.monotonic()
+    assert list(parent.events(0.5, also=[ours])) == []
+    assert time.monotonic() < begin + 0.4
+    parent.kill(child)
+    ours.close()
+    theirs.close()
+
+
+# ---- what is left of it
+
+
+@linux
+@pytest.mark.parametrize("then", ["return", "crash", "block", "wait"])
+def test_what_a_child_started_ends_with_it(method: str, then: str, parent: Supervisor) -> None:
+    child = parent.start("child", targets.leave, then)
+    started = until(parent, says("started"))[-1]
+    assert isinstance(started, Message)
+    if then == "block":
+        parent.kill(child)
+    elif then == "wait":
+        child.stop(10)
+    if then != "block":
+        until(parent, died)
+    assert gone(started.content[0])
+    assert gone(child.pid)
+    assert parent.children == []
+
+
+def test_a_child_that_does_not_stop(method: str, parent: Supervisor) -> None:
+    parent.start("child", targets.deaf)
+    until(parent, says("ready"))
+    parent.stop(1.0)
+    end = until(parent, died)[-1]
+    assert isinstance(end, Died)
+    assert end.reason == "did not end within 1 seconds"
+
+
+def test_a_child_that_hangs_at_its_exit(parent: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_END_SECONDS", 0.5)
+    messages, end = run(parent, targets.hang_at_exit)
+    assert [message.kind for message in messages] == ["done"]
+    assert end.code == -signal.SIGKILL
+
+
+def test_exit_hooks_and_buffers(method: str, parent: Supervisor, tmp_path: Path) -> None:
+    _, end = run(parent, targets.exit_hook, tmp_path / "hook")
+    assert (tmp_path / "hook").read_text() == "was here"
+    assert end.output == "buffered"
+
+
+@linux
+def test_nothing_is_left(method: str) -> None:
+    run_one(targets.nothing)  # the server, and what is imported on the way
+    before = sorted(os.listdir("/proc/self/fd"))
+    parent = Supervisor()
+    for target in (targets.echo, targets.deaf, targets.spin):
+        child = parent.start("child", target)
+        parent.restart(child)
+    until(parent, says("ready"))
+    run(parent, targets.fail)
+    pids = [child.pid for child in parent.children]
+    assert len(pids) == 3
+    parent.close()
+    del parent, child
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not any(map(alive, pids))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], os.WNOHANG)
+
+
+def run_one(target: Any) -> Died:
+    with Supervisor() as parent:
+        return run(parent, target)[1]
+
+
+# ---- restarts, stalls
+
+
+def test_a_restart(method: str, parent: Supervisor, tmp_path: Path) -> None:
+    """A new process, a new pipe, the same log."""
+    child = parent.start("child", targets.leave, "crash", output=tmp_path / "log")
+    until(parent, died)
+    child.target = targets.state
+    parent.restart(child, "new")
+    *_, message, end = until(parent, died)
+    assert isinstance(message, Message)
+    assert isinstance(end, Died)
+    state = message.content[0]
+    assert (state["restart"], state["args"]) == (1, ("new",))
+    assert (child.restart, end.code) == (1, 0)
+
+
+@pytest.mark.parametrize("how", ["sleep", "gil"])
+def test_a_child_that_blocks(method: str, how: str) -> None:
+    """Noticed whether or not it lets other threads run; restarted at the limit."""
+    with Supervisor(stall_notice=0.7, stall_limit=1.4) as parent:
+        parent.stall_notice = parent.stall_limit = None
+        child = parent.start("child", targets.block, how)
+        until(parent, says("pid"))
+        parent.stall_notice, parent.stall_limit = 0.7, 1.4
+        stalls = [
+            event
+            for event in until(parent, lambda event: isinstance(event, Stalled) and event.level == "limit")
+            if isinstance(event, Stalled)
+        ]
+        assert [(event.phase, event.level) for event in stalls] == [("stepping", "notice"), ("stepping", "limit")]
+        assert 0.7 <= stalls[0].seconds < 1.4 <= stalls[1].seconds < 3
+        assert child.heartbeat.count == 100
+        pid = child.pid
+        parent.stall_notice = parent.stall_limit = None
+        parent.restart(child)
+        assert gone(pid)
+        end = until(parent, died)[-1]
+        assert isinstance(end, Died)
+        assert end.code == 0
+
+
+def test_waiting_is_no_stall() -> None:
+    with Supervisor(stall_notice=0.3, stall_limit=0.6) as parent:
+        parent.start("child", targets.echo)
+        until(parent, says("ready"))
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            assert not [event for event in parent.events(0.2) if isinstance(event, Stalled)]
+
+
+def test_a_blocked_child_saves_its_work(method: str, parent: Supervisor) -> None:
+    child = parent.start("child", targets.interrupted)
+    until(parent, says("begun"))
+    begin = time.monotonic()
+    child.stop(10)
+    saved = until(parent, says("saved"))[-1]
+    assert isinstance(saved, Message)
+    assert saved.content == ("the env has been evaluating for 0 seconds, after a stop was requested",)
+    assert 0.2 < time.monotonic() - begin < 3
+    until(parent, died)
+
+
+# ---- the server
+
+
+@linux
+def test_the_server(parent: Supervisor) -> None:
+    """One thread, a group of its own, no signal blocked."""
+    if server.start_method() == "spawn":
+        pytest.skip("no fork server on this system")
+    run(parent, targets.nothing)
+    pid = server_pid()
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    assert int(status["Threads"]) == 1
+    assert int(status["SigBlk"], 16) == 0
+    assert os.getpgid(pid) == pid
+
+
+def server_pid() -> int:
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    assert isinstance(pid, int)
+    return pid
+
+
+@linux
+def test_the_server_is_killed(parent: Supervisor) -> None:
+    """Children go on; the next one comes from a new server; an exit code that nobody has seen is unknown."""
+    if server.start_method() == "spawn":
+        pytest.skip("no fork server on this system")
+    first = parent.start("first", targets.echo)
+    until(parent, says("ready"))
+    killed = server_pid()
+    os.kill(killed, signal.SIGKILL)
+    time.sleep(0.2)
+    first.send("still there?")
+    assert until(parent, says("echo"))[-1].content[0] == "still there?"  # type: ignore[union-attr]
+    second = parent.start("second", targets.echo)
+    until(parent, says("ready"))
+    assert server_pid() != killed
+    assert server.start_method() == "forkserver"
+    first.stop(10)
+    end = until(parent, died)[-1]
+    assert isinstance(end, Died)
+    assert (end.child, end.code) == (first, None)
+    assert end.reason == "ended with an unknown exit code (its fork server was killed)"
+    second.stop(10)
+    end = until(parent, died)[-1]
+    assert isinstance(end, Died)
+    assert end.code == 0
+
+
+def test_a_server_that_cannot_load(parent: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It ends; children start by spawn, and the user is told once."""
+    if server.start_method() == "spawn":
+        pytest.skip("no fork server on this system")
+    server.stop_server()
+    monkeypatch.setattr(server, "_fallen_back", False)
+    monkeypatch.setattr(server, "_server_environment", lambda: {"PYTHONPATH": "/none", "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "no seed"})
+    for _ in range(2):
+        (message,), end = run(parent, targets.state)
+        assert (message.content[0]["torch"], end.code) == (False, 0)
+    (record,) = caplog.records
+    assert "child processes start by spawn" in record.getMessage()
+    assert forkserver._forkserver._forkserver_pid is None  # type: ignore[attr-defined]
+
+
+def test_a_child_that_cannot_start(parent: Supervisor) -> None:
+    before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
+    with pytest.raises(Exception, match="lambda"):
+        parent.start("child", lambda _: None)
+    assert parent.children == []
+    if before:
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_child_is_one_object(parent: Supervisor) -> None:
+    child = parent.start("child", targets.spin)
+    assert isinstance(child, Child)
+    assert parent.children == [child]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.memory.replay import Replay
-from slm_lab.agent.memory.rollout import Rollout
-from slm_lab.agent.memory.sil import SILReplay
-from slm_lab.agent.policy import Policy
+from slm_lab.agent.replay.replay import Replay
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.replay.sil import SILReplay
+from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
@@ -104,7 +104,7 @@ class Agent:
     @property
     def replay(self) -> Replay | SILReplay | None:
         """The memory of old transitions, whose `contents` are no part of the state; None for on-policy algorithms."""
-        return self.algorithm.old_transitions()
+        return self.algorithm.replay_buffer()
 
     def target(self) -> tuple[int, torch.Tensor] | None:
         """How often the target net was due to follow, and a copy of its parameters; None for an agent without one."""

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Learner
-from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs, outputs_to_learn
+from slm_lab.agent.algorithm.base import Algorithm, GradientMeter
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs, outputs_to_learn
 from slm_lab.agent.algorithm.on_policy import build_parts, log_ratio, value_scale
-from slm_lab.agent.algorithm.value_scale import standardize_valid
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.algorithm.common.value_scale import standardize_valid
+from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
 from slm_lab.agent.optim.trainer import Trainer
@@ -28,7 +28,7 @@ from slm_lab.spec.spec import AgentSpec
 class ActorCritic(Algorithm):
     """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
 
-    memory: OnPolicyMemory
+    memory: RolloutStorage
     trainer: Trainer
     entropy_schedule: Schedule
 
@@ -39,15 +39,15 @@ class ActorCritic(Algorithm):
         self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
         parts = build_parts(agent, info, place, seeds, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
-        self.learner = Learner(parts.trainer, clock)
+        self.meter = GradientMeter(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, its threads side by side
-        return self.learner.step_on(rollout.to(self.device), self._with_advantages, self._loss)
+        return self.meter.step_on(rollout.to(self.device), self._with_advantages, self._loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec = self.spec
-        values = None if self.trainer.moded else outputs_to_learn(self.net, rollout)
+        values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout)
         if values is None:
             values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)

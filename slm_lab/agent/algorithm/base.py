@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from slm_lab.agent.algorithm.batch import Batch, Minibatch
-from slm_lab.agent.algorithm.replay import TargetNet
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.replay import Replay
-from slm_lab.agent.memory.rollout import Rollout
-from slm_lab.agent.memory.sil import SILReplay
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch
+from slm_lab.agent.algorithm.common.target import TargetNet
+from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.replay.replay import Replay
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.replay.sil import SILReplay
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy import Policy
+from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.spec.schedule import Schedule
@@ -38,7 +38,7 @@ class Algorithm:
     policy: Policy
     """What acts."""
     clock: Clock
-    memory: OnPolicyMemory | Replay | None = None
+    memory: RolloutStorage | Replay | None = None
     """What is learned from; None for what learns nothing."""
     trainer: Trainer | None = None
     """What steps the parameters; None for what learns nothing."""
@@ -64,7 +64,7 @@ class Algorithm:
 
     def update(self) -> Metrics:
         """Learn from what was observed."""
-        if not isinstance(self.memory, OnPolicyMemory):
+        if not isinstance(self.memory, RolloutStorage):
             raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
         return self.learn(self.memory.rollout())
 
@@ -100,7 +100,7 @@ class Algorithm:
         self._given = self._given or self.spec
         self.spec = self._given if tuning.gamma is None else self._given.model_copy(update={"gamma": tuning.gamma})
 
-    def old_transitions(self) -> Replay | SILReplay | None:
+    def replay_buffer(self) -> Replay | SILReplay | None:
         """The memory of what is learned from again and again; None for what learns from each step once."""
         return self.memory if isinstance(self.memory, Replay) else None
 
@@ -120,7 +120,7 @@ class Algorithm:
             self.memory.load_state_dict(state["memory"])
 
 
-class Learner:
+class GradientMeter:
     """Gradient steps with their count and the means of what they report."""
 
     def __init__(self, trainer: Trainer, clock: Clock) -> None:
@@ -131,7 +131,7 @@ class Learner:
     def begin(self) -> None:
         """Before the steps of an update: learning rates of this frame, layers as for learning."""
         self.trainer.begin(self.clock.global_frame)
-        self.trainer.learning(True)
+        self.trainer.set_train_mode(True)
 
     def add(self, loss: Tensor, share: float = 1.0, **values: Tensor) -> None:
         """Add the gradient of `share` of the loss to the next step's; `values` are scalars to report beside it."""
@@ -153,7 +153,7 @@ class Learner:
         """An update of one step on a whole rollout, with what `prepare` adds to it. `loss` gives the mean loss and entropy of a part."""
         self.trainer.begin(self.clock.global_frame)
         batch = prepare(rollout)  # by the weights that learn, with layers as for acting
-        self.trainer.learning(True)
+        self.trainer.set_train_mode(True)
         for piece, share in batch.pieces():
             value, entropy = loss(piece)
             self.add(value, share, entropy=entropy)
@@ -162,7 +162,7 @@ class Learner:
 
     def end(self) -> Metrics:
         """After them: layers as for acting; the means since `begin`."""
-        self.trainer.learning(False)
+        self.trainer.set_train_mode(False)
         means = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, self._steps = {}, 0
         return Metrics(means.pop("loss"), means.pop("grad_norm"), means.pop("entropy", None), means)

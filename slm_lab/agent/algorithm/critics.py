@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.replay import TargetNet
+from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.lib.heap import Place

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Learner
-from slm_lab.agent.algorithm.batch import Batch, critic_outputs
+from slm_lab.agent.algorithm.base import Algorithm, GradientMeter
+from slm_lab.agent.rollout.minibatch import Batch, critic_outputs
 from slm_lab.agent.algorithm.on_policy import build_distribution, build_on_policy_memory, build_value_loss
-from slm_lab.agent.algorithm.replay import TargetNet, algorithms_for, build_replay
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.replay import Replay, Transitions
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.algorithm.common.target import TargetNet, algorithms_for, build_replay
+from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.net.fast import fast_values
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy import Policy
+from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -52,7 +52,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, net: QNet, seeds: Seeds) -> Po
 class Sarsa(Algorithm):
     """Values of the policy that acts, exploration included: the target takes the next action that was taken."""
 
-    memory: OnPolicyMemory
+    memory: RolloutStorage
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
         assert isinstance(agent.algorithm, SARSASpec)
@@ -62,7 +62,7 @@ class Sarsa(Algorithm):
         self.trainer = Trainer(self.net, agent.net, place=place)
         self.policy = build_policy(agent, info, self.net, seeds)
         self.memory = build_on_policy_memory(agent, info, self.net.state_size)
-        self.learner, self.value_loss = Learner(self.trainer, clock), build_value_loss(agent.net.loss_spec)
+        self.meter, self.value_loss = GradientMeter(self.trainer, clock), build_value_loss(agent.net.loss_spec)
         self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
 
     def learn(self, rollout: Rollout) -> Metrics:
@@ -70,12 +70,12 @@ class Sarsa(Algorithm):
         values = critic_outputs(self.net, rollout, self.seq_len)
         next_value_TN = chosen_value(values.next_output_TN, self._next_actions(rollout, values.next_output_TN))
         target_TN = one_step_target(rollout.reward_TN, next_value_TN, rollout.terminated_TN.float(), self.spec.gamma)
-        self.learner.begin()
+        self.meter.begin()
         for piece, share in Batch(rollout, values, target_TN, target_TN, self.seq_len).pieces():
             q_BA, _ = piece.forward(self.net)
-            self.learner.add(self.value_loss(chosen_value(q_BA, piece.action_B), piece.target_B), share)
-        self.learner.step()
-        return self.learner.end()
+            self.meter.add(self.value_loss(chosen_value(q_BA, piece.action_B), piece.target_B), share)
+        self.meter.step()
+        return self.meter.end()
 
     def _next_actions(self, rollout: Rollout, next_q_TNA: Tensor) -> Tensor:
         """a' [T, N]: the action of the next row; drawn from the policy where there is none, at truncations and after the last row."""
@@ -113,7 +113,7 @@ class QLearning(Algorithm):
         self.target = self._build_target(agent, info, agent.net, place)
         self.policy = build_policy(agent, info, self.net, seeds)
         self.memory = build_replay(agent, info, clock, seeds)
-        self.learner, self.value_loss = Learner(self.trainer, clock), build_value_loss(agent.net.loss_spec)
+        self.meter, self.value_loss = GradientMeter(self.trainer, clock), build_value_loss(agent.net.loss_spec)
         # without gradients, for targets
         self.values = fast_values(self.net, self.memory.batch_size)
         self.target_values = self.values if self.target is None else fast_values(self.target.net, self.memory.batch_size)
@@ -122,14 +122,14 @@ class QLearning(Algorithm):
         return None if isinstance(self.spec, VanillaDQNSpec) else TargetNet(build_net(agent, info), self.trainer.flat, net, place)
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
-        self.learner.begin()
+        self.meter.begin()
         for _ in range(self.spec.training_iter):
             batch = self.memory.sample().to(self.device)
             for _ in range(self.spec.training_batch_iter):
                 self._step(batch)
         if self.target is not None:
             self.target.follow(self.clock.global_frame)
-        return self.learner.end()
+        return self.meter.end()
 
     def _step(self, batch: Transitions) -> None:
         """One gradient step on the temporal-difference errors of a batch."""
@@ -140,14 +140,14 @@ class QLearning(Algorithm):
         else:  # arXiv:1511.05952, Algorithm 1, line 13
             loss = (batch.weight_B * self.value_loss(q_B, target_B, reduction="none")).mean()
             self.memory.update_priorities(batch.row_B, target_B - q_B)
-        self.learner.add(loss)
-        self.learner.step()
+        self.meter.add(loss)
+        self.meter.step()
 
     @torch.no_grad()
     def _targets(self, batch: Transitions) -> Tensor:
-        self.trainer.learning(False)  # the next states are valued as they would be met
+        self.trainer.set_train_mode(False)  # the next states are valued as they would be met
         next_value_B = self.next_value(self.values, self.target_values, batch.next_obs_B)
-        self.trainer.learning(True)
+        self.trainer.set_train_mode(True)
         return one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm_lab.agent.algorithm.batch import Values
-from slm_lab.agent.algorithm.value_scale import RunningScale, SymlogScale, ValueScale
-from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyReplay, build_memory, slab_bytes
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.rollout.minibatch import Values
+from slm_lab.agent.algorithm.common.value_scale import RunningScale, SymlogScale, ValueScale
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, OnPolicyReplay, build_memory, slab_bytes
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.fast import add_learning_twins
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution, Normal
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy import Policy
+from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.heap import PRIVATE, Heap, Place
 from slm_lab.lib.log import notice
 from slm_lab.lib.machine import memory_bytes

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Learner
-from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.algorithm.base import Algorithm, GradientMeter
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.algorithm.on_policy import build_parts, log_ratio, value_scale
-from slm_lab.agent.algorithm.value_scale import PercentileScale, standardize_valid
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, standardize_valid
+from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
 from slm_lab.agent.ops.returns import gae, vtrace
 from slm_lab.lib.clock import Clock
@@ -27,7 +27,7 @@ from slm_lab.spec.spec import AgentSpec
 class PPO(Algorithm):
     """Several epochs over each rollout; the clipped objective keeps the policy near the one that acted."""
 
-    memory: OnPolicyMemory
+    memory: RolloutStorage
     entropy_schedule: Schedule
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
@@ -38,19 +38,19 @@ class PPO(Algorithm):
         self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
         parts = build_parts(agent, info, place, seeds, critic=True)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
-        self.learner = Learner(parts.trainer, clock)
+        self.meter = GradientMeter(parts.trainer, clock)
         self.distribution, self.value_loss, self.seq_len, self.rng = parts.distribution, parts.value_loss, parts.seq_len, parts.rng
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1
         frame = self.clock.global_frame
         clip_eps, entropy_coef = self.spec.clip_eps_spec.value(frame), self.entropy_schedule.value(frame)
         batch = self._with_advantages(rollout.to(self.device))
-        self.learner.begin()
+        self.meter.begin()
         for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
             loss, entropy = self._loss(minibatch, clip_eps, entropy_coef)  # eq. 9
-            self.learner.add(loss, entropy=entropy)
-            self.learner.step()
-        return self.learner.end()
+            self.meter.add(loss, entropy=entropy)
+            self.meter.step()
+        return self.meter.end()
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec, valid_TN = self.spec, rollout.valid_TN

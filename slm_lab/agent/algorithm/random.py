@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.policy import Policy
+from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo

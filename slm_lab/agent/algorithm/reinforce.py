@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Learner
-from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.algorithm.base import Algorithm, GradientMeter
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.algorithm.on_policy import build_parts
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.lib.clock import Clock
@@ -23,7 +23,7 @@ from slm_lab.spec.spec import AgentSpec
 class Reinforce(Algorithm):
     """Monte Carlo policy gradient: each action is made likelier in proportion to the return that followed it."""
 
-    memory: OnPolicyMemory
+    memory: RolloutStorage
     entropy_schedule: Schedule
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
@@ -32,11 +32,11 @@ class Reinforce(Algorithm):
         self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
         parts = build_parts(agent, info, place, seeds, critic=False)
         self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
-        self.learner = Learner(parts.trainer, clock)
+        self.meter = GradientMeter(parts.trainer, clock)
         self.distribution, self.seq_len = parts.distribution, parts.seq_len
 
     def learn(self, rollout: Rollout) -> Metrics:
-        return self.learner.step_on(rollout.to(self.device), self._with_returns, self._loss)
+        return self.meter.step_on(rollout.to(self.device), self._with_returns, self._loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: a truncated episode's return just ends there

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
-from slm_lab.agent.algorithm.base import Algorithm, Learner
+from slm_lab.agent.algorithm.base import Algorithm, GradientMeter
 from slm_lab.agent.algorithm.ppo import PPO
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.replay import Transitions
-from slm_lab.agent.memory.rollout import Rollout
-from slm_lab.agent.memory.sil import SILReplay
+from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.replay.replay import Transitions
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.replay.sil import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
@@ -32,7 +32,7 @@ ON_POLICY: dict[type[SILSpec | PPOSILSpec], type[ActorCritic | PPO]] = {SILSpec:
 class SIL(Algorithm):
     """An on-policy algorithm, and after each of its trainings steps towards those past actions that turned out better than V."""
 
-    memory: OnPolicyMemory
+    memory: RolloutStorage
     entropy_schedule: Schedule
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
@@ -43,7 +43,7 @@ class SIL(Algorithm):
         self.policy, self.memory, self.trainer = self.on_policy.policy, self.on_policy.memory, self.on_policy.trainer
         self.entropy_schedule = self.on_policy.entropy_schedule
         self.net, self.distribution, self.scale = self.on_policy.net, self.on_policy.distribution, self.on_policy.scale
-        self.learner = Learner(self.on_policy.learner.trainer, clock)
+        self.meter = GradientMeter(self.on_policy.meter.trainer, clock)
         rng = np.random.default_rng([seeds.update, 1])  # not the stream that orders PPO's minibatches
         self.replay = SILReplay(agent.memory.sil_replay, info, clock, rng, self.spec.gamma, self._value)
 
@@ -63,12 +63,12 @@ class SIL(Algorithm):
     def _imitate(self) -> Metrics:
         for _ in range(self.spec.training_iter):
             batch = self.replay.sample().to(self.device)  # asks for V, so layers are as for acting
-            self.learner.begin()
+            self.meter.begin()
             for _ in range(self.spec.training_batch_iter):
                 better_B = self._step(batch)
-            self.on_policy.learner.trainer.learning(False)
+            self.on_policy.meter.trainer.set_train_mode(False)
             self.replay.update_priorities(batch.row_B, better_B)
-        return self.learner.end()
+        return self.meter.end()
 
     def _step(self, batch: Transitions) -> Tensor:
         """One gradient step on a batch; returns (R − V)₊ [B] as it was before, in reward units.
@@ -84,8 +84,8 @@ class SIL(Algorithm):
         value_loss = self_imitation_value_loss(output_B, self.scale.encode(return_B), weight_B)  # eq. 3
         loss = self.spec.sil_policy_loss_coef * policy_loss + self.spec.sil_val_loss_coef * value_loss  # eq. 1
         better_B = (return_B - value_B).clamp(min=0.0)
-        self.learner.add(loss, sil_policy_loss=policy_loss, sil_val_loss=value_loss, sil_share=(better_B > 0.0).float().mean())
-        self.learner.step()
+        self.meter.add(loss, sil_policy_loss=policy_loss, sil_val_loss=value_loss, sil_share=(better_B > 0.0).float().mean())
+        self.meter.step()
         return better_B
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class SIL(Algorithm):
         """V of observations, in reward units."""
         return self.scale.decode(self.net.critic(obs_K.to(self.device))).cpu()
 
-    def old_transitions(self) -> SILReplay:
+    def replay_buffer(self) -> SILReplay:
         return self.replay
 
     def state_dict(self) -> dict[str, Any]:

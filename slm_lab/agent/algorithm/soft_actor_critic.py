@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm_lab.agent.algorithm.base import Algorithm, Learner
+from slm_lab.agent.algorithm.base import Algorithm, GradientMeter
 from slm_lab.agent.algorithm.critics import Critics, JointCritics, TargetCritics
 from slm_lab.agent.algorithm.on_policy import build_value_loss, value_scale
-from slm_lab.agent.algorithm.replay import algorithms_for, build_replay
-from slm_lab.agent.algorithm.temperature import Temperature
-from slm_lab.agent.memory.replay import Replay, Transitions
+from slm_lab.agent.algorithm.common.target import algorithms_for, build_replay
+from slm_lab.agent.algorithm.common.temperature import Temperature
+from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.ops.distributions import Categorical, SquashedNormal
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy import Policy
+from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place
 from slm_lab.lib.log import notice
@@ -64,7 +64,7 @@ class SoftActorCritic(Algorithm):
             self.critics: Critics = (JointCritics if isinstance(self.spec, CrossQSpec) else TargetCritics)(agent, info, place)
             self.value_loss = build_value_loss((agent.critic_net or agent.net).loss_spec)
         self.trainer, self.target = self.critics.trainer, self.critics.target
-        self.learner = Learner(self.trainer, clock)
+        self.meter = GradientMeter(self.trainer, clock)
         self.reduce = REDUCTIONS[self.spec.critic_reduction]
         self.scale = value_scale(self.spec.symlog, normalize=False)
         self.temperature = Temperature(self.spec, info, place.heap)
@@ -78,7 +78,7 @@ class SoftActorCritic(Algorithm):
         """The actor's last loss, entropy and gradient norm."""
 
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
-        self.learner.begin()
+        self.meter.begin()
         self.actor_trainer.begin(self.clock.global_frame)
         reports = [] if self.actor_report is None else [self.actor_report]
         fresh = []
@@ -111,8 +111,8 @@ class SoftActorCritic(Algorithm):
         else:  # arXiv:1511.05952, Algorithm 1, line 13
             loss = (batch.weight_B * self.value_loss(q_CB, target_CB, reduction="none")).sum(0).mean()
             self.memory.update_priorities(batch.row_B, (q_CB.detach() - target_CB).abs().mean(0))
-        self.learner.add(loss)
-        self.learner.step()
+        self.meter.add(loss)
+        self.meter.step()
         self.critic_steps += 1
 
     def _continuous_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
@@ -134,15 +134,15 @@ class SoftActorCritic(Algorithm):
     def _actor_step(self, batch: Transitions, alpha: float) -> tuple[float, float, float]:
         """A step of the actor against the critics as they stand; its loss, its entropy and the norm of the gradient."""
         self.actor_trainer.refresh()
-        self.trainer.learning(False)
-        self.actor_trainer.learning(True)
+        self.trainer.set_train_mode(False)
+        self.actor_trainer.set_train_mode(True)
         self._freeze_critics(True)
         loss, entropy = (self._discrete_loss if self.discrete else self._continuous_loss)(batch, alpha)
         self.actor_trainer.backward(loss)
         norm = self.actor_trainer.step()
         self._freeze_critics(False)
-        self.actor_trainer.learning(False)
-        self.trainer.learning(True)
+        self.actor_trainer.set_train_mode(False)
+        self.trainer.set_train_mode(True)
         return loss.item(), entropy.item(), norm
 
     def _freeze_critics(self, frozen: bool) -> None:
@@ -176,7 +176,7 @@ class SoftActorCritic(Algorithm):
 
     def _metrics(self, reports: list[tuple[float, float, float]]) -> Metrics:
         """Means over the gradient steps, the critics' and the actor's losses and gradients together."""
-        critics = self.learner.end()
+        critics = self.meter.end()
         extra = {**critics.extra, "alpha": self.temperature.value(self.frame)}
         if not reports:
             return Metrics(critics.loss, critics.grad_norm, None, extra)

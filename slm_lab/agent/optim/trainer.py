@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.optim.hogwild import GlobalNet
+from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer
 from slm_lab.agent.optim.schedule import build_lr_schedule
 from slm_lab.lib.heap import HERE, Heap, Place
@@ -52,10 +52,10 @@ class Trainer:
         self.clip = spec.clip_grad_val
         self.lr_factor = 1.0
         self.flat = FlatParams(net, list(parts.values()) if parts else None, place)
-        self.common = GlobalNet(self.flat, place.heap) if place.heap.common else None
+        self.common = SharedParams(self.flat, place.heap) if place.heap.common else None
         """Where other Sessions train the net too."""
         net.eval()
-        self.moded = [module for module in net.modules() if has_modes(module)]
+        self.mode_layers = [module for module in net.modules() if has_modes(module)]
         """Layers that behave otherwise while learning."""
         if parts is None:
             self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "", place.heap)]
@@ -72,9 +72,9 @@ class Trainer:
                 for index, part in enumerate(parts)
             ]
 
-    def learning(self, on: bool) -> None:
+    def set_train_mode(self, on: bool) -> None:
         """Switch the layers that have modes; between updates they are as for acting. (`net.train` walks through all: 3 % of A2C.)"""
-        for module in self.moded:
+        for module in self.mode_layers:
             module.train(on)
 
     @property

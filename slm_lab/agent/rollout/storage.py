@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slm_lab.agent.memory.rollout import Rollout, Truncations
+from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.base import SpecModel
@@ -30,7 +30,7 @@ Truncation = tuple[int, int, np.ndarray, np.ndarray]
 """(row, env, last observation, hidden state)."""
 
 
-class OnPolicyMemory(ABC):
+class RolloutStorage(ABC):
     """Slabs [T, N], preallocated, that steps are written into row by row.
 
     Args: length: training_frequency, in this memory's unit. rows: T to begin with. state_size: S of the hidden state. heap: where they lie.
@@ -98,7 +98,7 @@ class OnPolicyMemory(ABC):
         )
 
 
-class OnPolicyBatchReplay(OnPolicyMemory):
+class OnPolicyBatchReplay(RolloutStorage):
     """A fixed number of vector steps."""
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, heap: Heap = PRIVATE) -> None:
@@ -129,7 +129,7 @@ Span = tuple[int, int, int]
 """An episode: (env, first row, row after its last)."""
 
 
-class OnPolicyReplay(OnPolicyMemory):
+class OnPolicyReplay(RolloutStorage):
     """Whole episodes. A rollout holds those that have ended, each as one column; the others go on being gathered."""
 
     FIRST_ROWS = 256

@@ -14,7 +14,7 @@ from slm_lab.lib.heap import Heap
 from slm_lab.lib.log import notice
 
 
-class GlobalNet:
+class SharedParams:
     """Between the gradients of one Session and the parameters that all train.
 
     A Session computes on a copy, applies its gradient to the global parameters, and then pulls. In "shared" it pulls before each

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.rollout import Rollout, Truncations
+from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from slm_lab.agent.memory.replay import REPLAYS, Replay
+from slm_lab.agent.replay.replay import REPLAYS, Replay
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import Place

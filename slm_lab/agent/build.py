@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from slm_lab.agent.agent import Agent
@@ -15,8 +16,8 @@ from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sil import SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.policy.build import build_policy
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import PRIVATE, Heap, Place
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import (
@@ -53,19 +54,22 @@ ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
 }
 
 
-def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", heap: Heap = PRIVATE) -> Agent:
-    """The agent of a spec for an env, its weights drawn from seeds.net.
+def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu") -> Agent:
+    """Build the agent of a spec for an env, its weights drawn from seeds.net.
 
     Raises SpecError where algorithm, net and env do not fit each other.
     """
     torch.manual_seed(seeds.net)
-    algorithm = ALGORITHMS[type(spec.agent.algorithm)](spec.agent, info, clock, seeds, Place(device, heap))
-    explores = spec.agent.algorithm.action_policy in ("epsilon_greedy", "boltzmann")
-    return Agent(algorithm, clock, info.num_envs, spec.agent.algorithm.explore_var_spec if explores else None, seeds.eval_env)
+    model = spec.agent.algorithm
+    policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)
+    kind = ALGORITHMS.get(type(model)) or type(model).implementation()
+    algorithm: Algorithm = kind(spec.agent, info, clock, seeds, policy, device)
+    explores = model.action_policy in ("epsilon_greedy", "boltzmann")
+    return Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env)
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:
-    """The device that agent.net.gpu and cuda_id ask for: "cpu" or "cuda:i". Raises SpecError where there is no such device."""
+    """Return the device of agent.net.gpu and cuda_id: "cpu" or "cuda:i". Raises SpecError where it does not exist."""
     net = spec.agent.net
     if net is None or net.gpu is False:
         return "cpu"
@@ -75,5 +79,5 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
             return "cpu"
         raise SpecError("agent", [Problem("agent.net.gpu", 'true, but this machine has no cuda device; allowed: false, "auto"')])
     if net.cuda_id is not None and net.cuda_id >= count:
-        raise SpecError("agent", [Problem("agent.net.cuda_id", f"{net.cuda_id}, but the devices here are 0 to {count - 1}")])
+        raise SpecError("agent", [Problem("agent.net.cuda_id", f"{net.cuda_id}, but this machine has devices 0 to {count - 1}")])
     return f"cuda:{session % count if net.cuda_id is None else net.cuda_id}"

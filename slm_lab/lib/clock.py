@@ -1,4 +1,4 @@
-"""The one clock of a Session."""
+"""The clock of a Session: frames, episodes, steps and wall time."""
 
 from __future__ import annotations
 
@@ -6,34 +6,43 @@ from time import perf_counter
 
 import numpy as np
 
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
 
 
 class Clock:
-    """Counts frames, episodes, vector steps and optimizer steps, and wall time across resumes (seconds).
+    """Count frames, episodes, vector steps and optimizer steps, and wall time across resumes (seconds).
 
-    Frames are counted where all Sessions that train one net see them; a Session that takes another's place goes on from its count.
+    With `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
     """
 
-    __slots__ = ("_begun_S", "_frames_S", "_index", "_moment", "_started", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
+    __slots__ = ("_frames_W", "_index", "_moment", "_start", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
 
-    def __init__(self, heap: Heap = PRIVATE) -> None:
-        self._index = heap.index
-        self._frames_S = heap.array(np.zeros(heap.sessions, np.int64))
-        self._begun_S = heap.array(np.zeros(heap.sessions))
-        """When each Session began: perf_counter's seconds, which all processes of a machine share."""
-        self.frame = int(self._frames_S[self._index])
-        self.prev_frame = self.frame
+    def __init__(self) -> None:
+        self._index = 0
+        self._frames_W = np.zeros(1, np.int64)
+        """Frames of each process that trains the same net."""
+        self._started_W = np.zeros(1)
+        """When each process started first, in perf_counter's seconds, which all processes of a machine share."""
+        self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
         self.opt_step = 0
         self._wall_before = 0.0
-        self._started = perf_counter()
+        self._start = perf_counter()
         self._moment: float | None = None
+
+    def shared_arrays(self) -> Named:
+        return {"frames": SharedArray(self._frames_W[[self._index]], "own"), "started": SharedArray(self._started_W[[self._index]], "own")}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._index = store.index
+        self._frames_W, self._started_W = arrays["frames"][:, 0], arrays["started"][:, 0]
+        if not store.fresh:
+            self.frame = self.prev_frame = int(self._frames_W[self._index])
 
     @property
     def moment(self) -> float:
-        """What is taken for now (perf_counter's seconds): steps that come in one lot are spread over the time since the last."""
+        """The present in perf_counter's seconds. May be set: steps that arrive in one batch are spread over the time since the last one."""
         return perf_counter() if self._moment is None else self._moment
 
     @moment.setter
@@ -43,28 +52,28 @@ class Clock:
     @property
     def wall_t(self) -> float:
         """Seconds since the start, resumed parts included."""
-        return self._wall_before + self.moment - self._started
+        return self._wall_before + self.moment - self._start
 
     @property
     def global_frame(self) -> int:
-        """Frames of all Sessions that train one net: what schedules go by."""
-        return self.frame if len(self._frames_S) == 1 else int(self._frames_S.sum())
+        """Frames of all processes that train one net; schedules are functions of it."""
+        return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
-        """Wall time begins here, or began when the Session did whose place this one takes."""
+        """Start wall time here, or at the first start of this row where a process was restarted."""
         now = perf_counter()
-        self._begun_S[self._index] = self._begun_S[self._index] or now
-        self._wall_before, self._started = now - float(self._begun_S[self._index]), now
+        self._started_W[self._index] = self._started_W[self._index] or now
+        self._wall_before, self._start = now - float(self._started_W[self._index]), now
 
     def tick(self, frames: int) -> None:
         """Count one vector step of `frames` frames."""
         self.prev_frame = self.frame
         self.frame += frames
         self.t += 1
-        self._frames_S[self._index] = self.frame
+        self._frames_W[self._index] = self.frame
 
     def due(self, every: int) -> bool:
-        """True once per crossing of a multiple of `every` frames, also where the step does not divide it."""
+        """Return True once per crossing of a multiple of `every` frames, also where the step does not divide it."""
         return self.frame // every > self.prev_frame // every
 
     def state_dict(self) -> dict[str, float]:
@@ -80,6 +89,6 @@ class Clock:
     def load_state_dict(self, state: dict[str, float]) -> None:
         for name in ("frame", "prev_frame", "t", "epi", "opt_step"):
             setattr(self, name, int(state[name]))
-        self._frames_S[self._index] = self.frame
+        self._frames_W[self._index] = self.frame
         self._wall_before = float(state["wall_t"])
-        self._started = perf_counter()
+        self._start = perf_counter()

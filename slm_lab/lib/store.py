@@ -76,7 +76,9 @@ class SharedArrays:
         fresh: training has not begun: initial values are written, the same by every process. Otherwise the arrays stay as they are.
     """
 
-    def __init__(self, fd: int, index: int = 0, workers: int = 1, *, synced: bool = False, locked: bool = False, fresh: bool = True) -> None:
+    def __init__(
+        self, fd: int, index: int = 0, workers: int = 1, *, synced: bool = False, locked: bool = False, fresh: bool = True
+    ) -> None:
         self.fd, self.index, self.workers, self.synced, self.locked, self.fresh = fd, index, workers, synced, locked, fresh
         self.arrays: dict[str, np.ndarray] = {}
         """Every array placed here, by its full name."""

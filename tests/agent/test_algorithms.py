@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.algorithm.value_scale import PercentileScale, RunningScale, SymlogScale
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale, SymlogScale
 from slm_lab.agent.build import build_agent, resolve_device
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.lib.clock import Clock

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.algorithm.batch import Batch, Sequences, critic_outputs
-from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.net import MLPNetSpec, RecurrentNetSpec
@@ -134,7 +134,7 @@ def test_pieces_add_up_to_the_whole(spec: MLPNetSpec | RecurrentNetSpec, seq_len
     net, rollout, _ = make(spec, next_step=True)
     gradients = []
     for limit in (2**20, 16 * 4 * seq_len):
-        monkeypatch.setattr("slm_lab.agent.algorithm.batch.PIECE_BYTES", limit)
+        monkeypatch.setattr("slm_lab.agent.rollout.minibatch.PIECE_BYTES", limit)
         net.zero_grad()
         pieces = list(batch_of(rollout, net, seq_len).pieces())
         for piece, share in pieces:

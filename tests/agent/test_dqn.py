@@ -10,8 +10,8 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
-from slm_lab.agent.memory.replay import Transitions
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.replay.replay import Transitions
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
 from slm_lab.lib.records import ActOut, VecStep
 from slm_lab.spec.base import SpecError
@@ -99,9 +99,9 @@ def test_loss_weighs_by_importance_and_tells_errors() -> None:
         error = algorithm._targets(batch) - chosen_value(algorithm.net.critic(batch.obs_B), batch.action_B)
     told: list[tuple[np.ndarray, torch.Tensor]] = []
     algorithm.memory.update_priorities = lambda rows, errors: told.append((rows, errors.detach()))  # type: ignore[method-assign]  # a spy
-    algorithm.learner.begin()
+    algorithm.meter.begin()
     algorithm._step(batch)
-    assert algorithm.learner.end().loss == pytest.approx(float((batch.weight_B * error**2).mean()), rel=1e-5)
+    assert algorithm.meter.end().loss == pytest.approx(float((batch.weight_B * error**2).mean()), rel=1e-5)
     assert torch.allclose(told[0][1], error, atol=1e-6)
     assert told[0][0].tolist() == [0, 1, 2, 3]
 
@@ -134,7 +134,7 @@ def test_dueling_values() -> None:
 def test_targets_take_layers_as_for_acting(name: str) -> None:
     """Next states are valued by the moving statistics of batch norm, which they do not move."""
     _, algorithm = q_agent(name, net={**MLP, "batch_norm": True})
-    algorithm.learner.begin()
+    algorithm.meter.begin()
     before = algorithm.trainer.flat.buffer.clone()
     batch = batch_of(algorithm)
     target = algorithm._targets(batch)

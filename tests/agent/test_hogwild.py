@@ -13,7 +13,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.algorithm.value_scale import PercentileScale, RunningScale
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop
 from slm_lab.env.normalize import RunningStats

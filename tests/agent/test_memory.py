@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory.on_policy import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
 from slm_lab.lib.records import ActOut, VecStep
 from slm_lab.spec.memory import OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 from slm_lab.spec.spec import Spec

@@ -259,8 +259,8 @@ def test_layers_with_modes_are_switched() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout1d(), nn.Tanh()), nn.GRU(2, 2))
     trainer = Trainer(module, MLPNetSpec(name="MLPNet"))
     assert not any(m.training for m in module.modules())
-    trainer.learning(True)
+    trainer.set_train_mode(True)
     assert [m.training for m in module] == [False, True, True, False, True]
     assert module[3][0].training
-    trainer.learning(False)
+    trainer.set_train_mode(False)
     assert not any(m.training for m in module.modules())

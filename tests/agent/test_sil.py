@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.memory.sil import SILReplay
+from slm_lab.agent.replay.sil import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep
@@ -219,9 +219,9 @@ def test_one_step_by_hand(keys: dict[str, Any], scale: dict[str, bool]) -> None:
         weight = torch.ones(8) if batch.weight_B is None else batch.weight_B
         short = (target - output) * (target > output)
         loss = 0.7 * -(weight * logp * better).mean() + 0.3 * 0.5 * (weight * short**2).mean()
-    sil.learner.begin()
+    sil.meter.begin()
     assert torch.allclose(sil._step(batch), better, atol=1e-6)
-    metrics = sil.learner.end()
+    metrics = sil.meter.end()
     assert metrics.loss == pytest.approx(float(loss), rel=1e-4)
     assert metrics.extra["sil_share"] == pytest.approx(float((better > 0).float().mean()))
     sil.replay.update_priorities(batch.row_B, better)

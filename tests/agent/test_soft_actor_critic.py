@@ -14,8 +14,8 @@ from torch import Tensor
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.critics import TargetCritics
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.algorithm.temperature import Temperature, target_entropies
-from slm_lab.agent.memory.replay import Transitions
+from slm_lab.agent.algorithm.common.temperature import Temperature, target_entropies
+from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.ops.losses import symexp, symlog
@@ -242,9 +242,9 @@ def move_target(algorithm: SoftActorCritic) -> None:
 
 
 def critic_loss(algorithm: SoftActorCritic, batch: Transitions, alpha: float) -> float:
-    algorithm.learner.begin()
+    algorithm.meter.begin()
     algorithm._critic_step(batch, alpha)
-    return algorithm.learner.end().loss
+    return algorithm.meter.end().loss
 
 
 ONE_OF_TWO = {"min": lambda q_CX: torch.min(q_CX[0], q_CX[1]), "mean": lambda q_CX: (q_CX[0] + q_CX[1]) / 2}
@@ -542,7 +542,7 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
     for norm in norms:
         torch.testing.assert_close(norm.running_mean[:4], 0.01 * both.mean(0))
     before = algorithm.trainer.flat.buffer.clone()
-    algorithm.learner.begin()  # layers as for learning
+    algorithm.meter.begin()  # layers as for learning
     algorithm._actor_step(batch, 0.3)
     assert torch.equal(before, algorithm.trainer.flat.buffer), "the actor's loss leaves the statistics alone"
 
@@ -563,7 +563,7 @@ def test_crossq_critic_loss(reduction: str) -> None:
     agent, _ = build(DISCRETE, name="CrossQ", gamma=0.9, critic_reduction=reduction)
     algorithm = algorithm_of(agent)
     batch = transitions(torch.tensor([0, 2, 1, 1, 0, 2]))
-    algorithm.learner.begin()  # layers as for learning
+    algorithm.meter.begin()  # layers as for learning
     buffer = algorithm.trainer.flat.buffer
     before = buffer.clone()
     with torch.no_grad():

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.batch import critic_outputs
+from slm_lab.agent.rollout.minibatch import critic_outputs
 from slm_lab.agent.algorithm.on_policy import log_ratio
-from slm_lab.agent.memory.rollout import Rollout, Truncations
+from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.agent.ops.returns import VTrace, discounted_returns, gae, vtrace
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, info, spec
@@ -181,7 +181,7 @@ def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, An
     with actor.actor_head.register_forward_hook(lambda *_: passes.append(1)):
         assert critic_outputs(actor, rollout, algorithm.seq_len).params_TNP is None
     assert bool(passes) == (net is RNN)  # whose unroll has always been one
-    monkeypatch.setattr("slm_lab.agent.algorithm.batch.PIECE_BYTES", 5 * 16)  # of 33 observations of 16 bytes
+    monkeypatch.setattr("slm_lab.agent.rollout.minibatch.PIECE_BYTES", 5 * 16)  # of 33 observations of 16 bytes
     ratio_TN = log_ratio(algorithm.distribution, rollout, critic_outputs(actor, rollout, algorithm.seq_len, actor=True))
     with torch.no_grad():
         if net is RNN:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.replay import TargetNet, algorithms_for
+from slm_lab.agent.algorithm.common.target import TargetNet, algorithms_for
 from slm_lab.agent.build import ALGORITHMS, build_agent
-from slm_lab.agent.memory.on_policy import MEMORIES as ON_POLICY_MEMORIES
-from slm_lab.agent.memory.replay import REPLAYS
+from slm_lab.agent.rollout.storage import MEMORIES as ON_POLICY_MEMORIES
+from slm_lab.agent.replay.replay import REPLAYS
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
 from slm_lab.lib.records import ActionSpace, EnvInfo, VecStep

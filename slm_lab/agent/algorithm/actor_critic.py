@@ -1,4 +1,4 @@
-"""Advantage actor-critic: A2C, and A3C where several Sessions train one net (arXiv:1602.01783)."""
+"""Advantage actor-critic: A2C, and A3C where several processes train one net (arXiv:1602.01783)."""
 
 from __future__ import annotations
 
@@ -7,47 +7,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Learner
-from slm_lab.agent.algorithm.batch import Batch, Minibatch, critic_outputs, outputs_to_learn
-from slm_lab.agent.algorithm.on_policy import build_parts, log_ratio, value_scale
-from slm_lab.agent.algorithm.value_scale import standardize_valid
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.rollout import Rollout
+from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
+from slm_lab.agent.algorithm.common.value_scale import build_value_scale, standardize_valid
+from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
-from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs, outputs_to_learn
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import Place
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import Seeds
+from slm_lab.lib.store import Shareable
 from slm_lab.spec.algorithm import ActorCriticSpec
-from slm_lab.spec.schedule import Schedule
 from slm_lab.spec.spec import AgentSpec
 
 
-class ActorCritic(Algorithm):
+class ActorCritic(PolicyGradient):
     """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
 
-    memory: OnPolicyMemory
-    trainer: Trainer
-    entropy_schedule: Schedule
+    diagnostics = ("policy_loss", "value_loss", "explained_variance")
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
-        assert isinstance(agent.algorithm, ActorCriticSpec)
-        self.spec = agent.algorithm
-        self.scale = value_scale(symlog=False, normalize=self.spec.normalize_v_targets, heap=place.heap)
-        self.clock, self.device, self.entropy_schedule = clock, place.device, self.spec.entropy_coef_spec
-        parts = build_parts(agent, info, place, seeds, critic=True)
-        self.net, self.policy, self.memory, self.trainer = parts.net, parts.policy, parts.memory, parts.trainer
-        self.learner = Learner(parts.trainer, clock)
-        self.distribution, self.value_loss, self.seq_len = parts.distribution, parts.value_loss, parts.seq_len
+    spec: ActorCriticSpec
 
-    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, its threads side by side
-        return self.learner.step_on(rollout.to(self.device), self._with_advantages, self._loss)
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
+        super().__init__(agent, info, clock, seeds, policy, device)
+        self.scale = build_value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
+
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
+        return self.meter.step_on(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec = self.spec
-        values = None if self.trainer.moded else outputs_to_learn(self.net, rollout)
+        values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout)
         if values is None:
             values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
@@ -65,21 +57,26 @@ class ActorCritic(Algorithm):
             steps = spec.num_step_returns or len(reward_TN)
             return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, spec.gamma, steps)
             advantage_TN = return_TN - value_TN
+        self.meter.note(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
         if spec.lam is not None:
             advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
-        if rho_TN is not None:  # after the mean is taken off: a baseline is without bias only inside the weight
+        if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only inside the weight
             advantage_TN = rho_TN * advantage_TN
         self.scale.update(return_TN, rollout.valid_TN)
         return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
 
-    def _loss(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+    def _add_loss(self, batch: Minibatch, weight: float) -> None:
         params_BP, value_B = batch.forward(self.net)
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
         value_loss = self.value_loss(value_B, batch.target_B)
         loss = torch.add(self.spec.policy_loss_coef * policy_loss, value_loss, alpha=self.spec.val_loss_coef)
-        return torch.sub(loss, entropy, alpha=self.entropy_schedule.value(self.clock.global_frame)), entropy
+        loss = torch.sub(loss, entropy, alpha=self.entropy_schedule.value(self.clock.global_frame))
+        self.meter.add(loss, weight, entropy=entropy, policy_loss=policy_loss, value_loss=value_loss)
+
+    def shared_parts(self) -> dict[str, Shareable]:
+        return {**super().shared_parts(), "scale": self.scale}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "scale": self.scale.state_dict()}

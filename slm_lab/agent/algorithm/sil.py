@@ -9,41 +9,44 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
-from slm_lab.agent.algorithm.base import Algorithm, Learner
+from slm_lab.agent.algorithm.base import Algorithm, Tuning
+from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.ppo import PPO
-from slm_lab.agent.memory.on_policy import OnPolicyMemory
-from slm_lab.agent.memory.replay import Transitions
-from slm_lab.agent.memory.rollout import Rollout
-from slm_lab.agent.memory.sil import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.replay.replay import Transitions
+from slm_lab.agent.replay.sil import SILReplay
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import Place
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds
+from slm_lab.lib.store import Shareable
 from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
 from slm_lab.spec.memory import SILReplayKeys
-from slm_lab.spec.schedule import Schedule
 from slm_lab.spec.spec import AgentSpec
 
 ON_POLICY: dict[type[SILSpec | PPOSILSpec], type[ActorCritic | PPO]] = {SILSpec: ActorCritic, PPOSILSpec: PPO}
-"""What learns from fresh experience."""
+"""The algorithm that learns from fresh experience."""
 
 
 class SIL(Algorithm):
-    """An on-policy algorithm, and after each of its trainings steps towards those past actions that turned out better than V."""
+    """An on-policy algorithm, and after each of its updates steps towards past actions that turned out better than V."""
 
-    memory: OnPolicyMemory
-    entropy_schedule: Schedule
+    memory: RolloutStorage
+    replay: SILReplay
+    trainer: Trainer
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, place: Place) -> None:
-        assert isinstance(agent.algorithm, SILSpec | PPOSILSpec)
-        assert isinstance(agent.memory, SILReplayKeys)  # the spec room has seen to it
-        self.spec, self.clock, self.device = agent.algorithm, clock, place.device
-        self.on_policy = ON_POLICY[type(self.spec)](agent, info, clock, seeds, place)
-        self.policy, self.memory, self.trainer = self.on_policy.policy, self.on_policy.memory, self.on_policy.trainer
-        self.entropy_schedule = self.on_policy.entropy_schedule
+    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
+        super().__init__(agent, info, clock, seeds, policy, device)
+        assert isinstance(agent.memory, SILReplayKeys)  # checked by the rules of specs
+        kind = next(kind for model, kind in ON_POLICY.items() if isinstance(agent.algorithm, model))
+        self.on_policy = kind(agent, info, clock, seeds, policy, device)
+        self.diagnostics = self.on_policy.diagnostics
+        self.memory, self.trainer, self.entropy_schedule = self.on_policy.memory, self.on_policy.trainer, self.on_policy.entropy_schedule
         self.net, self.distribution, self.scale = self.on_policy.net, self.on_policy.distribution, self.on_policy.scale
-        self.learner = Learner(self.on_policy.learner.trainer, clock)
+        self.meter = GradientMeter(self.trainer, clock)
         rng = np.random.default_rng([seeds.update, 1])  # not the stream that orders PPO's minibatches
         self.replay = SILReplay(agent.memory.sil_replay, info, clock, rng, self.spec.gamma, self._value)
 
@@ -51,7 +54,7 @@ class SIL(Algorithm):
         super().observe(obs_N, first_N, state_N, out, step)
         self.replay.add(obs_N, first_N, state_N, out, step)
 
-    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay holds what was observed here
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer holds what was observed here
         metrics = self.on_policy.learn(rollout)
         self.replay.take_in()
         # without a loss a step would still follow the optimizer's momentum
@@ -62,19 +65,19 @@ class SIL(Algorithm):
 
     def _imitate(self) -> Metrics:
         for _ in range(self.spec.training_iter):
-            batch = self.replay.sample().to(self.device)  # asks for V, so layers are as for acting
-            self.learner.begin()
+            batch = self.replay.sample().to(self.device)  # computes V, with layers in evaluation mode
+            self.meter.begin()
             for _ in range(self.spec.training_batch_iter):
                 better_B = self._step(batch)
-            self.on_policy.learner.trainer.learning(False)
+            self.trainer.set_train_mode(False)
             self.replay.update_priorities(batch.row_B, better_B)
-        return self.learner.end()
+        return self.meter.end()
 
     def _step(self, batch: Transitions) -> Tensor:
-        """One gradient step on a batch; returns (R − V)₊ [B] as it was before, in reward units.
+        """Take one gradient step on a batch; return (R − V)₊ [B] before it, in reward units.
 
-        The policy weighs in reward units. The critic learns on its own scale, as it does from fresh experience; where V is above R, it
-        is so on either.
+        The policy loss weighs in reward units. The critic learns on its own scale, as it does from fresh experience; where V is above R,
+        it is so on either.
         """
         params_BP, output_B = self.net(batch.obs_B)
         logp_B = self.distribution.log_prob(params_BP, batch.action_B)
@@ -84,21 +87,31 @@ class SIL(Algorithm):
         value_loss = self_imitation_value_loss(output_B, self.scale.encode(return_B), weight_B)  # eq. 3
         loss = self.spec.sil_policy_loss_coef * policy_loss + self.spec.sil_val_loss_coef * value_loss  # eq. 1
         better_B = (return_B - value_B).clamp(min=0.0)
-        self.learner.add(loss, sil_policy_loss=policy_loss, sil_val_loss=value_loss, sil_share=(better_B > 0.0).float().mean())
-        self.learner.step()
+        self.meter.add(loss, sil_policy_loss=policy_loss, sil_val_loss=value_loss, sil_share=(better_B > 0.0).float().mean())
+        self.meter.step()
         return better_B
 
     @torch.no_grad()
     def _value(self, obs_K: Tensor) -> Tensor:
-        """V of observations, in reward units."""
+        """Return V of observations, in reward units."""
         return self.scale.decode(self.net.critic(obs_K.to(self.device))).cpu()
 
-    def old_transitions(self) -> SILReplay:
-        return self.replay
+    def tune(self, tuning: Tuning) -> None:
+        self.on_policy.tune(tuning)
+        self.tuning, self.spec, self.entropy_schedule = tuning, self.on_policy.spec, self.on_policy.entropy_schedule
+        self.replay.gamma = self.spec.gamma
+
+    def shared_parts(self) -> dict[str, Shareable]:
+        return self.on_policy.shared_parts()
+
+    def storages(self) -> dict[str, RolloutStorage]:
+        return {**super().storages(), "episodes": self.replay.episodes}
 
     def state_dict(self) -> dict[str, Any]:
         return {**self.on_policy.state_dict(), "sil_replay": self.replay.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (tuning := Tuning(*state["tuning"])) != self.tuning:
+            self.tune(tuning)
         self.on_policy.load_state_dict(state)
         self.replay.load_state_dict(state["sil_replay"])

@@ -202,9 +202,16 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
-    """The body of `role`: "actor", "critic", or "shared" for both. Raises SpecError where it does not fit the observations."""
+    """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError where it does not fit the observations.
+
+    The `implementation()` of a user's spec model is a class called as (spec, observation space, role): an nn.Module from obs_B [B, *shape]
+    to features [B, F], with F in its attribute `features`.
+    """
     if isinstance(spec, HydraMLPNetSpec):
         return _hydra_body(spec, obs, role)
     if isinstance(spec, TorchArcNetSpec):
         return _arc_body(spec, obs, "critic" if role == "critic" else "actor")
-    return BODIES[type(spec)](spec, obs)
+    if type(spec) in BODIES:
+        return BODIES[type(spec)](spec, obs)
+    module = type(spec).implementation()(spec, obs, role)  # a user's net
+    return Body(nn.Sequential(module), module.features)

@@ -1,68 +1,59 @@
 """A module whose parameters and gradients are views into one contiguous vector each.
 
-The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published, copied or shared
-with one copy. What breaks the views is kept out of the project: deepcopy, `.to`, `zero_grad()` (it drops the gradient
-views) and `load_state_dict(assign=True)`.
+The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published, copied or shared with one copy. Three
+calls break the views and are not used in this package: deepcopy, `zero_grad()` (it drops the gradient views) and
+`load_state_dict(assign=True)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.lib.heap import HERE, Heap, Place
+from slm_lab.lib.store import Arrays, Named, SharedArray
 
 
 class FlatParams:
-    """Makes the parameters (and float buffers) of `module` views into flat vectors, in place.
+    """Turn the parameters and float buffers of `module` into views of flat vectors, in place.
 
     Args:
         module: any module whose parameters are float32 and materialised.
-        groups: parameters in the order they shall lie, split into groups that are contiguous slices; parameters that
-            several groups name belong to the first. Absent: one group of all.
-        place: where the vectors lie.
-        copy: where Sessions have the net in common the module computes on a copy of the parameters; False: on those in common themselves.
+        groups: parameters in their order in the vector, split into groups that are contiguous slices; a parameter that several groups
+            name belongs to the first. Absent: one group of all.
+        device: where the module computes.
 
-    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, each group's part of the
-    vectors. `master` and `master_grad`, what optimizers step, and `master_buffer`: where Sessions have the net in common, what they have
-    in common, on the CPU; else the same vectors. A buffer is always a copy, for a forward pass writes to it whatever comes.
+    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, the part of each group.
+    Optimizers step `master` by `master_grad`: the same vectors for a lone Session, else the shared array on the CPU (`attach`), of which
+    `param` is then a copy. `master_buffer` likewise. The module's own vectors never move, so views of them (numpy fast paths) stay valid.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        groups: Sequence[Sequence[nn.Parameter]] | None = None,
-        place: Place = HERE,
-        *,
-        copy: bool = True,
-    ) -> None:
+    def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
         self.module = module
-        device, heap = torch.device(place.device), place.heap
-        module.to(device)
-        taken: set[int] = set()
+        where = torch.device(device)
+        module.to(where)
+        seen: set[int] = set()
         ordered: list[nn.Parameter] = []
         self.slices: list[slice] = []
         for group in groups or [list(module.parameters())]:
             begin = sum(p.numel() for p in ordered)
             for p in group:
-                if id(p) not in taken:
-                    taken.add(id(p))
+                if id(p) not in seen:
+                    seen.add(id(p))
                     ordered.append(p)
             self.slices.append(slice(begin, sum(p.numel() for p in ordered)))
-        missing = [name for name, p in module.named_parameters() if id(p) not in taken]
+        missing = [name for name, p in module.named_parameters() if id(p) not in seen]
         if missing:
             raise ValueError(f"parameters in no group: {', '.join(missing)}")
         self.params = ordered
-        self.master = placed(heap, _flatten([p.data for p in ordered], device))
-        self.param = self.master.to(device, copy=heap.common and copy)
+        self.param = self.master = _flatten([p.data for p in ordered], where)
         self.grad = self.master_grad = torch.zeros_like(self.param)
-        if self.master.device != self.param.device:
-            self.master_grad = torch.zeros_like(self.master)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
-        self.master_buffer = placed(heap, _flatten(buffers, device))
-        self.buffer = self.master_buffer.to(device, copy=heap.common)
+        self.buffer = self.master_buffer = _flatten(buffers, where)
+        self.counters = [b for b in module.buffers() if not b.is_floating_point()]
+        """Integer buffers, such as the batches that batch norm has seen."""
         offset = 0
         for p in ordered:
             end = offset + p.numel()
@@ -73,9 +64,24 @@ class FlatParams:
         for b in buffers:
             b.data = self.buffer[offset : offset + b.numel()].view(b.shape)
             offset += b.numel()
+        self._kept = self.buffer.clone()
+        self._kept_counters = [c.clone() for c in self.counters]
+
+    def shared_arrays(self) -> Named:
+        named = {"params": SharedArray(_array(self.param), "step")}
+        return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})
+
+    def use_master(self, arrays: Arrays) -> None:
+        """Let optimizers step these shared arrays from now on; the module computes on a copy of them. To be called once."""
+        self.master = torch.from_numpy(arrays["params"])
+        if self.param.device != self.master.device:
+            self.master_grad = torch.zeros_like(self.master)
+        if self.buffer.numel():
+            self.master_buffer = torch.from_numpy(arrays["buffers"])
+        self.pull()
 
     def group(self, index: int) -> list[nn.Parameter]:
-        """The parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
+        """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
         begin, end = self.slices[index].start, self.slices[index].stop
         out, offset = [], 0
         for p in self.params:
@@ -88,30 +94,62 @@ class FlatParams:
         return out
 
     def pull(self) -> None:
-        """Bring what the module uses up to date with what Sessions have in common."""
+        """Copy `master` to what the module uses."""
         if self.param is not self.master:
             self.param.copy_(self.master)
         if self.buffer is not self.master_buffer:
             self.buffer.copy_(self.master_buffer)
 
+    def push(self) -> None:
+        """Copy what the module uses to `master`."""
+        if self.param is not self.master:
+            self.master.copy_(self.param)
+        if self.buffer is not self.master_buffer:
+            self.master_buffer.copy_(self.buffer)
+
+    def keep_buffers(self) -> None:
+        """Remember the buffers, which a forward pass changes, for `restore_buffers`."""
+        if len(self._kept):
+            self._kept.copy_(self.buffer)
+        for kept, counter in zip(self._kept_counters, self.counters, strict=True):
+            kept.copy_(counter)
+
+    def restore_buffers(self) -> None:
+        """Bring back the buffers of the last `keep_buffers`."""
+        self.buffer.copy_(self._kept)
+        for kept, counter in zip(self._kept_counters, self.counters, strict=True):
+            counter.copy_(kept)
+
     def clone(self) -> tuple[Tensor, Tensor]:
-        """Copies of the parameter and buffer vectors on the CPU."""
+        """Return copies of the parameter and buffer vectors on the CPU."""
         return self.param.detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
         """Copy vectors in. Raises ValueError where sizes differ (another net)."""
         if param.shape != self.param.shape or buffer.shape != self.buffer.shape:
             raise ValueError(
-                f"weights of another net: {len(param)} parameters, {len(buffer)} buffers; here {len(self.param)}, {len(self.buffer)}"
+                f"weights of another net: {len(param)} parameters, {len(buffer)} buffers; expected {len(self.param)}, {len(self.buffer)}"
             )
         self.master.copy_(param)
         self.master_buffer.copy_(buffer)
         self.pull()
 
+    def state_dict(self) -> dict[str, Tensor | list[Tensor]]:
+        param, buffer = self.clone()
+        return {"param": param, "buffer": buffer, "counters": [counter.to("cpu", copy=True) for counter in self.counters]}
 
-def placed(heap: Heap, values: Tensor) -> Tensor:
-    """What takes the place of `values`: on the CPU where Sessions have it in common."""
-    return torch.from_numpy(heap.array(values.cpu().numpy())) if heap.common else values
+    def load_state_dict(self, state: dict[str, Tensor | list[Tensor]]) -> None:
+        """Load what `state_dict` returned. Raises ValueError where it is another net's."""
+        param, buffer = state["param"], state["buffer"]
+        assert isinstance(param, Tensor)
+        assert isinstance(buffer, Tensor)
+        self.load(param, buffer)
+        for counter, saved in zip(self.counters, state["counters"], strict=True):
+            counter.copy_(saved)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
 
 
 def _flatten(tensors: list[Tensor], device: torch.device) -> Tensor:

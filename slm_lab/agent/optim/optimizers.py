@@ -1,7 +1,7 @@
 """Optimizers by the names that specs use.
 
-Adam and RMSprop step one flat vector with a kernel or two of their own: they start without the second that torch.optim
-needs to load its compiler, and their statistics are vectors that processes can share. Every other name is torch.optim's.
+Adam and RMSprop step one flat vector with one or two kernels: they start without the second that torch.optim needs to load its compiler,
+and their statistics are vectors that processes can share. Every other name is torch.optim's.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.optim.flat import placed
-from slm_lab.lib.heap import PRIVATE, Heap
-from slm_lab.lib.log import notice
+from slm_lab.lib.store import Arrays, Named, SharedArray
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import OptimSpec
 
 
 class FlatOptimizer(ABC):
-    """Steps flat parameters by their flat gradient, both float32 [P]."""
+    """Step flat parameters by their flat gradient, both float32 [P]."""
 
     lr: float
     """Learning rate; may be set between steps."""
 
     @abstractmethod
     def step(self) -> None:
-        """One step."""
+        """Take one step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Statistics, as tensors and plain numbers."""
+        """Return the statistics, as tensors and plain numbers."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
+
+    def use_statistics(self, arrays: Arrays) -> None:
+        """Keep the statistics in these arrays, by the names of `shared_statistics`, from now on."""
+        raise NotImplementedError
 
 
 class Statistics(FlatOptimizer):
@@ -46,9 +48,8 @@ class Statistics(FlatOptimizer):
         self.param, self.grad, self.lr = param, grad, lr
         self.statistics: dict[str, Tensor] = {}
 
-    def share(self, heap: Heap) -> None:
-        """Keep the statistics, the step count among them, where all Sessions see them."""
-        self.statistics = {name: placed(heap, tensor) for name, tensor in self.statistics.items()}
+    def use_statistics(self, arrays: Arrays) -> None:
+        self.statistics = {name: torch.from_numpy(arrays[name]) for name in self.statistics}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.statistics.items()}
@@ -134,7 +135,7 @@ class FlatRMSprop(Statistics):
         mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
         if mean is not None:
             mean.lerp_(grad, 1.0 - self.alpha)
-            # never below 0 but where another process steps between the two
+            # negative only where another process steps in between
             denominator = square.addcmul(mean, mean, value=-1.0).clamp_(min=0.0).sqrt_().add_(self.eps)
         else:
             denominator = square.sqrt().add_(self.eps)
@@ -148,8 +149,8 @@ class FlatRMSprop(Statistics):
 class Lookahead(FlatOptimizer):
     """k steps forward, one step back (arXiv:1907.08610, Algorithm 1) around another optimizer.
 
-    Args: optimizer: name of the inner one; k: its steps between two pulls; alpha: how far the slow weights follow.
-    The rest goes to the inner optimizer.
+    Args: optimizer: name of the inner optimizer; k: inner steps between two slow steps; alpha: step size of the slow weights.
+    Other arguments go to the inner optimizer.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Lookahead(FlatOptimizer):
             raise ValueError(f"needs k ≥ 1 and 0 < alpha ≤ 1, got k={k}, alpha={alpha}")
         allowed = [name for name in NAMES if name != "Lookahead" and name not in SHAPED]
         if optimizer not in allowed:
-            raise ValueError(f"its optimizer {optimizer!r} is none of {', '.join(allowed)}")
+            raise ValueError(f"inner optimizer {optimizer!r} is none of {', '.join(allowed)}")
         self.inner = make_optimizer(optimizer, [param], grad, lr, kwargs)
         self.param, self.k, self.alpha, self.steps = param, k, alpha, 0
         self.slow = param.detach().clone()
@@ -190,7 +191,7 @@ class Lookahead(FlatOptimizer):
 
 
 class TorchOptimizer(FlatOptimizer):
-    """An optimizer of torch.optim, over the flat vector or, where it looks at shapes, over the parameters themselves."""
+    """An optimizer of torch.optim, of the flat vector or, where it depends on shapes, of the parameters themselves."""
 
     def __init__(
         self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
@@ -226,25 +227,25 @@ FLAT: dict[str, tuple[Callable[..., FlatOptimizer], set[str]]] = {
     "RMSprop": (FlatRMSprop, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
     "GlobalRMSprop": (FlatRMSprop, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
 }
-"""Name → ours, and the arguments that it takes; with others, torch's is used."""
+"""Name → our implementation and the arguments it accepts; with other arguments torch's is used."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]
     for name in ("Adafactor", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
-"""torch.optim's that have one kernel for the whole step."""
+"""Optimizers of torch.optim that have one kernel for the whole step."""
 
 SHAPED = {"Muon", "Adafactor"}
-"""Those that look at the shapes of parameters."""
+"""Optimizers that depend on the shapes of parameters."""
 
 NAMES = [*TORCH, "GlobalAdam", "GlobalRMSprop", "Lookahead"]
 
 
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:
-    """The optimizer `name` over `params` (the flat vector, or the shaped parameters) and the flat gradient.
+    """Build the optimizer `name` of `params` (the flat vector, or the shaped parameters) and the flat gradient.
 
-    Raises TypeError, ValueError or RuntimeError where it does not take its arguments.
+    Raises TypeError, ValueError or RuntimeError where it does not accept its arguments.
     """
     if name == "Lookahead":
         return Lookahead(params[0], grad, lr, **kwargs)
@@ -257,17 +258,18 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
     return TorchOptimizer(TORCH[plain], params, grad, lr, **kwargs)
 
 
-def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str, heap: Heap = PRIVATE) -> FlatOptimizer:
-    """The optimizer of a spec; a Global one has its statistics in common with other Sessions. Raises SpecError where it is wrong."""
+def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
+    """Build the optimizer of a spec. Raises SpecError where name or arguments are wrong."""
     if spec.name not in NAMES:
         raise SpecError("agent", [Problem(f"{path}.name", f"{spec.name!r} is none of {', '.join(NAMES)}")])
     try:
-        optimizer = make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
+        return make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error
-    if heap.common and spec.name.startswith("Global"):
-        if isinstance(optimizer, Statistics):
-            optimizer.share(heap)
-        else:
-            notice(f"{path}: {spec.name} with {', '.join(spec.kwargs)} keeps its statistics in each Session")
-    return optimizer
+
+
+def shared_statistics(optimizer: FlatOptimizer) -> Named:
+    """Return the statistics that processes can share, the step count among them; empty for optimizers of torch.optim."""
+    if not isinstance(optimizer, Statistics):
+        return {}
+    return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in optimizer.statistics.items()}

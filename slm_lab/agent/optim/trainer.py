@@ -3,114 +3,161 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.optim.hogwild import GlobalNet
-from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer
+from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import build_lr_schedule
-from slm_lab.lib.heap import HERE, Heap, Place
+from slm_lab.agent.optim.shared import SharedParams
+from slm_lab.lib.log import notice
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
 from slm_lab.spec.net import LRSchedulerSpec, NetSpec, OptimSpec
 
 
 def has_modes(module: nn.Module) -> bool:
-    """The layer behaves otherwise while learning: it has running statistics (batch norm) or draws at random (dropout)."""
+    """Whether a layer computes differently in training mode: it has running statistics (batch norm) or randomness (dropout)."""
     return bool(module._buffers) or isinstance(module, nn.RReLU) or hasattr(module, "p") or hasattr(module, "dropout")
 
 
 class Group:
     """A slice of the flat parameters with its optimizer and learning rate schedule."""
 
-    def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str, heap: Heap) -> None:
-        part = flat.slices[index]
-        self.grad = flat.grad[part]
-        params = flat.group(index) if optim.name in SHAPED else [flat.master[part]]
-        self.optimizer = build_optimizer(optim, params, flat.master_grad[part], f"agent.net.{prefix}optim_spec", heap)
+    def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str) -> None:
+        self.flat, self.index, self.optim = flat, index, optim
+        self.path = f"agent.net.{prefix}optim_spec"
+        self.grad = flat.grad[flat.slices[index]]
         self.base_lr = optim.lr
+        self.build_optimizer()
         self.lr_at = None if scheduler is None else build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
 
+    def build_optimizer(self) -> None:
+        """Build the optimizer of the present `flat.master`, without statistics."""
+        flat, part = self.flat, self.flat.slices[self.index]
+        params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
+        self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
+
     def set_lr(self, frame: int, factor: float) -> None:
-        """Set the learning rate that holds at `frame`, times `factor`."""
+        """Set the learning rate of `frame`, times `factor`."""
         self.optimizer.lr = factor * (self.base_lr if self.lr_at is None else self.lr_at(frame))
+
+    def shared_arrays(self) -> Named:
+        return shared_statistics(self.optimizer) if self.optim.name.startswith("Global") else {}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        state = self.optimizer.state_dict()
+        self.build_optimizer()
+        if store.fresh:  # else the statistics belong to weights that are gone
+            self.optimizer.load_state_dict(state)
+        if arrays:
+            self.optimizer.use_statistics(arrays)
+        elif self.optim.name.startswith("Global"):
+            notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} keeps its statistics in each Session")
 
 
 class Trainer:
-    """Owns the parameters of `net`: gradient, clipping, optimizer steps and learning rates.
+    """Step the parameters of a net: gradient, clipping, optimizers and learning rates.
+
+    A gradient or loss that is not finite changes nothing: the step is skipped and counted (`skipped`).
 
     Args:
-        net: the module that learns.
-        spec: its optimizer, schedule and clipping keys.
-        parts: {"actor": parameters, "critic": parameters} where each has its own optimizer; None: one for all.
-        place: where it computes, and whether other Sessions train the net too.
+        flat: the parameters.
+        spec: optimizer, schedule and clipping keys.
+        parts: name of each group of `flat` that has optimizer keys of its own ("actor", "critic"); empty: one optimizer for all.
     """
 
-    def __init__(self, net: nn.Module, spec: NetSpec, parts: dict[str, list[nn.Parameter]] | None = None, place: Place = HERE) -> None:
-        self.net = net
-        self.clip = spec.clip_grad_val
+    def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = ()) -> None:
+        self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
-        self.flat = FlatParams(net, list(parts.values()) if parts else None, place)
-        self.common = GlobalNet(self.flat, place.heap) if place.heap.common else None
-        """Where other Sessions train the net too."""
-        net.eval()
-        self.moded = [module for module in net.modules() if has_modes(module)]
-        """Layers that behave otherwise while learning."""
-        if parts is None:
-            self.groups = [Group(self.flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "", place.heap)]
-        else:
+        self.shared: SharedParams | None = None
+        """Set where several processes train the net."""
+        self.skipped = 0
+        """Gradient steps that were skipped because loss or gradient was not finite."""
+        flat.module.eval()
+        self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
+        """Layers that compute differently in training mode."""
+        self._finite = True
+        if parts:
             self.groups = [
                 Group(
-                    self.flat,
+                    flat,
                     index,
                     getattr(spec, f"{part}_optim_spec") or spec.optim_spec,
                     getattr(spec, f"{part}_lr_scheduler_spec") or spec.lr_scheduler_spec,
                     f"{part}_" if getattr(spec, f"{part}_optim_spec") else "",
-                    place.heap,
                 )
                 for index, part in enumerate(parts)
             ]
+        else:
+            self.groups = [Group(flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "")]
 
-    def learning(self, on: bool) -> None:
-        """Switch the layers that have modes; between updates they are as for acting. (`net.train` walks through all: 3 % of A2C.)"""
-        for module in self.moded:
+    def shared_arrays(self) -> Named:
+        named = self.flat.shared_arrays() | {"updates": SharedArray(np.zeros(1, np.int64), "own")}
+        for group in self.groups:
+            named |= {f"optim{group.index}/{name}": array for name, array in group.shared_arrays().items()}
+        return named
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.flat.use_master(arrays)
+        for group in self.groups:
+            prefix = f"optim{group.index}/"
+            group.attach(store, {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)})
+        self.shared = SharedParams(self.flat, store, arrays["updates"][:, 0])
+
+    def set_train_mode(self, on: bool) -> None:
+        """Switch the layers that have modes; between updates they are in evaluation mode. (`net.train` visits all: 3 % of A2C.)"""
+        for module in self.mode_layers:
             module.train(on)
 
     @property
     def lr(self) -> float:
-        """The (first group's) learning rate now."""
+        """Learning rate of the first group now."""
         return self.groups[0].optimizer.lr
 
     def begin(self, frame: int) -> None:
-        """Before the steps of an update: the learning rates that hold at `frame`."""
+        """Start an update: set the learning rates of `frame`, and pull."""
         for group in self.groups:
             group.set_lr(frame, self.lr_factor)
-        self.refresh()
+        if self.shared is None:
+            if self.mode_layers:
+                self.flat.keep_buffers()
+        else:
+            self.shared.refresh()
 
     def refresh(self) -> None:
-        """Before a read: what others have made of the net."""
-        if self.common is not None:
-            self.common.refresh()
+        """Pull before a read, where several processes train the net."""
+        if self.shared is not None:
+            self.shared.refresh()
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a scalar loss to what the next step takes."""
-        loss.backward()
-        if self.common is not None:
-            self.common.check(loss)
+    def backward(self, loss: Tensor, weight: float = 1.0) -> float:
+        """Add the gradient of `weight` times a scalar loss to the next step's; return the loss."""
+        (loss if weight == 1.0 else weight * loss).backward()
+        value = loss.item()
+        if not math.isfinite(value):
+            self._finite = False
+        return value
 
     def step(self) -> float:
-        """One step along the gradient added up since the last. Returns its L2 norm over all groups, before clipping."""
+        """Step along the gradient added up since the last one. Return its L2 norm over all groups, before clipping."""
         squares = 0.0
         for group in self.groups:
             norm = float(torch.linalg.vector_norm(group.grad))
             squares += norm * norm
             if self.clip is not None and norm > self.clip:
                 group.grad.mul_(self.clip / (norm + 1e-6))
-        if self.common is None:
+        if not (self._finite and math.isfinite(squares)):
+            self._skip()
+        elif self.shared is None:
             self._step()
+            if self.mode_layers:
+                self.flat.keep_buffers()
         else:
-            self.common.push(self._step, squares)
+            with self.shared.updating():
+                self._step()
         self.flat.grad.zero_()
         return math.sqrt(squares)
 
@@ -118,12 +165,22 @@ class Trainer:
         for group in self.groups:
             group.optimizer.step()
 
+    def _skip(self) -> None:
+        self._finite = True
+        self.skipped += 1
+        if self.shared is None:
+            self.flat.restore_buffers()
+        else:
+            self.shared.skip()
+        if self.skipped == 1:
+            notice("a loss or gradient is not finite: such gradient steps are skipped (noted once)")
+
     def state_dict(self) -> dict[str, Any]:
         self.refresh()
-        param, buffer = self.flat.clone()
-        return {"param": param, "buffer": buffer, "optimizers": [group.optimizer.state_dict() for group in self.groups]}
+        return {**self.flat.state_dict(), "optimizers": [group.optimizer.state_dict() for group in self.groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.flat.load(state["param"], state["buffer"])
+        """Load what `state_dict` returned. Raises ValueError where it is another net's."""
+        self.flat.load_state_dict(state)
         for group, saved in zip(self.groups, state["optimizers"], strict=True):
             group.optimizer.load_state_dict(saved)

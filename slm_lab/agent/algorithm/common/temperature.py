@@ -1,50 +1,66 @@
-"""The weight of the entropy in soft actor-critic, and what it is tuned to."""
+"""The temperature of soft actor-critic: the weight of the entropy."""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from slm_lab.agent.optim.flat import placed
-from slm_lab.agent.optim.optimizers import FlatAdam
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.agent.optim.optimizers import FlatAdam, shared_statistics
 from slm_lab.lib.records import ActionSpace, EnvInfo
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
 from slm_lab.spec.algorithm import SoftActorCriticSpec
+
+LARGEST_GAP = 1e15
+"""Distance in nats from the target entropy beyond which a step is skipped: its square would overflow in the optimizer's statistics."""
 
 
 class Temperature:
     """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed."""
 
-    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, heap: Heap = PRIVATE) -> None:
-        self.spec, self.max_frame = spec, info.max_frame * heap.sessions
+    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo) -> None:
+        self.spec, self.max_frame = spec, info.max_frame
         self.begin, self.end = target_entropies(spec, info.action)
-        self.log_alpha = placed(heap, torch.zeros(1).clamp_(spec.log_alpha_min, spec.log_alpha_max))
         self.grad = torch.zeros(1)
-        self.optimizer = FlatAdam(self.log_alpha, self.grad, spec.alpha_lr or 1e-3)
-        self.optimizer.share(heap)
-        self.heap = heap
+        self._store: SharedArrays | None = None
+        self._use(torch.zeros(1).clamp_(spec.log_alpha_min, spec.log_alpha_max))
+
+    def _use(self, log_alpha: torch.Tensor) -> None:
+        self.log_alpha = log_alpha
+        self.optimizer = FlatAdam(log_alpha, self.grad, self.spec.alpha_lr or 1e-3)
+
+    def shared_arrays(self) -> Named:
+        statistics = {f"optim/{name}": array for name, array in shared_statistics(self.optimizer).items()}
+        return {"log_alpha": SharedArray(self.log_alpha.numpy(), "step"), **statistics}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._store = store
+        self.max_frame *= store.workers
+        self._use(torch.from_numpy(arrays["log_alpha"]))
+        self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
     def value(self, frame: int) -> float:
-        """α now."""
+        """Return α at a frame."""
         if self.spec.fixed_alpha is None:
             return math.exp(self.log_alpha.item())
         left = 1.0 - frame / self.spec.alpha_anneal_frames if self.spec.alpha_anneal_frames else 1.0
         return self.spec.fixed_alpha * max(left, 0.0)
 
     def target_entropy(self, frame: int) -> float:
-        """In nats."""
+        """Return the target entropy at a frame, in nats."""
         return self.begin + (self.end - self.begin) * min(frame / self.max_frame, 1.0)
 
     def step(self, entropy: float, frame: int, lr: float) -> None:
-        """One gradient step towards the target entropy, given the policy's own. `lr`: where alpha_lr does not say."""
-        if self.spec.fixed_alpha is not None or not math.isfinite(entropy):
-            return
+        """Take one gradient step towards the target entropy, given the policy's entropy. `lr`: applies where alpha_lr is absent."""
         # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
-        self.grad.fill_(entropy - self.target_entropy(frame))
+        gap = entropy - self.target_entropy(frame)
+        if self.spec.fixed_alpha is not None or not abs(gap) < LARGEST_GAP:  # NaN too
+            return
+        self.grad.fill_(gap)
         self.optimizer.lr = self.spec.alpha_lr or lr
-        with self.heap.update():
+        with nullcontext() if self._store is None else self._store.update():
             self.optimizer.step()
             self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
@@ -57,7 +73,7 @@ class Temperature:
 
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
-    """The target entropy at the first frame and at the last, in nats."""
+    """Return the target entropy at the first frame and at the last, in nats."""
     discrete = action.kind == "discrete"
     auto = 0.98 * math.log(action.nvec[0]) if discrete else -float(action.dim)
     begin = auto if spec.target_entropy == "auto" else spec.target_entropy

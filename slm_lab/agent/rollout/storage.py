@@ -1,4 +1,4 @@
-"""Memories of on-policy algorithms: each step is used once."""
+"""Storage of on-policy algorithms: collects steps into rollouts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from slm_lab.agent.memory.rollout import Rollout, Truncations
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.spec.base import SpecModel
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.spec.base import Component
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
-"""Slabs with a row per step; `obs` and `first` have one row more."""
+"""Arrays with one row per step; `obs` and `first` have one row more."""
 
 
 def slab_bytes(info: EnvInfo, rows: int) -> int:
-    """Bytes of the slabs of so many rows."""
+    """Return the bytes of the arrays of so many rows."""
     obs, action = info.observation, info.action
     per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20
     return rows * info.num_envs * per_env
@@ -30,21 +30,21 @@ Truncation = tuple[int, int, np.ndarray, np.ndarray]
 """(row, env, last observation, hidden state)."""
 
 
-class OnPolicyMemory(ABC):
-    """Slabs [T, N], preallocated, that steps are written into row by row.
+class RolloutStorage(ABC):
+    """Preallocated arrays [T, N] into which steps are written row by row; each step is learned from once.
 
-    Args: length: training_frequency, in this memory's unit. rows: T to begin with. state_size: S of the hidden state. heap: where they lie.
+    Args: length: training_frequency, in the unit of this storage. rows: T at the start. state_size: S of the hidden state.
     """
 
-    def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int, heap: Heap = PRIVATE) -> None:
-        self.info, self.length, self.state_size, self.t, self.heap = info, length, state_size, 0, heap
+    def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
+        self.info, self.length, self.state_size, self.t = info, length, state_size, 0
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
         action_shape = () if action.kind == "discrete" else (action.dim,)
-        slabs = {
+        return {
             "obs": np.zeros((rows + 1, N, *obs.shape), obs.dtype),
             "first": np.zeros((rows + 1, N), np.bool_),
             "action": np.zeros((rows, N, *action_shape), np.float32 if action.kind == "continuous" else np.int64),
@@ -55,7 +55,6 @@ class OnPolicyMemory(ABC):
             "truncated": np.zeros((rows, N), np.bool_),
             "valid": np.zeros((rows, N), np.bool_),
         }
-        return {name: self.heap.array(slab) for name, slab in slabs.items()}
 
     def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
@@ -77,16 +76,37 @@ class OnPolicyMemory(ABC):
 
     @abstractmethod
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Take one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
+        """Store one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
 
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Enough for one training."""
+        """Whether there is enough for one training."""
 
     @abstractmethod
     def rollout(self) -> Rollout:
-        """What was gathered, as views where possible: used up by the next `add`."""
+        """Return what was collected, as views where possible: the next `add` overwrites it."""
+
+    def clear(self) -> None:
+        """Discard what was collected."""
+        self.t = 0
+        self.truncations.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was collected so far; of use only where the envs continue from the same step."""
+        rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
+        return {
+            "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
+            "t": self.t,
+            "truncations": [(t, n, torch.from_numpy(obs.copy()), torch.from_numpy(state)) for t, n, obs, state in self.truncations],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError where it is of other envs."""
+        self.t = int(state["t"])
+        for name, slab in state["slabs"].items():
+            self.slabs[name][: len(slab)] = slab.numpy()
+        self.truncations = [(int(t), int(n), obs.numpy().copy(), hidden.numpy().copy()) for t, n, obs, hidden in state["truncations"]]
 
     def _pack(self, truncations: list[Truncation]) -> Truncations:
         obs = self.info.observation
@@ -98,18 +118,27 @@ class OnPolicyMemory(ABC):
         )
 
 
-class OnPolicyBatchReplay(OnPolicyMemory):
+class OnPolicyBatchReplay(RolloutStorage):
     """A fixed number of vector steps."""
 
-    def __init__(self, info: EnvInfo, length: int, state_size: int, heap: Heap = PRIVATE) -> None:
-        super().__init__(info, length, length, state_size, heap)
-        self.state_NS = heap.array(np.zeros((info.num_envs, state_size), np.float32))
+    def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
+        super().__init__(info, length, length, state_size)
+        self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
+        """Hidden state before the first step."""
+        self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
+
+    def shared_arrays(self) -> Named:
+        named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
+        return {name: SharedArray(slab, "single") for name, slab in named.items()}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.slabs = {name: arrays[name] for name in self.slabs}
+        self.state_NS = arrays["state"] if self.state_size else self.state_NS
         self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        if self.t == self.length:  # used up
-            self.t = 0
-            self.truncations.clear()
+        if self.t == self.length:
+            self.clear()
         if self.t == 0:
             self.slabs["first"][0] = first_N
             if state_N is not None:
@@ -124,20 +153,27 @@ class OnPolicyBatchReplay(OnPolicyMemory):
         views = {f"{name}_TN": view for name, view in self._views.items()}
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "state": torch.from_numpy(self.state_NS.copy())}
 
-Span = tuple[int, int, int]
-"""An episode: (env, first row, row after its last)."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.state_NS[:] = state["state"].numpy()
 
 
-class OnPolicyReplay(OnPolicyMemory):
-    """Whole episodes. A rollout holds those that have ended, each as one column; the others go on being gathered."""
+EpisodeRows = tuple[int, int, int]
+"""(env, first row, row after the last) of an episode."""
+
+
+class OnPolicyReplay(RolloutStorage):
+    """Whole episodes. A rollout holds the finished ones, each as one column; collection of the others continues."""
 
     FIRST_ROWS = 256
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
         super().__init__(info, length, self.FIRST_ROWS, state_size)
         self.begin_N = np.zeros(info.num_envs, np.int64)
-        self.ended: list[Span] = []
+        self.ended: list[EpisodeRows] = []
         self._taken = False
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
@@ -150,6 +186,23 @@ class OnPolicyReplay(OnPolicyMemory):
         for n in np.flatnonzero(step.terminated_N | step.truncated_N):
             self.ended.append((int(n), int(self.begin_N[n]), t + 1))
         self.begin_N[step.first_N] = t + 1
+
+    def clear(self) -> None:
+        super().clear()
+        self.begin_N[:] = 0
+        self.ended.clear()
+        self._taken = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "begin": self.begin_N.tolist(), "ended": list(self.ended), "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (rows := int(state["t"])) > len(self.slabs["reward"]):
+            self.slabs = self._allocate(rows)
+        super().load_state_dict(state)
+        self.begin_N[:] = state["begin"]
+        self.ended = [(int(n), int(begin), int(end)) for n, begin, end in state["ended"]]
+        self._taken = bool(state["taken"])
 
     def _grow(self) -> None:
         old = self.slabs
@@ -173,8 +226,8 @@ class OnPolicyReplay(OnPolicyMemory):
     def ready(self) -> bool:
         return not self._taken and len(self.ended) >= self.length
 
-    def _episodes(self) -> list[Span]:
-        """The episodes that a rollout holds."""
+    def _episodes(self) -> list[EpisodeRows]:
+        """Return the episodes of a rollout."""
         return self.ended
 
     def rollout(self) -> Rollout:
@@ -195,22 +248,22 @@ class OnPolicyReplay(OnPolicyMemory):
 class OnPolicyCrossEntropy(OnPolicyReplay):
     """Whole episodes, of which a rollout holds only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
 
-    Args: share: of the episodes gathered for a training, to the nearest number and at least one, by their sum of rewards as they
-    are trained on; of equal ones those that ended first.
+    Args: share: fraction of the episodes that is kept, rounded, at least one; by their sum of training rewards, and of equal ones those
+    that ended first.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, share: float) -> None:
         super().__init__(info, length, state_size)
         self.share = share
 
-    def _episodes(self) -> list[Span]:
+    def _episodes(self) -> list[EpisodeRows]:
         reward_TN = self.slabs["reward"]
         best_first = sorted(range(len(self.ended)), key=lambda i: -self._total(reward_TN, self.ended[i]))
         kept = sorted(best_first[: max(1, round(self.share * len(self.ended)))])
         return [self.ended[i] for i in kept]
 
     @staticmethod
-    def _total(reward_TN: np.ndarray, episode: Span) -> float:
+    def _total(reward_TN: np.ndarray, episode: EpisodeRows) -> float:
         n, begin, end = episode
         return float(reward_TN[begin:end, n].sum(dtype=np.float64))
 
@@ -222,7 +275,12 @@ MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {
 }
 
 
-def build_memory(spec: SpecModel, info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay | OnPolicyReplay:
-    """The memory that an on-policy spec names. `length`: training_frequency, in its unit; `state_size`: S of the hidden state."""
+def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
+    """Build the storage that an on-policy spec names; that of a user's spec model is `implementation()` of the model.
+
+    Args: length: training_frequency, in the unit of the storage. state_size: S of the hidden state.
+    """
     arguments: dict[str, Any] = {"share": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
-    return MEMORIES[type(spec)](info, length, state_size, **arguments)
+    kind = MEMORIES.get(type(spec)) or type(spec).implementation()
+    storage: RolloutStorage = kind(info, length, state_size, **arguments)
+    return storage

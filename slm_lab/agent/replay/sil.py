@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.on_policy import OnPolicyReplay
-from slm_lab.agent.memory.replay import REPLAYS, Transitions
-from slm_lab.agent.memory.rollout import Rollout
-from slm_lab.agent.memory.store import FrameStore
 from slm_lab.agent.ops.returns import discounted_returns
+from slm_lab.agent.replay.frames import FrameStore
+from slm_lab.agent.replay.replay import REPLAYS, Transitions
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.rollout.storage import OnPolicyReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec

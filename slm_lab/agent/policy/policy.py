@@ -1,4 +1,4 @@
-"""What acts: a net, a distribution, and a way to take an action from it. All that a rollout worker needs."""
+"""The policy: a net, a distribution and an action rule. Rollout workers, evaluation and trained agents need nothing else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.fast import SMALL, fast_actor, widest
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.policy.acting import SMALL, fast_actor, widest
 from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.algorithm import ActionPolicy
 
@@ -23,9 +24,10 @@ class Policy:
         action: the action space.
         rng: draws the actions.
         net, distribution: absent for uniformly random actions.
-        action_policy: default samples the distribution; epsilon_greedy takes its mode but with probability
-            `explore_var` a random action; boltzmann divides its logits by `explore_var`; random ignores it.
-        logp: what is sampled comes with its log-probability; else with NaN, since on a few envs that costs as much as the draw.
+        action_policy: "default" samples the distribution; "epsilon_greedy" takes its mode, but with probability `explore_var` a random
+            action; "boltzmann" divides its logits by `explore_var`; "random" ignores it.
+        logp: whether `act` returns the log-probability of what it samples; else NaN, since on a few envs it costs as much as the draw.
+        flat: the parameters of the net in one vector.
     """
 
     def __init__(
@@ -36,21 +38,22 @@ class Policy:
         distribution: ActionDistribution | None = None,
         action_policy: ActionPolicy = "default",
         logp: bool = True,
+        flat: FlatParams | None = None,
     ) -> None:
-        self.action, self.rng, self.net, self.distribution, self.logp = action, rng, net, distribution, logp
+        self.action, self.rng, self.net, self.distribution, self.logp, self.flat = action, rng, net, distribution, logp, flat
         self.action_policy: ActionPolicy = "random" if net is None else action_policy
         self.explore_var: float = 0.0
         self.version = 0
-        """Updates that the net has learned from."""
+        """Updates that the weights have received."""
         self.state_size = 0 if net is None else net.state_size
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
-        """Actions to choose from, where they can be counted."""
+        """Number of actions, where they are countable."""
         self._fast = None if net is None else fast_actor(net.actor_body, net.actor_head)
         self._fast_rows = 0 if self._fast is None or net is None else SMALL // widest(net)
-        """Envs up to which the numpy twin is the faster one."""
+        """Largest number of envs for which the numpy forward pass is faster."""
         self._unknown_N = np.zeros(0, np.float32)
-        self._take: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
+        self._choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
             "default": self._sample if logp else self._draw,
             "boltzmann": self._boltzmann,
             "epsilon_greedy": self._epsilon_greedy,
@@ -58,38 +61,73 @@ class Policy:
         }[self.action_policy]
 
     def clone(self, rng: np.random.Generator) -> Policy:
-        """The same net with another random stream."""
-        return Policy(self.action, rng, self.net, self.distribution, self.action_policy, self.logp)
+        """Return a policy with the same net and another random stream."""
+        other = Policy(self.action, rng, self.net, self.distribution, self.action_policy, self.logp, self.flat)
+        other.explore_var = self.explore_var
+        return other
 
     def initial_state(self, num_envs: int) -> np.ndarray | None:
-        """Hidden state [N, S] at the start of episodes; None for a policy without memory."""
+        """Return the hidden state [N, S] at the start of episodes; None for a feed-forward policy."""
         return np.zeros((num_envs, self.state_size), np.float32) if self.state_size else None
 
-    def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
-        """Choose actions. `state_N`: hidden state, zero for an env at the start of its episode."""
+    def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None, deterministic: bool = False) -> ActOut:
+        """Choose actions for obs_N [N, *shape].
+
+        Args: state_N: hidden state, zero for an env at the start of its episode. deterministic: take the mode of the distribution;
+        random policies stay random.
+        """
         if self.action_policy == "random":
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
+        choose = self._greedy if deterministic else self._choose
         if self._fast is not None and len(obs_N) <= self._fast_rows:
-            return ActOut(*self._take(self._fast(obs_N)), None, self.version)
+            return ActOut(*choose(self._fast(obs_N)), None, self.version)
         params_NP, state_N = self.forward(obs_N, state_N)
-        return ActOut(*self._take(params_NP), state_N, self.version)
+        return ActOut(*choose(params_NP), state_N, self.version)
 
     def choose(self, params_NP: np.ndarray) -> np.ndarray:
-        """Actions of distribution parameters that are there already."""
-        return self._take(params_NP)[0]
+        """Choose actions by distribution parameters."""
+        return self._choose(params_NP)[0]
 
     def take(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
-        """Actions of what `forward` gave, here or elsewhere."""
-        return ActOut(*self._take(params_NP), state_N, self.version)
+        """Choose actions by the outputs of `forward`, computed here or elsewhere."""
+        return ActOut(*self._choose(params_NP), state_N, self.version)
+
+    def evaluator(self, rng: np.random.Generator) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """Return (obs_N, first_N) → action_N: this policy with a hidden state and a random stream of its own."""
+        policy = self.clone(rng)
+        state_N: np.ndarray | None = None
+
+        def act(obs_N: np.ndarray, first_N: np.ndarray) -> np.ndarray:
+            nonlocal state_N
+            if policy.state_size:
+                before_N = policy.initial_state(len(obs_N)) if state_N is None else np.where(first_N[:, None], np.float32(0.0), state_N)
+                out = policy.act(obs_N, before_N)
+                state_N = out.state_N
+            else:
+                out = policy.act(obs_N)
+            return out.action_N
+
+        return act
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return copies of the net's parameters and buffers on the CPU; empty for a policy without a net."""
+        return {} if self.net is None else {name: value.detach().to("cpu", copy=True) for name, value in self.net.state_dict().items()}
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Copy weights in. Raises RuntimeError where they are another net's."""
+        if self.net is not None:
+            self.net.load_state_dict(weights)
+        if self.flat is not None:
+            self.flat.push()
 
     @property
     def params(self) -> int:
-        """P: numbers that describe the distribution of an env's next action; 0 where actions are random."""
+        """P: size of the distribution parameters of one env; 0 where actions are random."""
         return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.params
 
     @torch.inference_mode()
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """The net's part of `act`: distribution parameters [N, P], and the hidden state afterwards."""
+        """Return the distribution parameters [N, P] and the hidden state afterwards."""
         assert self.net is not None
         device = self.net.actor_head.linear.weight.device
         obs = torch.from_numpy(obs_N).to(device)
@@ -109,6 +147,10 @@ class Policy:
             self._unknown_N = np.full(len(params_NP), np.nan, np.float32)
         return self.distribution.draw(params_NP, self.rng), self._unknown_N
 
+    def _greedy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self.distribution is not None
+        return self.distribution.mode(params_NP), np.full(len(params_NP), np.nan, np.float32)
+
     def _boltzmann(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._sample(params_NP / np.float32(max(self.explore_var, 1e-6)))
 
@@ -127,7 +169,7 @@ class Policy:
         return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
     def _uniform(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Uniform actions; standard normal where a component has no bounds."""
+        """Draw uniform actions; standard normal ones where a component has no bounds."""
         action, rng = self.action, self.rng
         if action.kind == "continuous":
             shape = (num_envs, action.dim)

@@ -1,4 +1,4 @@
-"""From a rollout to minibatches: values, then transitions or sequences side by side."""
+"""From a rollout to minibatches: values of its observations, then transitions or sequences."""
 
 from __future__ import annotations
 
@@ -6,29 +6,44 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.rollout import Rollout, Truncations
-from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.rollout.rollout import Rollout, Truncations
 
-PIECE_BYTES = 32 * 2**20
-"""Observations that go through a net at once, at most: a convolution needs some twenty times that for its gradient."""
+MICROBATCH_BYTES = 32 * 2**20
+"""Most bytes of observations in one forward pass: a convolution needs some twenty times that for its gradient."""
 
 
-def piece_length(obs: Tensor, batch_dims: int) -> int:
-    """Items of the last of `batch_dims` leading axes that fit PIECE_BYTES, at least one."""
+class RolloutNet(Protocol):
+    """A net with outputs to act on and values; of a Q-net both are action values [..., A]."""
+
+    @property
+    def state_size(self) -> int:
+        """Size of the hidden state; 0: feed-forward."""
+
+    def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [B, P] and values [B]; feed-forward nets only."""
+
+    def critic(self, obs_B: Tensor, /) -> Tensor:
+        """Values [B]; feed-forward nets only."""
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
+        """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
+
+
+def microbatch_length(obs: Tensor, batch_dims: int) -> int:
+    """Return how many items of the last of `batch_dims` leading axes fit MICROBATCH_BYTES, at least one."""
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
-    return max(1, PIECE_BYTES // max(item, 1))
+    return max(1, MICROBATCH_BYTES // max(item, 1))
 
 
 @dataclass(frozen=True)
 class Values:
-    """The critic's outputs over a rollout, as it was when they were computed."""
+    """Outputs of actor and critic over a rollout, before the update."""
 
     output_TN: Tensor
     """float32 [T, N]: of each observation; of a Q-net [T, N, A], as next_output_TN."""
@@ -37,19 +52,19 @@ class Values:
     state_CNS: Tensor
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: Tensor | None
-    """float32 [T, N, P]: the actor's outputs, where there are any."""
+    """float32 [T, N, P]: the actor's outputs, where they were computed."""
     learnable: tuple[Tensor, Tensor] | None = None
-    """(distribution parameters [T N, P], values [T N]) with gradients: `outputs_to_learn`'s."""
+    """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`."""
 
 
-def outputs_to_learn(net: ActorCriticNet, rollout: Rollout) -> Values | None:
-    """Actor and critic in one pass, whose gradients serve the one step that is taken on a rollout; None where that is not possible.
+def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
+    """Run actor and critic once, with gradients for the single step on a rollout; None where that is not possible.
 
-    A recurrent net learns in sequences, and many images learn in pieces. Rows that no loss sees go through too, and have the gradient 0;
-    but 0 times what is not finite is NaN, and an env may end for just that.
+    A recurrent net learns in sequences, and many images learn in microbatches. Rows that are in no loss take part with a gradient of 0;
+    but 0 times a number that is not finite is NaN, and such observations are a reason for which envs end.
     """
     obs_B = rollout.obs_TN.flatten(0, 1)
-    if net.state_size or len(obs_B) > piece_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
+    if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
         return None
     rows = rollout.reward_TN.numel()
     params_BP, value_B = net(obs_B)
@@ -61,12 +76,12 @@ def outputs_to_learn(net: ActorCriticNet, rollout: Rollout) -> Values | None:
 
 
 @torch.no_grad()
-def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
-    """Run the critic over a rollout on its own device, truncated ends included; with `actor` the actor in the same pass."""
+def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
+    """Run the critic over a rollout, truncated ends included; with `actor` the actor in the same pass."""
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
-        pairs += [net(piece) if actor else (None, net.critic(piece)) for piece in obs_B.split(piece_length(obs_B, 1))]
+        pairs += [net(part) if actor else (None, net.critic(part)) for part in obs_B.split(microbatch_length(obs_B, 1))]
         output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
         states = [rollout.state_NS]
     else:
@@ -83,8 +98,8 @@ def critic_outputs(net: ActorCriticNet | QNet, rollout: Rollout, seq_len: int, a
     return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
-def _next_outputs(net: ActorCriticNet | QNet, rollout: Rollout, output_TN: Tensor) -> Tensor:
-    """Of the true next observations, given those of the rows [T + 1, N]."""
+def _next_outputs(net: RolloutNet, rollout: Rollout, output_TN: Tensor) -> Tensor:
+    """Return the critic's outputs of the true next observations, given those of the rows [T + 1, N]."""
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = next_TN.clone()
@@ -92,12 +107,12 @@ def _next_outputs(net: ActorCriticNet | QNet, rollout: Rollout, output_TN: Tenso
     return next_TN
 
 
-def _cut_values(net: ActorCriticNet | QNet, cut: Truncations) -> Tensor:
-    """The critic's outputs [K] for the last observations of truncated episodes."""
+def _cut_values(net: RolloutNet, cut: Truncations) -> Tensor:
+    """Return the critic's outputs [K] of the last observations of truncated episodes."""
     if net.state_size == 0:
         return net.critic(cut.obs_K)
-    going_on = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
-    value: Tensor = net.unroll(cut.obs_K.unsqueeze(0), going_on, cut.state_KS)[1][0]
+    not_first = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
+    value: Tensor = net.unroll(cut.obs_K.unsqueeze(0), not_first, cut.state_KS)[1][0]
     return value
 
 
@@ -113,7 +128,7 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Valid transitions [B], and what to run the net on for them."""
+    """Valid transitions [B], and the inputs of the net for them."""
 
     inputs: Tensor | Sequences
     """obs_B [B, *shape] for feed-forward nets, else the sequences that hold the transitions."""
@@ -121,14 +136,14 @@ class Minibatch:
     logp_B: Tensor
     advantage_B: Tensor
     target_B: Tensor
-    """What the critic's output should be."""
+    """Target of the critic's output."""
     value_B: Tensor
-    """What it was."""
+    """The critic's output before the update."""
     learnable: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
-    """What `forward` gives, where it is there already."""
+    """Result of `forward`, where it was computed before."""
 
-    def forward(self, net: ActorCriticNet | QNet) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [B, P] and values [B] of the transitions, with gradients; of a Q-net its values [B, A], twice."""
+    def forward(self, net: RolloutNet) -> tuple[Tensor, Tensor]:
+        """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
         if self.learnable is not None:
             return self.learnable
         if isinstance(self.inputs, Tensor):
@@ -148,7 +163,7 @@ class Batch:
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
-            some_M = chunks[2].any(dim=0)  # a sequence of nothing but padding and dummy rows is none
+            some_M = chunks[2].any(dim=0)  # drop sequences of only padding and dummy rows
             self.columns = [x[:, some_M] for x in chunks]
             self.state_MS = values.state_CNS.flatten(0, 1)[some_M]
             self.size = self.columns[0].shape[1]
@@ -157,35 +172,35 @@ class Batch:
             flat = [x.flatten(0, 1) for x in [rollout.obs_TN[:-1], *columns]]
             valid_B = rollout.valid_TN.flatten()
             if not bool(valid_B.all()):
-                row_B = valid_B.nonzero().squeeze(1)  # once for all
+                row_B = valid_B.nonzero().squeeze(1)
                 flat = [x.index_select(0, row_B) for x in flat]
                 if self.learnable is not None:
                     self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
             self.columns = flat
             self.size = self.transitions = len(self.columns[0])
 
-    def pieces(self) -> Iterator[tuple[Minibatch, float]]:
-        """All transitions in order, with each piece's share of them: one piece, unless they are many images.
+    def microbatches(self) -> Iterator[tuple[Minibatch, float]]:
+        """Yield all transitions in order, in one microbatch unless they are many images, each with its fraction of the transitions.
 
-        The shares weigh the pieces' mean losses, so that their gradients add up to that of the whole.
+        Mean losses weighted by these fractions have gradients that add up to that of the whole.
         """
         if self.learnable is not None:
             yield Minibatch(*self.columns, learnable=self.learnable), 1.0
             return
         obs = self.columns[0]
-        items = piece_length(obs, 2 if self.recurrent else 1)
+        items = microbatch_length(obs, 2 if self.recurrent else 1)
         for begin in range(0, self.size, items):
             if self.recurrent:
-                piece = self._sequences(torch.arange(begin, min(begin + items, self.size), device=obs.device))
+                part = self._sequences(torch.arange(begin, min(begin + items, self.size), device=obs.device))
             else:
-                piece = Minibatch(*(x[begin : begin + items] for x in self.columns))
-            yield piece, len(piece.action_B) / self.transitions
+                part = Minibatch(*(x[begin : begin + items] for x in self.columns))
+            yield part, len(part.action_B) / self.transitions
 
     def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
-        """Minibatches of about `minibatch_size` transitions, equal to within one, in fresh random order each epoch."""
+        """Yield minibatches of about `minibatch_size` transitions, equal to within one, in a new random order each epoch."""
         per_item = self.seq_len if self.recurrent else 1
-        pieces = max(1, round(self.size * per_item / minibatch_size))
-        bounds = np.linspace(0, self.size, min(pieces, self.size) + 1).astype(int).tolist()
+        count = max(1, round(self.size * per_item / minibatch_size))
+        bounds = np.linspace(0, self.size, min(count, self.size) + 1).astype(int).tolist()
         for _ in range(epochs):
             order = torch.from_numpy(rng.permutation(self.size)).to(self.columns[0].device)
             shuffled = [] if self.recurrent else [x.index_select(0, order) for x in self.columns]

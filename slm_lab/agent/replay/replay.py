@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.memory.store import FrameStore, Store, VectorStore
-from slm_lab.agent.memory.sum_tree import SumTree
+from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore
+from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep

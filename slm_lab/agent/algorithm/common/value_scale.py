@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,28 +12,46 @@ from torch import Tensor
 
 from slm_lab.agent.ops.losses import symexp, symlog
 from slm_lab.agent.ops.returns import standardize
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.spec.base import Problem, SpecError
+
+
+def build_value_scale(symlog: bool, normalize: bool) -> ValueScale:
+    """Build the critic's scale by the keys symlog and normalize_v_targets."""
+    if symlog and normalize:
+        message = "symlog and normalize_v_targets exclude each other: leave one out"
+        raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
+    return SymlogScale() if symlog else RunningScale() if normalize else ValueScale()
+
+
+def _merging(store: SharedArrays | None) -> AbstractContextManager[object]:
+    return nullcontext() if store is None else store.exclusive("statistics")
 
 
 class ValueScale:
-    """Between values in reward units and the critic's outputs. This one changes nothing."""
+    """Between values in reward units and the critic's outputs; here they are equal."""
 
     def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
-        """Take note of the returns of valid rows."""
+        """Update statistics by the returns of valid rows."""
 
     def encode(self, value: Tensor) -> Tensor:
-        """Reward units → what the critic should put out."""
+        """Map reward units to outputs of the critic."""
         return value
 
     def decode(self, output: Tensor) -> Tensor:
-        """What the critic put out → reward units."""
+        """Map outputs of the critic to reward units."""
         return output
+
+    def shared_arrays(self) -> Named:
+        return {}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
 
 
 class SymlogScale(ValueScale):
@@ -47,23 +67,30 @@ class SymlogScale(ValueScale):
 class RunningScale(ValueScale):
     """The critic predicts values standardised by moving moments of the returns (PopArt, arXiv:1602.07714, less its output correction).
 
-    Moments are averages over updates with weight DECAY on the past, corrected for their start at zero.
+    Moments are averages over updates with weight DECAY on the past, corrected for their start at zero. Returns that are not finite are
+    ignored.
     """
 
     DECAY = 0.99
 
-    def __init__(self, heap: Heap = PRIVATE) -> None:
-        self.heap = heap
-        self.moments = heap.array(np.zeros(3))
-        """Of weight, value and square: sums of what was decayed."""
+    def __init__(self) -> None:
+        self._store: SharedArrays | None = None
+        self.moments = np.zeros(3)
+        """Decayed sums of weight, value and square."""
 
     def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
         return_B = return_TN[valid_TN]
         if return_B.numel():
-            news = np.array([1.0, float(return_B.mean()), float(return_B.square().mean())])
-            if self.heap.takes(news):
-                with self.heap.exclusive("statistics"):
-                    self.moments[:] = self.DECAY * self.moments + (1.0 - self.DECAY) * news
+            new = np.array([1.0, float(return_B.mean()), float(return_B.square().mean())])
+            if np.isfinite(new).all():
+                with _merging(self._store):
+                    self.moments[:] = self.DECAY * self.moments + (1.0 - self.DECAY) * new
+
+    def shared_arrays(self) -> Named:
+        return {"moments": SharedArray(self.moments, "merge")}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._store, self.moments = store, arrays["moments"]
 
     @property
     def mean(self) -> float:
@@ -89,13 +116,16 @@ class RunningScale(ValueScale):
 
 
 class PercentileScale:
-    """Divides advantages by max(1, S), S the moving range between the 5th and 95th percentile of returns (arXiv:2301.04104, eq. 11–12)."""
+    """Divides advantages by max(1, S), S the moving range between the 5th and 95th percentile of returns (arXiv:2301.04104, eq. 11–12).
+
+    Returns whose range is not finite are ignored.
+    """
 
     DECAY = 0.99
 
-    def __init__(self, heap: Heap = PRIVATE) -> None:
-        self.heap = heap
-        self._range = heap.array(np.full(1, np.nan))
+    def __init__(self) -> None:
+        self._store: SharedArrays | None = None
+        self._range = np.full(1, np.nan)
 
     @property
     def range(self) -> float | None:
@@ -109,14 +139,20 @@ class PercentileScale:
     def __call__(self, advantage_B: Tensor, return_B: Tensor) -> Tensor:
         if return_B.numel():
             low, high = torch.quantile(return_B.float(), torch.tensor([0.05, 0.95], device=return_B.device)).tolist()
-            if self.heap.takes(high - low):
-                with self.heap.exclusive("statistics"):
+            if math.isfinite(high - low):
+                with _merging(self._store):
                     self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
         return advantage_B / max(1.0, self.range or 0.0)
 
+    def shared_arrays(self) -> Named:
+        return {"range": SharedArray(self._range, "merge")}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._store, self._range = store, arrays["range"]
+
 
 def standardize_valid(x_TN: Tensor, valid_TN: Tensor) -> Tensor:
-    """Standardised over the valid rows; the others are whatever they are."""
+    """Standardise over the valid rows; the others become 0."""
     if bool(valid_TN.all()):
         return standardize(x_TN)
     out_TN = torch.zeros_like(x_TN)

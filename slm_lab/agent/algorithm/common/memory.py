@@ -1,0 +1,47 @@
+"""The memory of an algorithm: rollout storage or replay buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slm_lab.agent.replay.replay import REPLAYS, Replay
+from slm_lab.agent.rollout.storage import RolloutStorage, build_memory, slab_bytes
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.machine import memory_bytes
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds
+from slm_lab.spec.algorithm import ReplayAlgorithmSpec
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.memory import OnPolicyBatchReplaySpec
+from slm_lab.spec.spec import AgentSpec
+
+
+def build_rollout_storage(agent: AgentSpec, info: EnvInfo, state_size: int) -> RolloutStorage:
+    """Build the storage that the spec names. Raises SpecError where it does not fit this machine."""
+    if isinstance(agent.memory, OnPolicyBatchReplaySpec):
+        _check_room(agent, info)
+    return build_memory(agent.memory, info, agent.rollout_len, state_size)
+
+
+def _check_room(agent: AgentSpec, info: EnvInfo) -> None:
+    """Raise SpecError where a rollout and its shuffled copy do not fit this machine."""
+    needed, available = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
+    if needed > available:
+        lengths = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(agent.algorithm, key, None)]
+        path = f"agent.algorithm.{lengths[0]}" if lengths else "env.num_envs"
+        sizes = f"need {needed / 2**30:,.1f} GiB, this machine has {available / 2**30:,.1f}"
+        message = f"rollouts of {agent.rollout_len} steps of {info.num_envs} envs {sizes}; shorten them, or use fewer envs"
+        raise SpecError("agent", [Problem(path, message)])
+
+
+def build_replay(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds) -> Replay:
+    """Build the replay buffer that the spec names. Raises SpecError where it does not fit this machine."""
+    algorithm = agent.algorithm
+    memory: Any = agent.memory
+    assert isinstance(algorithm, ReplayAlgorithmSpec)  # checked by the rules of specs
+    rng = np.random.default_rng(seeds.update)
+    kind = REPLAYS.get(type(memory)) or type(memory).implementation()
+    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step)
+    return replay

@@ -1,0 +1,66 @@
+"""Gradient steps, counted, with the means of what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import Metrics
+
+
+class GradientMeter:
+    """Step a trainer and average losses, gradient norms and diagnostics over an update."""
+
+    def __init__(self, trainer: Trainer, clock: Clock) -> None:
+        self.trainer, self.clock = trainer, clock
+        self._sums: dict[str, float] = {}
+        self._steps = 0
+
+    def begin(self) -> None:
+        """Start an update: learning rates of this frame, layers in training mode."""
+        self.trainer.begin(self.clock.global_frame)
+        self.trainer.set_train_mode(True)
+
+    def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor) -> None:
+        """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
+        sums = self._sums
+        sums["loss"] = sums.get("loss", 0.0) + weight * self.trainer.backward(loss, weight)
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + weight * value.item()
+
+    def note(self, **values: float) -> None:
+        """Report numbers of the next step beside its loss."""
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def step(self) -> None:
+        """Take one gradient step on what was added."""
+        trainer, sums = self.trainer, self._sums
+        sums["grad_norm"] = sums.get("grad_norm", 0.0) + trainer.step()
+        if trainer.shared is not None:
+            for name, value in trainer.shared.report.items():
+                sums[name] = sums.get(name, 0.0) + value
+        self._steps += 1
+        self.clock.opt_step += 1
+
+    def step_on(self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch, float], None]) -> Metrics:
+        """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` calls `add` for a weighted microbatch."""
+        self.trainer.begin(self.clock.global_frame)
+        batch = prepare(rollout)  # by the pulled weights, layers in evaluation mode
+        self.trainer.set_train_mode(True)
+        for microbatch, weight in batch.microbatches():
+            add_loss(microbatch, weight)
+        self.step()
+        return self.end()
+
+    def end(self) -> Metrics:
+        """End an update: layers in evaluation mode. Return the means since `begin`."""
+        self.trainer.set_train_mode(False)
+        means = {name: total / self._steps for name, total in self._sums.items()}
+        self._sums, self._steps = {}, 0
+        return Metrics(means.pop("loss"), means.pop("grad_norm"), means.pop("entropy", None), means)

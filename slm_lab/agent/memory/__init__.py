@@ -1,1 +1,0 @@
-"""Memories: what an algorithm learns from. Each takes steps one at a time and yields rollouts or batches."""

@@ -1,0 +1,51 @@
+"""Numbers that practitioners watch, as Python floats without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def explained_variance(value_TN: Tensor, return_TN: Tensor, valid_TN: Tensor) -> float:
+    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 is a perfect critic, 0 one that predicts a constant.
+
+    0 where all returns are equal; NaN where one is not finite.
+    """
+    value, target, valid = (x.detach().cpu().numpy().reshape(-1) for x in (value_TN, return_TN, valid_TN))
+    if not valid.all():
+        value, target = value[valid], target[valid]
+    with np.errstate(all="ignore"):
+        spread = _squares(target)
+        return 1.0 - _squares(target - value) / spread if spread != 0.0 else 0.0
+
+
+def _squares(x_B: np.ndarray) -> float:
+    """Return the sum of squared deviations from the mean."""
+    if not len(x_B):
+        return 0.0
+    centred_B = x_B - np.add.reduce(x_B) / np.float32(len(x_B))
+    return float(centred_B.dot(centred_B))
+
+
+def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip_eps: float) -> tuple[float, float]:
+    """Return approx_kl and clip_fraction over the minibatches [B] of an update.
+
+    approx_kl is the mean of (r − 1) − log r, an estimate of KL[π_old, π] with r = π/π_old (http://joschu.net/blog/kl-approx.html);
+    clip_fraction the share of transitions with |r − 1| > ε.
+    """
+    log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
+    change_B = torch.expm1(log_ratio_B)
+    clipped_B = (change_B.abs() > clip_eps).float()
+    return (change_B - log_ratio_B).mean().item(), clipped_B.mean().item()
+
+
+def value_diagnostics(q_B: Tensor, target_B: Tensor) -> tuple[float, float]:
+    """Return the mean absolute temporal-difference error and the mean value."""
+    if q_B.is_cuda:
+        q_B = q_B.detach()
+        return (target_B - q_B).abs().mean().item(), q_B.mean().item()
+    q, target = q_B.detach().numpy(), target_B.numpy()  # on the CPU numpy's calls cost less
+    return float(np.add.reduce(np.abs(target - q))) / len(q), float(np.add.reduce(q)) / len(q)

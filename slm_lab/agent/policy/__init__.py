@@ -1,0 +1,1 @@
+"""Policies: what acts, without anything that learns."""

@@ -1,0 +1,92 @@
+"""Numpy forward pass of small feed-forward nets, for acting.
+
+Weights are views of the net's own flat vectors (see FlatParams), so they are always current. One step of 8 envs through two hidden layers
+takes about a fifth of the time of torch's dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.body import Body, RecurrentBody
+from slm_lab.agent.net.learning_twin import ACTIVATIONS, InPlace, actor_chain
+from slm_lab.agent.net.q_net import QNet
+
+NUMPY_ACTING = True
+"""Whether small nets act through numpy; False: always through torch."""
+
+Layer = tuple[np.ndarray, np.ndarray, list[InPlace]]
+"""Weight, bias, and the operations that follow in place."""
+
+
+def _layers(modules: list[nn.Module]) -> list[Layer] | None:
+    layers: list[Layer] = []
+    for module in modules:
+        if type(module) is nn.Linear and module.bias is not None:
+            layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), []))
+        elif type(module) in ACTIVATIONS and layers and repr(module) in _PLAIN:
+            layers[-1][2].append(ACTIVATIONS[type(module)])
+        elif type(module) is nn.LayerNorm and layers and len(module.normalized_shape) == 1 and module.bias is not None:
+            layers[-1][2].append(_layer_norm(module))
+        else:
+            return None
+    return layers
+
+
+def _layer_norm(module: nn.LayerNorm) -> InPlace:
+    weight, bias, eps = module.weight.detach().numpy(), module.bias.detach().numpy(), np.float32(module.eps)
+    size = np.float32(len(weight))
+
+    def normalise(x: np.ndarray) -> None:
+        x -= np.add.reduce(x, axis=1, keepdims=True) / size
+        x *= 1.0 / np.sqrt(np.add.reduce(x * x, axis=1, keepdims=True) / size + eps)
+        x *= weight
+        x += bias
+
+    return normalise
+
+
+_PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for kind in (nn.ReLU, nn.ELU, nn.SELU, nn.SiLU)}
+
+
+def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the function obs_N float32 [N, D] → distribution parameters float32 [N, P], or None where it has no numpy implementation."""
+    if not NUMPY_ACTING or isinstance(body, RecurrentBody) or any(p.is_cuda for p in head.parameters()):
+        return None
+    layers = _layers(actor_chain(body, head))
+    if not layers:
+        return None
+
+    def act(obs_N: np.ndarray) -> np.ndarray:
+        x = obs_N
+        for weight, bias, then in layers:
+            x = x.dot(weight)  # two thirds of the time of @
+            x += bias
+            for change in then:
+                change(x)
+        return x
+
+    return act
+
+
+SMALL = 64**3
+"""Multiplications in a layer below which numpy, whose calls cost less, is faster than torch."""
+
+
+def widest(net: nn.Module) -> int:
+    """Return the size of the largest parameter of a net."""
+    return max(parameter.numel() for parameter in net.parameters())
+
+
+def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor]:
+    """Return the function obs_B [B, *shape] → action values [B, A], without gradients: in numpy where net and batch are small."""
+    small = widest(net) * batch_size <= SMALL
+    act = fast_actor(net.actor_body, net.actor_head) if net.value_head is None and small else None
+    if act is None:
+        return torch.no_grad()(net.critic)
+    return lambda obs_B: torch.from_numpy(act(obs_B.numpy()))

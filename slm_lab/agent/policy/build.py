@@ -1,0 +1,73 @@
+"""From a spec to a policy: net, distribution and action rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.ops.distributions import ActionDistribution, Categorical, Normal, SquashedNormal
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.policy.fit import build_distribution, check_actions, check_soft
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import ActionSpace, EnvInfo
+from slm_lab.spec.algorithm import SoftActorCriticSpec
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.spec import AgentSpec
+
+
+def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, device: str = "cpu") -> Policy:
+    """Build the policy of an agent, its weights drawn from torch's global generator.
+
+    Args: rng: draws actions. device: where the net computes. Raises SpecError where algorithm, net and env do not fit each other.
+    """
+    algorithm = agent.algorithm
+    if not algorithm.learns:
+        return Policy(info.action, rng)
+    assert agent.net is not None  # checked by the rules of specs
+    check_actions(algorithm, info.action)
+    net: ActorCriticNet | QNet
+    if algorithm.values:
+        net, distribution = QNet(agent.net, info.observation, info.action.nvec[0]), build_distribution(algorithm, info.action)
+    else:
+        if isinstance(algorithm, SoftActorCriticSpec):
+            check_soft(algorithm, agent.net, info.action)
+        distribution, log_std = (_soft_distribution if algorithm.soft else _distribution)(agent, agent.net, info.action)
+        critic = algorithm.has_critic and not algorithm.soft
+        net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
+    flat = FlatParams(net, _groups(net, optimizer_parts(agent)), device)
+    net.eval()
+    return Policy(info.action, rng, net, distribution, algorithm.action_policy, algorithm.needs_logp, flat)
+
+
+def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
+    """Return the parts of the policy's net that have optimizer keys of their own; empty: one optimizer for all."""
+    assert agent.net is not None
+    if agent.algorithm.soft:
+        return ("actor",)
+    return ("actor", "critic") if agent.algorithm.has_critic and not agent.net.use_same_optim else ()
+
+
+def _groups(net: ActorCriticNet | QNet, parts: tuple[str, ...]) -> list[list[nn.Parameter]] | None:
+    return [getattr(net, f"{part}_parameters")() for part in parts] or None
+
+
+def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
+    """Return the distribution of a policy gradient algorithm, and its free parameters."""
+    distribution = build_distribution(agent.algorithm, action)
+    if net.log_std_init is None:
+        return distribution, None
+    if not isinstance(distribution, Normal):
+        notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
+        return distribution, None
+    log_std = nn.Parameter(torch.full((action.dim,), net.log_std_init))
+    return Normal(action, log_std), log_std
+
+
+def _soft_distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
+    """Return the distribution of soft actor-critic, which can be sampled with gradients, and its free parameters."""
+    log_std = None if net.log_std_init is None else nn.Parameter(torch.full((action.dim,), net.log_std_init))
+    return (Categorical(action) if action.kind == "discrete" else SquashedNormal(action, log_std)), log_std

@@ -1,0 +1,84 @@
+"""Checks of whether an algorithm, its net and its distribution fit an action space."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import ActionSpace
+from slm_lab.spec.algorithm import Algorithm, AlgorithmSpec, SoftActorCriticSpec
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.net import NetSpec
+
+
+def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
+    """Return whether an algorithm can act in an action space."""
+    return action.kind in algorithm.action_kinds and (action.kind != "continuous" or action.bounded or not algorithm.bounded_only)
+
+
+def algorithms_for(action: ActionSpace) -> str:
+    """Return the names of the built-in algorithms that learn such actions."""
+    models = [model for model in get_args(get_args(Algorithm)[0]) if isinstance(model, type) and issubclass(model, AlgorithmSpec)]
+    return ", ".join(get_args(model.model_fields["name"].annotation)[0] for model in models if model.learns and fits(model, action))
+
+
+def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
+    """Raise SpecError where an algorithm cannot act in an action space."""
+    if fits(type(algorithm), action):
+        return
+    kinds = {"discrete": "one discrete action", "continuous": f"{'bounded ' if algorithm.bounded_only else ''}continuous ones"}
+    needs = " or ".join(kinds.get(kind, f"{kind.replace('_', '-')} ones") for kind in algorithm.action_kinds)
+    space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
+    message = f"{algorithm.name!r} needs {needs}, this env has {space}; allowed: {algorithms_for(action)}"
+    raise SpecError("agent", [Problem("agent.algorithm.name", message)])
+
+
+def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:
+    """Build the distribution that the spec names. Raises SpecError where it does not fit the action space."""
+    name = DEFAULT_DISTRIBUTION[action.kind] if spec.action_pdtype == "default" else spec.action_pdtype
+    kind = DISTRIBUTIONS[name]
+    if action.kind not in kind.kinds or (kind.needs_bounds and not action.bounded):
+        fitting = [n for n, k in DISTRIBUTIONS.items() if action.kind in k.kinds and (action.bounded or not k.needs_bounds)]
+        space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
+        message = f"{name!r} does not fit this env's {space}; allowed: default, {', '.join(fitting)}"
+        raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
+    if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind == "continuous":
+        message = f"{spec.action_policy!r} needs countable actions, this env's are continuous; allowed: default, random"
+        raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
+    return kind(action)
+
+
+def check_soft(spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> None:
+    """Raise SpecError with every key of soft actor-critic that does not fit the env's actions."""
+    discrete = action.kind == "discrete"
+    problems = []
+    names = ("default", "Categorical", "GumbelSoftmax") if discrete else ("default", "Normal")
+    if spec.action_pdtype not in names:
+        message = f"{spec.action_pdtype!r}, but {spec.name} learns {action.kind} actions; allowed: {', '.join(names)}"
+        problems.append(Problem("agent.algorithm.action_pdtype", message))
+    if discrete:
+        problems += _entropy_problems(spec, action.nvec[0])
+        if net.log_std_init is not None:
+            message = f"{net.log_std_init:g}, but this env's actions are discrete and have no standard deviation; leave it out"
+            problems.append(Problem("agent.net.log_std_init", message))
+    elif spec.entropy_penalty_coef > 0:
+        message = f"{spec.entropy_penalty_coef:g}, but the penalty is for discrete actions, this env's are continuous; leave it out"
+        problems.append(Problem("agent.algorithm.entropy_penalty_coef", message))
+    if problems:
+        raise SpecError("agent", problems)
+    if net.shared:
+        notice(f"agent.net.shared: no effect in {spec.name}, whose actor and critics have separate bodies")
+
+
+def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
+    """Return the target entropies that no policy over so many discrete actions can have."""
+    greatest = math.log(actions)
+    bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
+    given = {"target_entropy": spec.target_entropy, "entropy_anneal": spec.entropy_anneal}
+    return [
+        Problem(f"agent.algorithm.{key}", f"{value:g}, but {bounds}; give one of these, or {'auto' if key == 'target_entropy' else 'true'}")
+        for key, value in given.items()
+        if isinstance(value, float) and not 0.0 <= value <= greatest
+    ]

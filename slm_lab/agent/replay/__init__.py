@@ -1,0 +1,1 @@
+"""Replay buffers: transitions that are sampled many times."""

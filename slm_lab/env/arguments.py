@@ -1,4 +1,4 @@
-"""Which arguments an env's constructor takes."""
+"""Arguments of env constructors."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gymnasium.envs.registration import load_env_creator
 
 
 def vector_creator(registration: Registration) -> Callable[..., Any]:
-    """What makes the id's own vector env. Raises ImportError where its module is missing."""
+    """Return the constructor of the id's own vector env. Raises ImportError if its module is missing."""
     entry = registration.vector_entry_point
     assert entry is not None
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def env_creator(registration: Registration) -> Callable[..., Any]:
-    """What makes one env. Raises ImportError where its module is missing."""
+    """Return the constructor of one env. Raises ImportError if its module is missing."""
     entry = registration.entry_point
     assert entry is not None
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def accepted(creator: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Names that the creator takes as keywords, and whether it may take others too (**kwargs).
+    """Return the keyword arguments of the creator, and whether it accepts others too (**kwargs).
 
-    Names behind **kwargs are those of the base classes, where such arguments usually go.
+    With **kwargs those of the base classes are included, which such arguments are usually passed to.
     """
     names: dict[str, None] = {}
     layers = [creator]
@@ -44,14 +44,14 @@ def accepted(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def rejected(error: BaseException) -> str | None:
-    """The argument that a TypeError complains about."""
+    """Return the argument that a TypeError reports as unexpected."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if isinstance(error, TypeError) and found else None
 
 
 def unknown_key(key: str, known: list[str], what: str) -> str:
-    """One line that says what the constructor takes instead, the nearest name first."""
+    """Return the message for an unknown key: the closest argument and all arguments of the constructor."""
     near = get_close_matches(key, known, 1, 0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    takes = ", ".join(sorted(known)) if known else "no arguments"
-    return f"unknown key, and not an argument of {what}; {hint}it takes: {takes}"
+    arguments = ", ".join(sorted(known)) if known else "none"
+    return f"unknown key, and not an argument of {what}; {hint}arguments: {arguments}"

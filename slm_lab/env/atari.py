@@ -1,4 +1,4 @@
-"""Atari: one set of settings for every backend, and the preprocessing where the backend has none."""
+"""Atari: settings that all backends share, and the preprocessing for backends that have none."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
+from slm_lab.spec.env import EnvSpec
+
 
 @dataclass(frozen=True)
 class AtariSettings:
-    """Arguments of an ALE env (Machado et al., arXiv:1709.06009), equal in every backend.
+    """Arguments of an ALE env (Machado et al., arXiv:1709.06009), the same for every backend.
 
-    Rewards are raw in every backend: the env room clips them itself, so that returns stay those of the game.
+    Backends return raw rewards; Env clips them, so that episode returns stay those of the game.
     """
 
     repeat_action_probability: float = 0.25
@@ -23,9 +25,9 @@ class AtariSettings:
     continuous_action_threshold: float = 0.5
     frameskip: int = 4
     maxpool: bool = True
-    """Maximum over the last two frames, against flicker."""
+    """Take the maximum over the last two frames, which removes flicker."""
     noop_max: int = 30
-    """An episode begins with a random number of no-ops below this."""
+    """Upper bound (exclusive) of the random number of no-op actions at the start of an episode."""
     use_fire_reset: bool = True
     """Press FIRE at the start of a game that has it."""
     stack_num: int = 4
@@ -34,21 +36,21 @@ class AtariSettings:
     grayscale: bool = True
     max_num_frames_per_episode: int = 108_000
     episodic_life: bool = False
-    """A lost life terminates for the agent; the game goes on. Returns are still of whole games."""
+    """Report a lost life as a termination while the game continues. Episode returns are still those of whole games."""
     life_loss_info: bool = False
-    """The same: no backend here resets on a lost life."""
+    """The same as episodic_life: no backend resets on a lost life."""
     mode: int | None = None
-    """The game's own mode; None: its default."""
+    """Game mode; None: the game's default."""
     difficulty: int | None = None
 
     @property
     def life_loss(self) -> bool:
-        """A lost life terminates."""
+        """A lost life is reported as a termination."""
         return self.episodic_life or self.life_loss_info
 
     @property
     def channels_shape(self) -> tuple[int, ...]:
-        """Of one observation."""
+        """Shape of one observation of AtariFrames."""
         return (self.stack_num, self.img_height, self.img_width) + (() if self.grayscale else (3,))
 
 
@@ -56,15 +58,20 @@ ATARI_KEYS = tuple(field.name for field in fields(AtariSettings))
 
 
 def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
-    """Frames of the emulator to truncation."""
+    """Return the number of emulator frames after which an episode is truncated."""
     limit = settings.max_num_frames_per_episode
     return limit if max_t is None else min(limit, max_t * settings.frameskip)
 
 
-class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
-    """Frame-skip, max-pool, resize and stack around one plain ALE env with frameskip 1, frame for frame as ALE's own vector env.
+def is_preprocessed(spec: EnvSpec) -> bool:
+    """The spec names an ALE env with the usual preprocessing; with the argument obs_type the user wants the plain env."""
+    return "ALE/" in spec.name and "obs_type" not in spec.kwargs
 
-    The stack begins with zeros and the first frame last.
+
+class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
+    """Frame-skip, max-pool, resize and stack the frames of one plain ALE env with frameskip 1, exactly as ALE's own vector env does.
+
+    After a reset the stack holds zeros and, last, the first frame.
     """
 
     def __init__(self, env: gym.Env[np.ndarray, Any], settings: AtariSettings, max_frames: int) -> None:
@@ -117,7 +124,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return np.asarray(self._ale.getScreenGrayscale() if self.settings.grayscale else self._ale.getScreenRGB())
 
     def _observe(self) -> np.ndarray:
-        """Push the frame into the stack; a new array [stack, height, width(, 3)]."""
+        """Push the current frame; return the stack as a new array [stack, height, width(, 3)]."""
         if self.settings.maxpool:
             np.maximum(self._raw[0], self._raw[1], out=self._raw[0])
         size = (self.settings.img_width, self.settings.img_height)

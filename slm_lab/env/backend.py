@@ -1,4 +1,4 @@
-"""What a backend owes the rest of the room, and what it is asked for."""
+"""The interface of backends, and the description of the envs to build."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from slm_lab.env.atari import AtariSettings
 
 @dataclass(frozen=True)
 class Target:
-    """Which envs to build."""
+    """The envs to build."""
 
     id: str
-    """As the user wrote it, with a module in front if there is one."""
+    """The id as in the spec, with its module prefix if there is one."""
     registration: Registration | None
-    """Gymnasium's; None for an id that only the backend knows."""
+    """Gymnasium's record of the id; None for an id that only the backend knows."""
     kwargs: dict[str, Any]
-    """Of the env's constructor; empty where `atari` holds them."""
+    """Arguments of the env's constructor; empty where `atari` holds them."""
     num_envs: int
     atari: AtariSettings | None = None
     """Set for ALE ids with the usual preprocessing."""
@@ -33,58 +33,71 @@ class Target:
 
     @property
     def plain_id(self) -> str:
-        """Without the module."""
+        """The id without the module prefix."""
         return self.id.rpartition(":")[2]
 
     @property
     def entry_point(self) -> str:
-        """Where Gymnasium finds the class, "" where it is an object."""
+        """Import path of the env's class; "" where an object is registered."""
         entry = self.registration.entry_point if self.registration else None
         return entry if isinstance(entry, str) else ""
 
     @property
+    def main_reason(self) -> str | None:
+        """Why other processes cannot build the env: its class is defined in the script that runs here; None if they can."""
+        entry = self.registration.entry_point if self.registration else None
+        module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        if "__main__" not in (module, self.id.rpartition(":")[0]):
+            return None
+        return (
+            f"{self.plain_id} is defined in the script that runs (__main__), which other processes do not import; "
+            f'move the class and its registration to a module and name the env "package.module:{self.plain_id}"'
+        )
+
+    @property
     def time_limit(self) -> int | None:
-        """Steps to truncation: the env's own limit or max_t, whichever is less."""
+        """Steps until truncation: the minimum of the env's own limit and max_t."""
         own = self.registration.max_episode_steps if self.registration else None
         return min((limit for limit in (own, self.max_t) if limit is not None), default=None)
 
 
 class RawStep(NamedTuple):
-    """One step as the backend saw it."""
+    """One step as the backend returns it."""
 
     obs: Any
-    """Batch of observations in the env's own form."""
+    """Batch of observations in the env's own space."""
     reward_N: np.ndarray
     """Raw."""
     terminated_N: np.ndarray
     truncated_N: np.ndarray
     """May be true together with terminated_N."""
     final: list[tuple[int, Any]] | None
-    """Envs that were reset within this step, each with the last observation of the episode that ended. An env that ended
-    and is not here is reset by the next step, which is a dummy row."""
+    """Index and last observation of each env that was reset within this step. An env whose episode ended and that is not listed is
+    reset by the next step, which is a dummy row."""
     lives_N: np.ndarray | None = None
-    """Atari: lives left."""
+    """Atari: remaining lives."""
 
 
 class Backend(ABC):
-    """Steps num_envs envs at once."""
+    """Steps num_envs envs together. A user's own backend is a subclass that the spec names as "package.module:Class" in env.backend."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    """Name in a spec; empty for a user's own backend."""
     fresh: bool = False
-    """Step and reset return arrays that nobody writes to later."""
+    """Whether step and reset return new arrays, which are not written to later."""
     observation_space: gym.Space[Any]
-    """Of one env."""
+    """Space of one env."""
     action_space: gym.Space[Any]
-    """Of one env."""
+    """Space of one env."""
 
     @classmethod
-    @abstractmethod
-    def refuses(cls, target: Target) -> str | None:
-        """Why this backend cannot build the target; None if it can."""
+    def unsupported_reason(cls, target: Target) -> str | None:
+        """Return why this backend cannot build the target; None if it can."""
+        return None
 
     @classmethod
-    def pays(cls, target: Target) -> bool:
-        """Whether `auto` should take it where it can build the target."""
+    def preferred(cls, target: Target) -> bool:
+        """Return whether "auto" should choose this backend if it supports the target."""
         return True
 
     @abstractmethod
@@ -92,20 +105,28 @@ class Backend(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        """Begin an episode everywhere; one seed per env, or None to go on with the random streams as they are."""
+        """Begin an episode in every env and return the observations. `seeds`: one per env; None keeps the random streams as they are."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
-        """Raises RuntimeError where an env failed."""
+        """Step every env. Raises RuntimeError, or what the env raises, if an env fails."""
 
     def rng_states(self) -> list[dict[str, Any]] | None:
-        """States of the envs' random streams, None where the backend does not show them."""
+        """Return the states of the envs' random streams in plain Python; None if the backend does not expose them."""
         return None
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        """Put back what rng_states() gave."""
-        raise NotImplementedError(f"backend {self.name} does not show its random streams")
+        """Restore what rng_states() returned."""
+        raise NotImplementedError(f"{type(self).__name__} does not expose its random streams")
+
+    def episode_state(self) -> Any:
+        """Return the state of the running episodes in plain Python; None if the backend does not expose it."""
+        return None
+
+    def set_episode_state(self, state: Any) -> Any:
+        """Restore what episode_state() returned; return the observations. The envs have been reset and their random streams restored."""
+        raise NotImplementedError(f"{type(self).__name__} does not expose its running episodes")
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; never hangs."""
+        """Close the envs and end their processes within a bounded time."""

@@ -1,29 +1,38 @@
-"""Gymnasium's backends: one by one in this process (sync), one process each (async), and an env's own vector form (native)."""
+"""Gymnasium's backends: envs one by one in this process (sync), one process per env (async), an env's own vector env (native)."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
+import functools
+import queue
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from slm_lab.env.arguments import accepted, vector_creator
 from slm_lab.env.backend import Backend, RawStep, Target
 from slm_lab.env.single import SingleEnv
+from slm_lab.lib.main_module import hidden_main
+from slm_lab.lib.process_group import kill_group, lead_group
 from slm_lab.lib.rng import generator_state, set_generator_state
+from slm_lab.lib.signals import discard_stop_signals, stop_signals_blocked
 
 CLOSE_SECONDS = 2.0
-"""How long worker processes may take to close their envs before they are ended."""
+"""Time that worker processes have to close their envs before they are killed."""
 
 
 class _LeanInfo:
-    """Keeps of the envs' infos only what is used: stacking every entry costs more than a small env's step."""
+    """Keep only the entries of infos that are used: stacking every entry costs more than a small env's step."""
 
     num_envs: int
 
@@ -37,36 +46,95 @@ class _LeanInfo:
 
 
 class _Sync(_LeanInfo, SyncVectorEnv[Any, Any]):
-    """SyncVectorEnv that gathers no infos."""
+    """SyncVectorEnv without infos."""
+
+
+class _Makers(list[SingleEnv]):
+    """Constructors of the envs; AsyncVectorEnv calls the first one in this process for the spaces, and gets an env that exists already."""
+
+    def __init__(self, make: SingleEnv, count: int, probe: gym.Env[Any, Any]) -> None:
+        super().__init__([make] * count)
+        self._probe = probe
+
+    def __getitem__(self, index: Any) -> Any:
+        return lambda: self._probe
 
 
 class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
-    """AsyncVectorEnv that gathers no infos, shows the worker's own traceback, and always closes."""
+    """AsyncVectorEnv without infos, that reports the worker's own traceback and leaves no process behind.
+
+    Each worker leads a process group, so that what its env starts (a simulator) ends with it.
+    """
+
+    def __init__(self, make: SingleEnv, num_envs: int) -> None:
+        self.parent_pipes, self.processes = [], []
+        self._at_exit = functools.partial(_close, weakref.ref(self))
+        atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would wait for ever
+        try:
+            with self._probe(make) as probe, contextlib.ExitStack() as self._starting:
+                self._starting.enter_context(hidden_main())
+                self._starting.enter_context(stop_signals_blocked())
+                worker: Any = _worker  # Gymnasium annotates it without the arguments
+                # spawn: a fork of a process with threads (torch's, envpool's) may hang
+                super().__init__(
+                    _Makers(make, num_envs, probe), copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP
+                )
+        except BaseException:  # also Ctrl-C while a constructor blocks
+            self.close(terminate=True)
+            raise
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _probe(make: SingleEnv) -> Iterator[gym.Env[Any, Any]]:
+        """One env in this process, of which AsyncVectorEnv needs the spaces."""
+        env = make()
+        try:
+            yield env
+        finally:
+            make.restore_folder()
+
+    def _check_spaces(self) -> None:
+        """Called by AsyncVectorEnv when all processes have been started; waits for the constructors of their envs."""
+        self._starting.close()
+        super()._check_spaces()  # type: ignore[no-untyped-call]  # Gymnasium leaves it untyped
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        failures = [self.error_queue.get() for success in successes if not success]
-        if failures:
-            self._state = AsyncState.DEFAULT
-            index, _, _, trace = failures[0]
-            raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
+        if all(successes):
+            return
+        self._state = AsyncState.DEFAULT
+        try:
+            index, _, _, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
+        except queue.Empty:
+            raise RuntimeError("an env failed in its worker process, which died before it reported the error") from None
+        raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to close their envs, and end those that do not within CLOSE_SECONDS."""
+        """Ask the workers to close their envs, unless `terminate`; kill those that do not within CLOSE_SECONDS, and what they started."""
+        atexit.unregister(self._at_exit)
         for pipe in self.parent_pipes:
-            with contextlib.suppress(OSError):  # the worker is gone
+            with contextlib.suppress(OSError):  # the worker has died
                 pipe.send(("close", None))
-        end = time.monotonic() + CLOSE_SECONDS
+        end = time.monotonic() + (0 if terminate else CLOSE_SECONDS)
         for process in self.processes:
+            if process.pid is None:  # its start failed
+                continue
             process.join(max(end - time.monotonic(), 0))
+            kill_group(process.pid)
             if process.is_alive():
                 process.kill()
-                process.join()
+            process.join()
         for pipe in self.parent_pipes:
             pipe.close()
 
 
+def _close(reference: weakref.ref[_Async]) -> None:
+    vec = reference()
+    if vec is not None:
+        vec.close()
+
+
 class _KeepsLast(gym.Wrapper[Any, Any, Any, Any]):
-    """Copies the last observation of an episode: Gymnasium's worker resets before it sends, and the env may reuse its array."""
+    """Copy the last observation of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse its array."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -76,42 +144,41 @@ class _KeepsLast(gym.Wrapper[Any, Any, Any, Any]):
 def _worker(
     index: int, env_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, autoreset_mode: Any, semaphore: Any
 ) -> None:
-    """Gymnasium's worker, but a constructor that fails is reported, and signals to the whole group are left to the parent."""
-    import signal
-    import traceback
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Run Gymnasium's worker in a process group of its own; report a constructor that fails; leave stop signals to the parent."""
+    lead_group()
+    discard_stop_signals()
+    parent_pipe.close()  # this process's copy would keep `pipe` from ending with the parent
     try:
         env = env_fn()
     except Exception as error:
         error_queue.put((index, type(error), str(error), traceback.format_exc()))
-        pipe.recv()
-        pipe.send((None, False))
+        with contextlib.suppress(OSError, EOFError):  # the parent has died
+            pipe.recv()
+            pipe.send((None, False))
         return
     try:
         _async_worker(index, lambda: _KeepsLast(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
-    except OSError:  # the parent is gone
+    except OSError:  # the parent has died
         env.close()
 
 
 class _OneByOne(Backend):
-    """What sync and async share: SAME_STEP autoreset, so that no step is spent on dummy rows."""
+    """Base of sync and async: SAME_STEP autoreset, so that no step is spent on dummy rows."""
 
     _vec: Any
-    _shows_rng: bool
+    _exposes_rng: bool
 
     @classmethod
-    def refuses(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: Target) -> str | None:
         if target.registration is None:
-            return f"Gymnasium does not know {target.id}"
+            return f"{target.id} is not registered with Gymnasium"
         if target.registration.entry_point is None:
-            return f"{target.id} exists as a vector env only"
+            return f"{target.id} is registered as a vector env only"
         return None
 
-    def _adopt(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: Target) -> None:
+    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: Target) -> None:
         self._vec = vec
-        self._shows_rng = target.atari is None  # the emulator keeps its own stream
+        self._exposes_rng = target.atari is None  # the emulator has its own random stream
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -122,7 +189,7 @@ class _OneByOne(Backend):
         return RawStep(obs, reward, terminated, truncated, info.get("final"), info.get("lives"))
 
     def rng_states(self) -> list[dict[str, Any]] | None:
-        return [generator_state(rng) for rng in self._vec.get_attr("np_random")] if self._shows_rng else None
+        return [generator_state(rng) for rng in self._vec.get_attr("np_random")] if self._exposes_rng else None
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
         rngs = [np.random.default_rng() for _ in states]
@@ -135,43 +202,44 @@ class _OneByOne(Backend):
 
 
 class Sync(_OneByOne):
-    """Gymnasium's SyncVectorEnv: takes every env."""
+    """Gymnasium's SyncVectorEnv; supports every env."""
 
     name = "sync"
 
     def __init__(self, target: Target) -> None:
         make = SingleEnv.of(target)
-        self._adopt(_Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP), target)
+        self._use(_Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP), target)
 
 
 class Async(_OneByOne):
-    """Gymnasium's AsyncVectorEnv: a process for each env, for envs that take milliseconds a step. Never chosen by auto."""
+    """Gymnasium's AsyncVectorEnv: one process per env, for envs that take milliseconds a step. Never chosen by "auto"."""
 
     name = "async"
 
     @classmethod
-    def pays(cls, target: Target) -> bool:
+    def unsupported_reason(cls, target: Target) -> str | None:
+        return super().unsupported_reason(target) or target.main_reason
+
+    @classmethod
+    def preferred(cls, target: Target) -> bool:
         return False
 
     def __init__(self, target: Target) -> None:
-        make = SingleEnv.of(target)
-        worker: Any = _worker  # Gymnasium annotates it without the arguments
-        # spawn: a fork of a process with threads (torch's, envpool's) may hang
-        with _Died():
-            vec = _Async([make] * target.num_envs, copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP)
-        self._adopt(vec, target)
+        with _WorkerDeath():
+            vec = _Async(SingleEnv.of(target), target.num_envs)
+        self._use(vec, target)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        with _Died():
+        with _WorkerDeath():
             return super().reset(seeds)
 
     def step(self, action: np.ndarray) -> RawStep:
-        with _Died():
+        with _WorkerDeath():
             return super().step(action)
 
 
-class _Died:
-    """Says that a worker process is gone where the pipe only says that it is closed."""
+class _WorkerDeath:
+    """Report a closed pipe as the death of a worker process."""
 
     def __enter__(self) -> None: ...
 
@@ -184,17 +252,17 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
 class Native(Backend):
-    """The vector env that an id itself registers (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
+    """The vector env that an id registers itself (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
 
     name = "native"
 
     @classmethod
-    def refuses(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: Target) -> str | None:
         registration = target.registration
         if registration is None or registration.vector_entry_point is None:
             return f"{target.id} has no vector env of its own"
         if target.plain_id.startswith("ALE/"):
-            return f"{target.id} has the backend ale"
+            return f"{target.id} is stepped by the backend ale"
         if registration.additional_wrappers:
             return f"{target.id} is registered with wrappers"
         try:
@@ -203,11 +271,11 @@ class Native(Backend):
             return f"the vector env of {target.id} cannot be imported: {error}"
         wanted = [*target.kwargs, *(["max_episode_steps"] if target.max_t is not None else [])]
         unknown = [key for key in wanted if key not in known and not open_ended]
-        return f"the vector env of {target.id} does not take {', '.join(unknown)}" if unknown else None
+        return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def pays(cls, target: Target) -> bool:
-        """A step of CartPole's arrays costs as much for one env as for eight: alone, Sync takes 0.6 of it, with four as much."""
+    def preferred(cls, target: Target) -> bool:
+        """A step of CartPoleVectorEnv costs as much for one env as for eight: Sync takes 0.6 of its time for one env, the same for four."""
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
     def __init__(self, target: Target) -> None:
@@ -217,11 +285,11 @@ class Native(Backend):
         mode = vec.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             vec.close()
-            raise ValueError(f'it does not say when it resets (metadata["autoreset_mode"] is {mode}); use "backend": "sync"')
+            raise ValueError(f'unsupported metadata["autoreset_mode"] {mode}, expected NEXT_STEP or SAME_STEP; use "backend": "sync"')
         self._same_step = mode == AutoresetMode.SAME_STEP
         assert target.registration is not None
-        self.fresh = target.registration.vector_entry_point == CARTPOLE  # which makes its observations anew
-        # `decode` gives valid actions only; CartPole's own check of them takes a quarter of its step
+        self.fresh = target.registration.vector_entry_point == CARTPOLE  # it returns new observation arrays
+        # decoded actions are always valid; CartPole's own check takes a quarter of its step
         vec.action_space.contains = lambda x: True  # type: ignore[method-assign]
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
@@ -243,8 +311,20 @@ class Native(Backend):
         for rng, state in zip(self._rngs(), states, strict=True):
             set_generator_state(rng, state)
 
+    def episode_state(self) -> Any:
+        if not isinstance(self._vec, CartPoleVectorEnv):
+            return None
+        vec: Any = self._vec
+        return {"state": vec.state.tolist(), "steps": vec.steps.tolist(), "ended": vec.prev_done.tolist()}
+
+    def set_episode_state(self, state: Any) -> Any:
+        vec: Any = self._vec
+        vec.state, vec.steps = np.array(state["state"]), np.array(state["steps"], np.int32)
+        vec.prev_done = np.array(state["ended"], np.bool_)
+        return vec.state.T.astype(np.float32)
+
     def _rngs(self) -> tuple[np.random.Generator, ...]:
-        """One for all envs, or one for each."""
+        """One generator for all envs, or one each."""
         rng = self._vec.np_random
         return rng if isinstance(rng, tuple) else (rng,)
 

@@ -1,9 +1,10 @@
-"""From the env section of a spec to a vector env."""
+"""Build a vector env from the env section of a spec."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,14 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.arguments import accepted, env_creator, rejected, unknown_key
-from slm_lab.env.atari import ATARI_KEYS, AtariSettings
+from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, Target
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
-from slm_lab.env.normalize import ObsTreatment, RewardTreatment
+from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.single import quiet_spaces, register_atari
-from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec
+from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec, space_to_dict
 from slm_lab.env.vec import Env
-from slm_lab.lib.heap import PRIVATE, Heap
 from slm_lab.lib.log import notice
 from slm_lab.lib.machine import memory_bytes
 from slm_lab.lib.records import EnvInfo
@@ -27,12 +27,12 @@ from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec
 
 BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}
-"""In the order in which auto tries them."""
+"""In the order in which "auto" tries them."""
 
 _LEAST_BYTES = 1024
-"""Of memory that any env takes: its Python object, its random generator, its row of each array."""
+"""Memory of the smallest env: its Python object, its random generator, its row of each array."""
 _SHOWN = 10
-"""Ids that a message names."""
+"""Maximum number of ids in a message."""
 
 EXTRAS = {"ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
 """Package that an env needs → extra that installs it."""
@@ -46,7 +46,6 @@ def make_env(
     gamma: float = 0.99,
     training: bool = True,
     threads: int = 1,
-    heap: Heap = PRIVATE,
 ) -> Env:
     """Build the vector env that a spec describes.
 
@@ -54,43 +53,34 @@ def make_env(
         seed: of the envs, their action spaces and `Env.sample`; the same seed gives the same stream.
         num_envs: instead of the spec's.
         gamma: discount of the returns that normalize_reward measures.
-        training: False for evaluation: statistics are frozen (see `Env.copy_statistics`), rewards raw.
-        threads: that a backend in C++ may use.
-        heap: where the statistics of normalising lie.
+        training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`), rewards raw.
+        threads: number of threads for a backend in C++.
 
-    Raises: SpecError with paths env.<key>: unknown id or constructor argument, missing package, a space that is not supported.
+    Raises: SpecError with paths env.<key>: unknown id, backend or constructor argument, missing package, unsupported space.
     """
     _check_memory(spec, num_envs)
     target = find_target(spec, num_envs or spec.num_envs, threads)
-    name = choose_backend(spec, target)
-    backend = _build(spec, BACKENDS[name], target)
+    chosen = choose_backend(spec, target)
+    backend = _build(spec, chosen, target)
     try:
         observation, encode = observation_codec(backend.observation_space, backend.fresh)
         action, decode = action_codec(backend.action_space)
+        described = {"observation": space_to_dict(backend.observation_space), "action": space_to_dict(backend.action_space)}
     except UnsupportedSpace as error:
         backend.close()
         raise _problem(spec, "name", f"{spec.name}: {error}") from None
     if target.atari is not None:
         observation = replace(observation, stack=target.atari.stack_num)
-    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame)
-    treats_obs = (spec.normalize_obs or spec.clip_obs is not None) and observation.dtype != "uint8"
-    if (spec.normalize_obs or spec.clip_obs is not None) and not treats_obs:
+    if normalizes_obs(spec) and observation.dtype == "uint8":
         notice(f"env: normalize_obs and clip_obs have no effect on the images of {spec.name}; a ConvNet's normalize scales them")
-    reward_treatment = RewardTreatment(spec, target.num_envs, gamma, target.atari is not None, heap)
-    return Env(
-        backend,
-        info,
-        encode,
-        decode,
-        seed,
-        obs_treatment=ObsTreatment(spec, observation.shape, training, heap) if treats_obs else None,
-        reward_treatment=reward_treatment if training and reward_treatment.changes else None,
-        life_loss=target.atari is not None and target.atari.life_loss,
-    )
+    name = spec.backend if spec.backend != "auto" else chosen.name
+    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, described)
+    life_loss = target.atari is not None and target.atari.life_loss
+    return Env(backend, info, encode, decode, seed, normalizers=make_normalizers(spec, info, gamma, training), life_loss=life_loss)
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
-    """Raise SpecError where the machine cannot hold so many envs, however small they are."""
+    """Raise SpecError if the machine has too little memory for so many envs, however small."""
     count = num_envs or spec.num_envs
     if count * _LEAST_BYTES > memory_bytes():
         sizes = f"{count:,} envs of at least {_LEAST_BYTES:,} bytes each are {count * _LEAST_BYTES / 2**30:,.1f} GiB"
@@ -99,27 +89,59 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
 
 
 def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> Target:
-    """Look the id up and check the constructor's arguments. Raises SpecError."""
+    """Look up the id and check the constructor's arguments. Raises SpecError."""
     registration = _registration(spec)
     kwargs, atari = spec.kwargs, None
-    if "ALE/" in spec.name and "obs_type" not in kwargs:  # with obs_type the user wants the plain env
+    if is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
     elif registration is not None and registration.entry_point is not None:
         _check_arguments(spec, registration)
     return Target(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads)
 
 
-def choose_backend(spec: EnvSpec, target: Target) -> str:
-    """The spec's backend, or for "auto" the first of BACKENDS that can build the target and pays. Raises SpecError."""
+def choose_backend(spec: EnvSpec, target: Target) -> type[Backend]:
+    """Return the spec's backend, or for "auto" the first of BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
-        reason = BACKENDS[spec.backend].refuses(target)
+        backend = BACKENDS.get(spec.backend) or _import_backend(spec)
+        reason = backend.unsupported_reason(target)
         if reason:
-            raise _problem(spec, "backend", f"{spec.backend!r} does not apply: {reason}")
-        return spec.backend
-    for name, backend in BACKENDS.items():
-        if backend.pays(target) and backend.refuses(target) is None:
-            return name
-    raise _problem(spec, "name", f"no backend takes {spec.name}: {Sync.refuses(target)}")
+            raise _problem(spec, "backend", f"backend {spec.backend!r} does not apply: {reason}")
+        return backend
+    for backend in BACKENDS.values():
+        if backend.preferred(target) and backend.unsupported_reason(target) is None:
+            return backend
+    raise _problem(spec, "name", f"no backend supports {spec.name}: {Sync.unsupported_reason(target)}")
+
+
+def _import_backend(spec: EnvSpec) -> type[Backend]:
+    """Import a user's backend, "package.module:Class". Raises SpecError."""
+    path, _, attribute = spec.backend.partition(":")
+    try:
+        module = importlib.import_module(path)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise _problem(spec, "backend", f"cannot import {path}: {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Backend)]
+        raise _problem(spec, "backend", f"{path} has no {attribute!r}{_closest(attribute, classes)}; expected a subclass of slm_lab.env.Backend")
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise _problem(spec, "backend", f"{spec.backend} is not a subclass of slm_lab.env.Backend")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise _problem(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
+    return found
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), 1, 0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unavailable_elsewhere(spec: EnvSpec) -> str | None:
+    """Return why no other process than this one can build the env (it is defined in the script that runs); None if they can."""
+    module, _, name = spec.name.rpartition(":")
+    if module not in ("", "__main__"):
+        return None
+    return Target(spec.name, gym.registry.get(name), {}, 1).main_reason
 
 
 def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
@@ -127,7 +149,7 @@ def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
 
 
 def _registration(spec: EnvSpec) -> Registration | None:
-    """Gymnasium's record of the id; None for an id that only the named backend envpool may know."""
+    """Return Gymnasium's record of the id; None for an id that only the spec's backend may know (envpool, a user's own)."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
     if module:
@@ -143,14 +165,16 @@ def _registration(spec: EnvSpec) -> Registration | None:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        if spec.backend == "envpool":
+        if spec.backend == "envpool" or ":" in spec.backend:
             return None
-        reason = f"{module} registers no env {name!r}{_registered_by(module, name, before)}" if module else f"unknown env {name!r}: {error}"
-        raise _problem(spec, "name", reason) from None
+        if module:
+            raise _problem(spec, "name", f"{module} registers no env {name!r}{_registered_by(module, name, before)}") from None
+        hint = f'an env that is registered in a script is known to that script\'s process only; from a module: "package.module:{name}"'
+        raise _problem(spec, "name", f"unknown env {name!r}: {error} ({hint})") from None
 
 
 def _registered_by(module: str, name: str, before: set[str]) -> str:
-    """The ids that importing a module has registered, now or (as far as their classes tell) before; the nearest ones first."""
+    """Return the ids that a module registers, now or (judging by their classes) before; the closest ones first."""
 
     def is_its(id_: str, registration: Registration) -> bool:
         entry = registration.entry_point
@@ -160,16 +184,14 @@ def _registered_by(module: str, name: str, before: set[str]) -> str:
     ids = [id_ for id_, registration in gym.registry.items() if is_its(id_, registration)]
     ids.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio())
     if not ids:
-        return "; importing it registers none at all"
+        return "; importing it registers no envs"
     return f"; it registers {', '.join(ids[:_SHOWN])}" + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
 
 
 def _atari(spec: EnvSpec) -> AtariSettings:
     kwargs = dict(spec.kwargs)
     if kwargs.pop("reward_clipping", False):
-        raise _problem(
-            spec, "reward_clipping", "rewards are clipped by the key clip_reward (true by default in Atari), so that returns stay raw"
-        )
+        raise _problem(spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw")
     unknown = [Problem(f"env.{key}", unknown_key(key, [*ATARI_KEYS, "obs_type"], spec.name)) for key in kwargs if key not in ATARI_KEYS]
     if unknown:
         raise SpecError(spec.name, unknown)
@@ -184,7 +206,7 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     except ImportError as error:
         raise _problem(spec, "name", _missing(error)) from None
     unknown = [Problem(f"env.{key}", unknown_key(key, known, spec.name)) for key in spec.kwargs if key not in known]
-    if unknown and not open_ended:  # else the constructor itself has the last word, see _build
+    if unknown and not open_ended:  # otherwise the constructor decides, see _build
         raise SpecError(spec.name, unknown)
 
 
@@ -200,11 +222,11 @@ def _build(spec: EnvSpec, backend: type[Backend], target: Target) -> Backend:
             known, _ = accepted(env_creator(target.registration))
             raise _problem(spec, str(key), unknown_key(str(key), known, spec.name)) from error
         kind = type(error).__name__
-        raise _problem(spec, "name", f"{spec.name} cannot be built by the backend {backend.name}: {kind}: {error}") from error
+        raise _problem(spec, "name", f"the backend {backend.name or spec.backend} cannot build {spec.name}: {kind}: {error}") from error
 
 
 def _missing(error: BaseException) -> str:
-    """Which package is missing, and what installs it."""
+    """Return which package is missing, and the command that installs it."""
     cause: Any = error
     while cause is not None:
         package = (getattr(cause, "name", None) or "").partition(".")[0]

@@ -1,6 +1,6 @@
-"""CartPole whose velocities are hidden, so that the state must be remembered: `slm_lab.env.masked:MaskedCartPole-v1`.
+"""CartPole with hidden velocities, a partially observable env for recurrent policies: `slm_lab.env.masked:MaskedCartPole-v1`.
 
-A policy without memory sees one position and one angle and cannot tell which way the pole falls.
+A policy without memory observes one position and one angle, and cannot tell which way the pole falls.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ POSITIONS = [0, 2]
 
 
 class MaskedCartPole(CartPoleEnv):
-    """CartPole that observes float32 [2]: cart position and pole angle. Dynamics, rewards and ends are CartPole-v1's."""
+    """CartPole with observations float32 [2]: cart position and pole angle. Dynamics, rewards and terminations are CartPole-v1's."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # Twice the limits at which an episode ends, as in CartPole, so that the last observation lies inside.
+        # twice the termination limits, as in CartPole, so that the last observation is inside
         bounds = 2 * np.array([self.x_threshold, self.theta_threshold_radians], dtype=np.float32)
         self.observation_space = gym.spaces.Box(-bounds, bounds)
 

@@ -22,11 +22,11 @@ class Ale(Backend):
     fresh = True
 
     @classmethod
-    def refuses(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: Target) -> str | None:
         if target.atari is None:
-            return f"{target.id} is no preprocessed Atari game (ALE/…)"
+            return f"{target.id} is not a preprocessed Atari game (ALE/…)"
         if target.atari.mode is not None or target.atari.difficulty is not None:
-            return "ALE's vector env does not take mode and difficulty"
+            return "ALE's vector env has no arguments mode and difficulty"
         return None
 
     def __init__(self, target: Target) -> None:
@@ -80,33 +80,33 @@ _ALE_KEYS = (
 class EnvPool(Backend):
     """envpool (arXiv:2206.10558): C++ copies of MuJoCo, Box2D, Atari and classic control.
 
-    Its own time limit reports a termination on the last step as a truncation, so it gets one step more than the limit
-    and the limit is kept here: the row is reset in the same step. Terminations are reset by the next step (dummy rows).
+    Its own time limit reports a termination on the last step as a truncation. So envpool is given a limit one step longer, and this
+    class truncates and resets the env in the same step. Terminated envs are reset by the next step (dummy rows).
     """
 
     name = "envpool"
     fresh = True
 
     @classmethod
-    def refuses(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: Target) -> str | None:
         if importlib.util.find_spec("envpool") is None:
             return "envpool is not installed: pip install 'slm-lab[envpool]'"
         if target.registration is not None and target.atari is None and not target.entry_point.startswith("gymnasium.envs."):
-            return f"{target.id} is not an env of Gymnasium's own, and envpool's of that name may differ"
+            return f"{target.id} is not one of Gymnasium's own envs; an env of that name in envpool may differ"
         if target.atari is not None and (target.atari.continuous or not target.atari.maxpool or not target.atari.grayscale):
-            return "envpool has Atari with discrete actions, max-pooling and gray images only"
+            return "envpool supports Atari with discrete actions, max-pooling and grayscale images only"
         import envpool
 
         name, config = _pool_config(target)
         if name not in envpool.list_all_envs():
-            return f"envpool does not have {target.plain_id}"
+            return f"envpool has no env {target.plain_id}"
         known = set(envpool.make_spec(name).config._fields)
         unknown = [key for key in config if key not in known]
-        return f"envpool's {name} does not take {', '.join(unknown)}" if unknown else None
+        return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def pays(cls, target: Target) -> bool:
-        """Where the physics cost more than importing it (2 s) and handing over to its threads: Acrobot by 6 times, Pendulum hardly."""
+    def preferred(cls, target: Target) -> bool:
+        """Prefer it where a step costs more than handing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
         return target.num_envs > 1 and target.entry_point.startswith(heavy)
 
@@ -121,7 +121,7 @@ class EnvPool(Backend):
         own = target.time_limit or limit
         self._limit = min(own, target.max_t or own)
         self._name, self._num_envs = name, target.num_envs
-        # two per core: one thread's wake-up hides behind the other's work (8 HalfCheetahs between updates: 520 µs a step, not 620)
+        # two threads per core hide wake-up latency: 8 HalfCheetahs between updates take 520 µs a step instead of 620
         self._threads = min(2 * target.threads, target.num_envs)
         self._pool: Any = None
         self._command: list[np.ndarray] | None = None
@@ -135,7 +135,7 @@ class EnvPool(Backend):
         with quiet_spaces():
             if seeds is not None or self._pool is None:
                 self.close()
-                # seeds are fixed when a pool is made; made here, not in the constructor, it also lives in the process that steps it
+                # a pool's seeds are fixed when it is created
                 seeding = {} if seeds is None else {"env_seed": list(seeds)}
                 self._pool = envpool.make(
                     self._name,
@@ -161,13 +161,13 @@ class EnvPool(Backend):
         return RawStep(obs, reward, terminated, truncated, final, lives)
 
     def _exchange(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """Step the pool: observations, rewards, terminated, steps of the episode, lives."""
+        """Step the pool; return observations, rewards, terminated, episode lengths so far and lives."""
         pool, names = self._pool, ["reward", "done", "trunc", "elapsed_step", "obs"]
         keys = getattr(pool, "_state_keys", ())
         if not set(names).issubset(keys) or not hasattr(pool, "_send"):  # Dict observations, or another version of envpool
             obs, reward, terminated, _, info = pool.step(action)
             return obs, reward, terminated, info["elapsed_step"], info["lives"] if self._atari else None
-        # what `pool.step` does, less the trees and dicts that it builds: 319 µs instead of 433 for 8 HalfCheetahs
+        # like `pool.step`, without building trees and dicts: 319 µs instead of 433 for 8 HalfCheetahs
         if self._command is None:
             self._command = pool._from(action)
             self._slots = [keys.index(name) for name in (*names, "info:lives" if self._atari else "obs")]
@@ -188,7 +188,7 @@ def _row(obs: Any, row: int) -> Any:
 
 
 def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
-    """A copy of the batch with some rows replaced."""
+    """Return a copy of the batch with some rows replaced."""
     if isinstance(obs, dict):
         return {key: _replaced(value, rows, new[key]) for key, value in obs.items()}
     obs = obs.copy()
@@ -197,7 +197,7 @@ def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
 
 
 def _pool_config(target: Target) -> tuple[str, dict[str, Any]]:
-    """envpool's name for the env and its arguments."""
+    """Return envpool's name of the env and its arguments."""
     settings = target.atari
     if settings is None:
         name, config = target.plain_id, dict(target.kwargs)

@@ -1,22 +1,27 @@
-"""Running statistics, and the treatments of observations and rewards that use them."""
+"""Running statistics, and the normalisers of observations and rewards that use them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.lib.heap import PRIVATE, Heap
+from slm_lab.env.atari import is_preprocessed
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
 from slm_lab.spec.env import EnvSpec
 
 EPSILON = 1e-8
-"""Added to a variance before its root."""
+"""Added to a variance before its square root."""
 NORMALIZED_CLIP = 10.0
-"""Bound of what is normalised, unless the spec gives one."""
+"""Bound of normalised values, unless the spec gives one."""
 
 
 class Moments(NamedTuple):
-    """Number of samples, their mean, and the sum of squared distances from it."""
+    """Number of samples, their mean, and the sum of squared deviations from it."""
 
     samples: int
     mean: np.ndarray
@@ -24,107 +29,151 @@ class Moments(NamedTuple):
 
 
 class RunningStats:
-    """Mean and variance of all samples seen so far, merged batch by batch in float64 (Chan, Golub, LeVeque 1979)."""
+    """Mean and variance of all samples seen so far, merged batch by batch in float64 (Chan, Golub, LeVeque 1979).
 
-    def __init__(self, shape: tuple[int, ...], heap: Heap = PRIVATE) -> None:
-        self.heap = heap
-        self._count = heap.array(np.zeros(1, np.int64))
-        self.mean = heap.array(np.zeros(shape))
-        self.m2 = heap.array(np.zeros(shape))
+    Samples that are not finite are left out.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._count = np.zeros(1, np.int64)
+        self.mean = np.zeros(shape)
+        self.m2 = np.zeros(shape)
         self.inv_std = np.ones(shape)
-        """1 / std (population); 1 before the second sample, where there is no spread yet."""
+        """1 / std (population); 1 before the second sample."""
+        self._store: SharedArrays | None = None
 
     @property
     def count(self) -> int:
-        """Samples seen, by all Sessions that have the statistics in common."""
+        """Samples seen, by all processes that share the statistics."""
         return int(self._count[0])
 
-    def update(self, batch: np.ndarray) -> None:
-        """Take in [B, *shape], B ≥ 1."""
-        mean = np.add.reduce(batch, 0, np.float64) / len(batch)
-        spread = batch - mean
-        self.merge(Moments(len(batch), mean, np.add.reduce(spread * spread, 0)))
+    def update(self, batch: np.ndarray) -> bool:
+        """Add samples [B, *shape], B ≥ 1. Returns False where some were not finite and so left out."""
+        delta = _moments(batch)
+        if isfinite(np.add.reduce(delta.m2, None)):
+            self._merge(delta)
+            return True
+        finite = batch[np.isfinite(batch).all(axis=tuple(range(1, batch.ndim)))]
+        if len(finite):
+            self.merge(_moments(finite))
+        return False
 
-    def merge(self, news: Moments) -> None:
-        """Take in what others have seen."""
-        size, mean, m2 = news
-        if size == 0 or not self.heap.takes(m2):
-            return
-        with self.heap.exclusive("statistics"):
-            before = self.count
-            total = before + size
-            delta = mean - self.mean
-            self.m2 += m2 + delta * delta * (before * size / total)
-            self.mean += delta * (size / total)
-            self._count[0] = total  # last: who is killed before has added little
-            if total > 1:
-                self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
+    def merge(self, delta: Moments) -> None:
+        """Add samples given by their moments, unless these are not finite."""
+        if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
+            self._merge(delta)
+
+    def _merge(self, delta: Moments) -> None:
+        if self._store is None:
+            self._add(delta)
+        else:
+            with self._store.exclusive("statistics"):
+                self._add(delta)
+
+    def _add(self, delta: Moments) -> None:
+        size, mean, m2 = delta
+        before = self.count
+        total = before + size
+        distance = mean - self.mean
+        self.m2 += m2 + distance * distance * (before * size / total)
+        self.mean += distance * (size / total)
+        self._count[0] = total  # last: a process killed before it has added little
+        if total > 1:
+            self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
     def moments(self) -> Moments:
-        """What was seen so far."""
+        """Return copies."""
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
     def set(self, moments: Moments) -> None:
-        """Have seen this, and nothing else."""
-        self._count[0], self.mean[...], self.m2[...] = moments
+        """Replace the statistics."""
+        with nullcontext() if self._store is None else self._store.exclusive("statistics"):
+            self._count[0], self.mean[...], self.m2[...] = moments
+            self._refresh()
+
+    def _refresh(self) -> None:
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
+    def shared_arrays(self) -> Named:
+        """Return count, mean and m2."""
+        return {name: SharedArray(values, "merge") for name, values in (("count", self._count), ("mean", self.mean), ("m2", self.m2))}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        """Use the statistics of all processes."""
+        self._store = store
+        self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
+        self._refresh()
+
     def state_dict(self) -> dict[str, Any]:
+        """Return the statistics in plain Python."""
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self.m2.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the statistics by saved ones."""
         self.set(Moments(int(state["count"]), np.asarray(state["mean"]), np.asarray(state["m2"])))
 
 
-class ObsTreatment:
-    """normalize_obs and clip_obs. `stats` is None where observations are only clipped."""
+def _moments(batch: np.ndarray) -> Moments:
+    mean = np.add.reduce(batch, 0, np.float64) / len(batch)
+    spread = batch - mean
+    return Moments(len(batch), mean, np.add.reduce(spread * spread, 0))
 
-    def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool, heap: Heap = PRIVATE) -> None:
-        self.stats = RunningStats(shape, heap) if spec.normalize_obs else None
-        self.news = self.stats
-        """What takes in observations: the same, unless the statistics are kept elsewhere."""
+
+class ObsNormalizer:
+    """Apply normalize_obs and clip_obs. `stats` is None where observations are only clipped."""
+
+    def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool) -> None:
+        self.stats = RunningStats(shape) if spec.normalize_obs else None
+        self.delta = self.stats
+        """Statistics that `update` adds to: `stats` itself, unless deltas are accumulated apart."""
         self.frozen = not training
         self._clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
     def update(self, obs: np.ndarray) -> None:
-        """Take in observations [B, *shape]; none while frozen."""
-        if self.news is not None and not self.frozen and len(obs):
-            self.news.update(obs)
+        """Add observations [B, *shape] to the statistics, unless frozen."""
+        if self.delta is not None and not self.frozen and len(obs):
+            self.delta.update(obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Float32 [B, *shape] → float32 [B, *shape], normalised by what was seen so far, clipped."""
+        """Normalise by the current statistics and clip: float32 [B, *shape] → float32 [B, *shape]."""
         scaled = obs if self.stats is None else (obs - self.stats.mean) * self.stats.inv_std
         clipped = np.minimum(np.maximum(scaled, -self._clip), self._clip)
         return np.asarray(clipped.astype(np.float32, copy=False))
 
 
-class RewardTreatment:
-    """reward_scale, then normalize_reward, then clip_reward; raw rewards become what the agent trains on.
+class RewardNormalizer:
+    """Turn raw rewards into what the agent trains on: reward_scale, then normalize_reward, then clip_reward.
 
-    Normalising divides by the running standard deviation of the discounted return of each env, which starts anew with
-    each episode (as the reference implementations of PPO do; Engstrom et al., arXiv:2005.12729, section 3).
+    Normalising divides by the running standard deviation of the discounted return of each env, which restarts with each
+    episode (as the reference implementations of PPO do; Engstrom et al., arXiv:2005.12729, section 3).
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, gamma: float, atari: bool, heap: Heap = PRIVATE) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, gamma: float) -> None:
         self.scale = spec.reward_scale
         self.gamma = gamma
-        self.stats = RunningStats((), heap) if spec.normalize_reward else None
-        self.news = self.stats
-        """What takes in returns: the same, unless the statistics are kept elsewhere."""
+        self.stats = RunningStats(()) if spec.normalize_reward else None
+        self.delta = self.stats
+        """Statistics that returns are added to: `stats` itself, unless deltas are accumulated apart."""
         self.return_N = np.zeros(num_envs)
+        """Discounted returns of the running episodes."""
         clip = spec.clip_reward
         if clip is None:
-            clip = NORMALIZED_CLIP if spec.normalize_reward else atari
+            clip = NORMALIZED_CLIP if spec.normalize_reward else is_preprocessed(spec)
         self.sign = clip is True
         self.clip = None if isinstance(clip, bool) else float(clip)
 
     @property
-    def changes(self) -> bool:
-        """Some reward may come out other than it goes in."""
-        return self.scale != 1.0 or self.stats is not None or self.sign or self.clip is not None
+    def is_identity(self) -> bool:
+        """Rewards stay as they are."""
+        return self.scale == 1.0 and self.stats is None and not self.sign and self.clip is None
 
     def __call__(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
-        """Raw rewards [N] → float32 [N]. `ended_N`: the episode ended here; `valid_N`: is a transition (None: no, yes everywhere)."""
+        """Raw rewards [N] → float32 [N].
+
+        Args:
+            ended_N: the episode ended in this step; None: nowhere.
+            valid_N: the row is a transition; None: everywhere.
+        """
         if self.scale == "sign":
             reward_N = np.sign(reward_N)
         elif self.scale != 1.0:
@@ -138,10 +187,10 @@ class RewardTreatment:
         return reward_N.astype(np.float32)
 
     def _normalize(self, stats: RunningStats, reward_N: np.ndarray, ended_N: np.ndarray | None, valid_N: np.ndarray | None) -> np.ndarray:
-        self.return_N = self.return_N * self.gamma + reward_N
+        before_N, self.return_N = self.return_N, self.return_N * self.gamma + reward_N
         seen = self.return_N if valid_N is None else self.return_N[valid_N]
-        if len(seen) and self.news is not None:
-            self.news.update(seen)
+        if len(seen) and self.delta is not None and not self.delta.update(seen):
+            self.return_N = np.where(np.isfinite(self.return_N), self.return_N, before_N)  # as if that reward had not been
         if ended_N is not None:
             self.return_N[ended_N] = 0.0
         if valid_N is not None:
@@ -149,5 +198,106 @@ class RewardTreatment:
         return np.asarray(reward_N * stats.inv_std)
 
     def reset(self) -> None:
-        """All envs begin an episode."""
+        """Begin an episode in every env."""
         self.return_N[:] = 0.0
+
+
+class Normalizers:
+    """The normalisers of a vector env; `obs` or `reward` is None where observations or rewards stay as they are.
+
+    Several processes may share the statistics (`attach`), or collect what they see as deltas that one process merges.
+    """
+
+    def __init__(self, obs: ObsNormalizer | None = None, reward: RewardNormalizer | None = None) -> None:
+        self.obs, self.reward = obs, reward
+        both: list[tuple[str, ObsNormalizer | RewardNormalizer | None]] = [("obs", obs), ("reward", reward)]
+        self._adaptive = {name: one for name, one in both if one is not None and one.stats is not None}
+        """Those with statistics."""
+
+    @property
+    def _stats(self) -> dict[str, RunningStats]:
+        return {name: one.stats for name, one in self._adaptive.items() if one.stats is not None}
+
+    def shared_arrays(self) -> Named:
+        """Return the statistics; running returns stay each process's own."""
+        return prefixed(self._stats)
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        """Use the statistics of all processes."""
+        attach_parts(self._stats, store, arrays)
+
+    def accumulate_deltas(self) -> None:
+        """From now on normalise by the statistics as they were set, and accumulate new samples apart for `take_deltas`."""
+        for one in self._adaptive.values():
+            assert one.stats is not None
+            one.delta = RunningStats(one.stats.mean.shape)
+
+    def take_deltas(self) -> list[Moments]:
+        """Return the samples accumulated since the last call."""
+        taken = []
+        for one in self._adaptive.values():
+            assert one.delta is not None
+            taken.append(one.delta.moments())
+            one.delta = RunningStats(one.delta.mean.shape)
+        return taken
+
+    def merge_deltas(self, deltas: Sequence[Moments]) -> None:
+        """Add what `take_deltas` of another process returned to the statistics."""
+        for stats, delta in zip(self._stats.values(), deltas, strict=True):
+            stats.merge(delta)
+
+    @property
+    def vector(self) -> np.ndarray:
+        """All statistics in one float64 vector; empty without statistics."""
+        parts = [part for stats in self._stats.values() for part in stats.moments()]
+        return np.concatenate([np.ravel(np.asarray(part, np.float64)) for part in parts]) if parts else np.zeros(0)
+
+    @vector.setter
+    def vector(self, vector: np.ndarray) -> None:
+        at = 0
+        for stats in self._stats.values():
+            shape, size = stats.mean.shape, stats.mean.size
+            mean, m2 = vector[at + 1 : at + 1 + 2 * size].reshape(2, *shape)
+            stats.set(Moments(int(vector[at]), mean, m2))
+            at += 1 + 2 * size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return statistics and running returns in plain Python."""
+        stats = self._stats
+        return {
+            "obs_stats": stats["obs"].state_dict() if "obs" in stats else None,
+            "reward_stats": stats["reward"].state_dict() if "reward" in stats else None,
+            "reward_returns": self.reward.return_N.tolist() if self.reward is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; statistics that are missing there, or not used here, are left out."""
+        for name, stats in self._stats.items():
+            if (saved := state.get(f"{name}_stats")) is not None:
+                stats.load_state_dict(saved)
+        returns = state.get("reward_returns")  # absent in older checkpoints
+        if self.reward is not None and returns is not None and len(returns) == len(self.reward.return_N):
+            self.reward.return_N[:] = returns
+
+    def copy_obs_statistics(self, state: dict[str, Any]) -> None:
+        """Load the observation statistics alone, for evaluation. `state`: a state_dict of Normalizers or Env."""
+        stats = self._stats.get("obs")
+        if stats is not None and state["obs_stats"] is not None:
+            stats.load_state_dict(state["obs_stats"])
+
+
+def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool = True) -> Normalizers:
+    """Build the normalisers that the spec asks for; no env is needed.
+
+    Args:
+        gamma: discount of the returns that normalize_reward measures.
+        training: False for evaluation: observation statistics are frozen, rewards stay raw.
+    """
+    obs = ObsNormalizer(spec, info.observation.shape, training) if normalizes_obs(spec) and info.observation.dtype != "uint8" else None
+    reward = RewardNormalizer(spec, info.num_envs, gamma)
+    return Normalizers(obs, reward if training and not reward.is_identity else None)
+
+
+def normalizes_obs(spec: EnvSpec) -> bool:
+    """The spec asks for observations to be normalised or clipped."""
+    return spec.normalize_obs or spec.clip_obs is not None

@@ -1,7 +1,8 @@
-"""One env, for the backends that step envs one by one."""
+"""Construction of a single env, for the backends that step envs one by one."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,12 @@ import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
 from slm_lab.env.backend import Target
+from slm_lab.lib.log import notice
 
 
 def quiet_mujoco() -> None:
-    """Keep MuJoCo's remark about Gymnasium's own model files from the screen and from MUJOCO_LOG.TXT; log the others."""
+    """Suppress MuJoCo's warning about Gymnasium's own model files on the screen and in MUJOCO_LOG.TXT; log other warnings."""
     import mujoco
-
-    from slm_lab.lib.log import notice
 
     def on_warning(text: str) -> None:
         if "settotalmass" not in text:
@@ -30,14 +30,14 @@ def quiet_mujoco() -> None:
 
 @contextmanager
 def quiet_spaces() -> Iterator[None]:
-    """Drop Gymnasium's remarks that bounds of a space were rounded: nothing a user can act on."""
+    """Suppress Gymnasium's warnings that bounds of a space were rounded; a user can do nothing about them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         yield
 
 
 def register_atari() -> None:
-    """Make the ids ALE/… known. Raises ImportError without ale-py."""
+    """Register the ids ALE/… with Gymnasium. Raises ImportError without ale-py."""
     import ale_py
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
@@ -54,19 +54,35 @@ class SingleEnv:
     max_t: int | None
     time_limit: int | None
     mujoco: bool
+    folder: str | None
+    """Current folder when the vector env was built. Each env is constructed in it, also after another one called os.chdir."""
 
     @classmethod
     def of(cls, target: Target) -> SingleEnv:
-        return cls(target.id, target.kwargs, target.atari, target.max_t, target.time_limit, "mujoco" in target.entry_point)
+        """Return the constructor of one of the target's envs."""
+        try:
+            folder: str | None = os.getcwd()
+        except OSError:  # it was deleted
+            folder = None
+        return cls(target.id, target.kwargs, target.atari, target.max_t, target.time_limit, "mujoco" in target.entry_point, folder)
 
     def __call__(self) -> gym.Env[Any, Any]:
+        self.restore_folder()
         if self.mujoco:
             quiet_mujoco()
         if "ALE/" in self.id:
             register_atari()
         if self.atari is not None:
             return self._atari(self.atari)
-        return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
+        try:
+            return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
+        except gym.error.UnregisteredEnv as error:  # it is registered in the process that asked for it
+            raise RuntimeError(not_registered_here(self.id)) from error
+
+    def restore_folder(self) -> None:
+        """Change back to `folder`."""
+        if self.folder is not None:
+            os.chdir(self.folder)
 
     def _atari(self, settings: AtariSettings) -> gym.Env[Any, Any]:
         env = gym.make(
@@ -83,3 +99,12 @@ class SingleEnv:
             difficulty=settings.difficulty,
         )
         return AtariFrames(env, settings, frame_limit(settings, self.max_t))
+
+
+def not_registered_here(name: str) -> str:
+    """Return the message for an env that is registered in a script, where another process cannot find it."""
+    plain = name.rpartition(":")[2]
+    return (
+        f"{plain} is not registered in this process: a registration in a script (__main__) exists in that script's process only; "
+        f'move it to a module and name the env "package.module:{plain}"'
+    )

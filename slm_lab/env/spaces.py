@@ -1,7 +1,8 @@
-"""Between Gymnasium's spaces and the two arrays that an agent knows: one observation array, one action array."""
+"""Conversion between Gymnasium's spaces and an agent's arrays (one for observations, one for actions), or plain Python."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,23 +15,23 @@ Codec = Callable[[Any], np.ndarray]
 """Maps a batch [N, …] to a batch [N, …]."""
 
 UNBOUNDED = 1e30
-"""A bound this large is none: some envs state float32's largest number where they mean infinity."""
+"""Bounds beyond this count as infinite: some envs give float32's largest number instead of infinity."""
 
 
 class UnsupportedSpace(ValueError):
-    """A space that no agent here can use; the message says which and what would do."""
+    """A space that agents do not support; the message names it and those that are allowed."""
 
 
 def observation_codec(space: spaces.Space[Any], fresh: bool = False) -> tuple[ObservationSpace, Codec]:
-    """What the agent sees, and the function that makes it from a batch of the env's observations.
+    """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
     Box becomes float32 and flat; uint8 Boxes of two and more dimensions are images: they stay uint8, channels first
     ([H, W, 3] → [3, H, W], a stack [S, H, W, 3] → [3 S, H, W], [H, W] → [1, H, W]). Discrete and MultiDiscrete become
     one-hot, MultiBinary 0.0 and 1.0, a Dict the concatenation of its entries in the space's order.
-    The codec returns an array that nobody writes to later; with `fresh` the backend hands out such arrays itself and
-    needless copies are skipped.
+    The codec returns a new array, which is not written to later; with `fresh` the backend returns such arrays itself, and copies are
+    skipped.
 
-    Raises: UnsupportedSpace for Tuple, Text, Graph, Sequence and spaces of one's own.
+    Raises: UnsupportedSpace for Tuple, Text, Graph, Sequence and custom spaces.
     """
     if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2:
         return _image(space, fresh)
@@ -41,7 +42,7 @@ def observation_codec(space: spaces.Space[Any], fresh: bool = False) -> tuple[Ob
 
 
 def batch_of_one(observation: Any) -> Any:
-    """One env's observation as a batch [1, …]."""
+    """Return one env's observation as a batch [1, …]."""
     if isinstance(observation, dict):
         return {key: batch_of_one(value) for key, value in observation.items()}
     return np.asarray(observation)[None]
@@ -71,7 +72,7 @@ def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
-    """Size of the flattened space and the function [N, …] → float32 [N, size]; always a new array."""
+    """Return the size of the flattened space, and the function [N, …] → float32 [N, size], which returns a new array."""
     match space:
         case spaces.Box():
             size = int(np.prod(space.shape))
@@ -111,7 +112,7 @@ def _joined(parts: dict[str, tuple[int, Codec]]) -> tuple[int, Codec]:
 
 
 def action_codec(space: spaces.Space[Any]) -> tuple[ActionSpace, Codec]:
-    """What the agent may do, and the function that turns its action_N (see ActionSpace) into the env's.
+    """Return the agent's action space, and the function that converts its action_N (see ActionSpace) to the env's.
 
     Raises: UnsupportedSpace for Dict, Tuple and others.
     """
@@ -151,3 +152,46 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
         return decoded.reshape(-1, *shape)
 
     return ActionSpace("continuous", dim=len(low), bounded=bool(finite.all())), decode
+
+
+def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Describe a space in plain Python: numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can read.
+
+    Raises: UnsupportedSpace for spaces without a codec.
+    """
+    match space:
+        case spaces.Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+        case spaces.MultiDiscrete():
+            return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
+        case spaces.MultiBinary():
+            return {"type": "MultiBinary", "shape": [int(size) for size in space.shape]}
+        case spaces.Box():
+            shape = [int(size) for size in space.shape]
+            return {"type": "Box", "shape": shape, "dtype": str(space.dtype), "low": _bound(space.low), "high": _bound(space.high)}
+        case spaces.Dict():
+            return {"type": "Dict", "spaces": [[key, space_to_dict(inner)] for key, inner in space.spaces.items()]}
+    raise UnsupportedSpace(f"space {type(space).__name__} is not supported; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict")
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """Return the bounds of a Box: one number if all are equal, otherwise nested lists."""
+    first = bound.flat[0].item() if bound.size else 0
+    return first if (bound == first).all() else bound.tolist()
+
+
+def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
+    """Return the space that `space_to_dict` described. Raises ValueError for other dicts."""
+    match described:
+        case {"type": "Discrete", "n": n, "start": start, "dtype": dtype}:
+            return spaces.Discrete(n, start=start, **({} if dtype == "int64" else {"dtype": np.dtype(dtype).type}))
+        case {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": dtype}:
+            return spaces.MultiDiscrete(np.array(nvec, dtype), dtype=np.dtype(dtype).type, start=np.array(start, dtype))
+        case {"type": "MultiBinary", "shape": shape}:
+            return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+        case {"type": "Box", "shape": shape, "dtype": dtype, "low": low, "high": high}:
+            bounds = [np.broadcast_to(np.array(bound, dtype), shape) for bound in (low, high)]
+            return spaces.Box(bounds[0], bounds[1], dtype=np.dtype(dtype).type)
+        case {"type": "Dict", "spaces": inner}:
+            return spaces.Dict(OrderedDict((key, space_from_dict(one)) for key, one in inner))
+    raise ValueError(f"not a description of a space: {described!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,9 @@ class EnvInfo:
     """The resolved backend."""
     max_frame: int = 2**62
     """Frames that are collected in all."""
+    spaces: dict[str, Any] | None = field(default=None, compare=False)
+    """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict): with them
+    observations can be encoded and actions decoded without the env."""
 
 
 class Episode(NamedTuple):

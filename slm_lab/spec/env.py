@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from slm_lab.spec.base import Flag, Positive, PositiveReal, SpecModel
 
 Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"]
+OwnBackend = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 
 
 class EnvSpec(SpecModel):
@@ -33,9 +34,9 @@ class EnvSpec(SpecModel):
     """Clip training rewards to ± this; true: their sign; absent: ±10 where normalised, ±1 (sign) in Atari, else not; false: never."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Multiply training rewards; "sign": take their sign."""
-    backend: Backend = "auto"
+    backend: Backend | OwnBackend = "auto"
     """What steps the envs: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async (Gymnasium);
-    auto takes the first that applies."""
+    auto: the first that applies; "package.module:Class": your own subclass of slm_lab.env.Backend."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

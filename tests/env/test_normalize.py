@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_lab.env.normalize import RewardTreatment, RunningStats
+from slm_lab.env.normalize import RewardNormalizer, RunningStats
 from slm_lab.spec.env import EnvSpec
 from tests.env.by_hand import play
 from tests.env.test_step import build, random_actions
@@ -84,8 +84,8 @@ def test_rewards_against_brute_force(name: str, backend: str) -> None:
     ],
 )
 def test_what_rewards_become(keys: dict[str, Any], expected: list[float]) -> None:
-    treat = RewardTreatment(EnvSpec(name="X", max_frame=1, **keys), 3, 0.99, atari=False)
-    np.testing.assert_allclose(treat(np.array([-3.0, 0.5, 20.0])), expected)
+    normalize = RewardNormalizer(EnvSpec(name="X", max_frame=1, **keys), 3, 0.99)
+    np.testing.assert_allclose(normalize(np.array([-3.0, 0.5, 20.0])), expected)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_evaluation_is_frozen_and_raw() -> None:
     )
     actions = random_actions(40, 3, 3)
     play(train, actions)
-    evaluation.copy_statistics(train.state_dict())
+    evaluation.normalizers.copy_obs_statistics(train.state_dict())
     before = evaluation.state_dict()["obs_stats"]
     ours, raw = play(evaluation, actions), play(raw_env, actions)
     assert evaluation.state_dict()["obs_stats"] == before == train.state_dict()["obs_stats"]

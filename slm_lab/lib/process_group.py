@@ -1,0 +1,39 @@
+"""Process groups: a child process and the programs that it runs end together. Without effect on Windows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+_GRACE_SECONDS = 3.0
+"""Time that a process has to end by itself when its parent has died."""
+_POLL_SECONDS = 0.5
+
+
+def lead_group() -> None:
+    """Make this process the leader of a new group, which is killed soon after the parent process has died.
+
+    A terminal's Ctrl-C does not reach the group. The parent calls `kill_group` when this process has ended.
+    """
+    if not hasattr(os, "setpgid"):
+        return
+    parent = os.getppid()
+    os.setpgid(0, 0)
+    threading.Thread(target=_follow, args=(parent,), daemon=True, name="follow-parent").start()
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    time.sleep(_GRACE_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+def kill_group(leader: int) -> None:
+    """Kill the processes of the group that `leader` leads or has led; none is left where it ended everything that it started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)

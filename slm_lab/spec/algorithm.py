@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.base import Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel
 from slm_lab.spec.schedule import Schedule, constant
 
 ActionPdtype = Literal[
@@ -25,10 +25,40 @@ ActionPdtype = Literal[
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 
 
-class AlgorithmSpec(SpecModel):
-    """Keys of every algorithm."""
+ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
+REPLAY_MEMORIES = ("Replay", "PrioritizedReplay")
+ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary")
+"""Kinds of action spaces (lib.records.ActionKind)."""
 
-    name: str
+
+class AlgorithmSpec(Component):
+    """Keys of every algorithm, and the capabilities that rules, defaults and error messages are derived from."""
+
+    on_policy: ClassVar[bool] = True
+    """Learns from each transition once, in the order collected; else from a replay buffer."""
+    learns: ClassVar[bool] = True
+    """Has weights to train, so it needs a net."""
+    has_critic: ClassVar[bool] = False
+    """Learns values beside its policy."""
+    has_target: ClassVar[bool] = False
+    """Keeps target networks."""
+    values: ClassVar[bool] = False
+    """Acts on action values (a Q-network)."""
+    soft: ClassVar[bool] = False
+    """Actor and critics have separate networks (agent.net, agent.critic_net), and the actor samples its own policy."""
+    recurrent: ClassVar[bool] = True
+    """Can train a RecurrentNet."""
+    self_imitation: ClassVar[bool] = False
+    """Also learns from a replay of past episodes beside its on-policy memory."""
+    action_kinds: ClassVar[tuple[str, ...]] = ALL_ACTIONS
+    """Kinds of action spaces that it can act in."""
+    bounded_only: ClassVar[bool] = False
+    """Continuous actions need finite bounds."""
+    memories: ClassVar[tuple[str, ...]] = ROLLOUT_MEMORIES
+    """Built-in memories that it can learn from, the default first."""
+    samplers: ClassVar[tuple[str, ...]] = ()
+    """Modes of meta.sampler that can collect for it: sync, async."""
+
     action_pdtype: ActionPdtype = "default"
     """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space."""
     action_policy: ActionPolicy = "default"
@@ -43,9 +73,16 @@ class AlgorithmSpec(SpecModel):
         """Whether it learns from log π(a|s) as it was when the action was taken."""
         return False
 
+    def rollout_len(self, default: int) -> int:
+        """Return the vector steps (or episodes, by the memory) between two trainings; `default` where the spec does not say."""
+        return getattr(self, "training_frequency", None) or default
+
 
 class RandomSpec(AlgorithmSpec):
     """Uniformly random actions; learns nothing. The baseline of the metrics."""
+
+    learns = False
+    memories = ROLLOUT_MEMORIES + REPLAY_MEMORIES
 
     name: Literal["Random"]
 
@@ -88,6 +125,9 @@ class VTraceSpec(OnPolicySpec):
 class ActorCriticSpec(VTraceSpec):
     """Advantage actor-critic (arXiv:1602.01783): A2C; A3C with meta.distributed."""
 
+    has_critic = True
+    samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
+
     name: Literal["ActorCritic"]
     lam: Fraction | None = None
     """λ of generalised advantage estimation (arXiv:1506.02438); advantages are then standardised. Excludes num_step_returns."""
@@ -102,9 +142,16 @@ class ActorCriticSpec(VTraceSpec):
     training_frequency: Positive | None = None
     """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
 
+    def rollout_len(self, default: int) -> int:
+        return self.num_step_returns or super().rollout_len(default)
+
 
 class PPOSpec(VTraceSpec):
     """Proximal policy optimisation with the clipped objective (arXiv:1707.06347)."""
+
+    has_critic = True
+    memories = ("OnPolicyBatchReplay",)
+    samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
 
     name: Literal["PPO"]
     lam: Fraction = 0.95
@@ -135,6 +182,9 @@ class PPOSpec(VTraceSpec):
     def needs_logp(self) -> bool:
         return True
 
+    def rollout_len(self, default: int) -> int:
+        return self.time_horizon
+
 
 class SILKeys(SpecModel):
     """Keys of self-imitation (arXiv:1806.05635)."""
@@ -152,17 +202,28 @@ class SILKeys(SpecModel):
 class SILSpec(ActorCriticSpec, SILKeys):
     """Self-imitation learning (arXiv:1806.05635) on top of ActorCritic."""
 
+    recurrent = False
+    self_imitation = True
+    samplers = ()
+
     name: Literal["SIL"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
 class PPOSILSpec(PPOSpec, SILKeys):
     """Self-imitation learning (arXiv:1806.05635) on top of PPO."""
 
+    recurrent = False
+    self_imitation = True
+    samplers = ()
+
     name: Literal["PPOSIL"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
 class SARSASpec(AlgorithmSpec):
     """SARSA (Rummery & Niranjan 1994): on-policy action values."""
+
+    values = True
+    action_kinds = ("discrete",)
 
     name: Literal["SARSA"]
     training_frequency: Positive | None = None
@@ -172,14 +233,26 @@ class SARSASpec(AlgorithmSpec):
 class ReplayAlgorithmSpec(AlgorithmSpec):
     """Keys of every algorithm that learns from a replay memory."""
 
+    on_policy = False
+    recurrent = False
+    memories = REPLAY_MEMORIES
+    samplers = ("async",)
+
     training_frequency: Positive = 1
     """Train every so many transitions, at most once per vector step."""
     training_start_step: Count = 0
     """Transitions gathered before the first training."""
 
+    def rollout_len(self, default: int) -> int:
+        return 1
+
 
 class QLearningSpec(ReplayAlgorithmSpec):
     """Keys of the Q-learning algorithms."""
+
+    values = True
+    has_target = True
+    action_kinds = ("discrete",)
 
     training_iter: Positive = 1
     """Batches of one training."""
@@ -189,6 +262,8 @@ class QLearningSpec(ReplayAlgorithmSpec):
 
 class VanillaDQNSpec(QLearningSpec):
     """Q-learning with a net and a replay memory, without a target net (arXiv:1312.5602)."""
+
+    has_target = False
 
     name: Literal["VanillaDQN"]
 
@@ -207,6 +282,12 @@ class DoubleDQNSpec(QLearningSpec):
 
 class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
+
+    has_critic = True
+    has_target = True
+    soft = True
+    action_kinds = ("discrete", "continuous")
+    bounded_only = True
 
     name: Literal["SoftActorCritic"]
     training_iter: Positive | None = None
@@ -244,6 +325,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
 
 class CrossQSpec(SoftActorCriticSpec):
     """CrossQ (arXiv:1902.05605): soft actor-critic without target nets, critics batch-normalised over states and next states at once."""
+
+    has_target = False
 
     name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union
 

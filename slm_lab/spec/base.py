@@ -1,4 +1,4 @@
-"""The parts every spec model shares."""
+"""Types and base classes that every spec model uses."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ class SpecModel(BaseModel):
     """A frozen section of a spec: unknown keys are refused, each key's docstring is its description in editors (see schema.py)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+class Component(SpecModel):
+    """A section that is chosen by `name`: one of the built-in models, or the user's own by "package.module:Class" (see extension.py)."""
+
+    name: str
+
+    @classmethod
+    def implementation(cls) -> Any:
+        """Return the class to build. A user's model must define this; it imports torch here, not at the top of its module."""
+        raise NotImplementedError(f"{cls.__module__}:{cls.__qualname__} must define the classmethod implementation()")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Strict
 
-from slm_lab.spec.base import Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel
+from slm_lab.spec.base import Component, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel
 from slm_lab.spec.schedule import Schedule, constant
+
+
+class MemorySpec(Component):
+    """Keys of every memory, and what rules need to know of it."""
+
+    on_policy: ClassVar[bool] = False
+    """Each transition is used once; else it is drawn again and again."""
+    episodes: ClassVar[bool] = False
+    """Holds whole episodes: training_frequency counts these; else vector steps."""
 
 
 class ReplayKeys(SpecModel):
@@ -59,33 +68,43 @@ class SILReplayKeys(SpecModel):
         return ReplaySpec(name="Replay", **{key: value for key, value in given.items() if key in ReplayKeys.model_fields})
 
 
-class OnPolicyReplaySpec(SILReplayKeys):
+class RolloutMemorySpec(MemorySpec, SILReplayKeys):
+    """Keys of the on-policy memories."""
+
+    on_policy = True
+
+
+class OnPolicyReplaySpec(RolloutMemorySpec):
     """Whole episodes, used once; training_frequency counts episodes."""
+
+    episodes = True
 
     name: Literal["OnPolicyReplay"]
 
 
-class OnPolicyBatchReplaySpec(SILReplayKeys):
+class OnPolicyBatchReplaySpec(RolloutMemorySpec):
     """A fixed number of vector steps, used once; training_frequency counts vector steps."""
 
     name: Literal["OnPolicyBatchReplay"]
 
 
-class OnPolicyCrossEntropySpec(SILReplayKeys):
+class OnPolicyCrossEntropySpec(RolloutMemorySpec):
     """Whole episodes, used once, of which only the best are learned from (the cross-entropy method, Rubinstein 1999)."""
+
+    episodes = True
 
     name: Literal["OnPolicyCrossEntropy"]
     cross_entropy: Annotated[float, Strict(), Field(gt=0, le=1)] = 1.0
     """Share of the episodes that is kept, by total reward."""
 
 
-class ReplaySpec(ReplayKeys):
+class ReplaySpec(MemorySpec, ReplayKeys):
     """Transitions, drawn uniformly (Lin 1992)."""
 
     name: Literal["Replay"]
 
 
-class PrioritizedReplaySpec(ReplayKeys, PriorityKeys):
+class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
     """Transitions, drawn in proportion to their temporal-difference error (arXiv:1511.05952)."""
 
     name: Literal["PrioritizedReplay"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from slm_lab.spec.base import Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel
 
 
 class _Named(SpecModel):
@@ -39,8 +39,13 @@ class LossSpec(_Named):
     name: str = "MSELoss"
 
 
-class NetSpec(SpecModel):
-    """Keys of every net."""
+class NetSpec(Component):
+    """Keys of every net, and what rules need to know of it."""
+
+    recurrent: ClassVar[bool] = False
+    """Carries a hidden state over steps."""
+    dueling: ClassVar[bool] = False
+    """Splits action values into a state's value and advantages."""
 
     shared: Flag = False
     """Actor and critic share one body."""
@@ -104,6 +109,8 @@ class MLPNetSpec(_LayersSpec):
 class DuelingMLPNetSpec(MLPNetSpec):
     """Fully connected layers, then a stream for the state's value and one for the advantages of actions (arXiv:1511.06581)."""
 
+    dueling = True
+
     name: Literal["DuelingMLPNet"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
@@ -130,11 +137,15 @@ class ConvNetSpec(_LayersSpec):
 class DuelingConvNetSpec(ConvNetSpec):
     """Convolutions and fully connected layers, then a stream for the state's value and one for the advantages (arXiv:1511.06581)."""
 
+    dueling = True
+
     name: Literal["DuelingConvNet"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
 class RecurrentNetSpec(_LayersSpec):
     """Fully connected layers, then a recurrent cell whose hidden state is carried over steps and reset at episode ends."""
+
+    recurrent = True
 
     name: Literal["RecurrentNet"]
     fc_hid_layers: list[Positive] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec, Algorithm, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
+from slm_lab.spec.algorithm import Algorithm, PPOSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.memory import Memory, OnPolicyBatchReplaySpec
@@ -32,16 +32,9 @@ class AgentSpec(SpecModel):
     @property
     def rollout_len(self) -> int:
         """training_frequency as it applies: vector steps for OnPolicyBatchReplay, episodes for OnPolicyReplay."""
-        algorithm = self.algorithm
-        match algorithm:
-            case PPOSpec():
-                return algorithm.time_horizon
-            case ActorCriticSpec() if algorithm.num_step_returns:
-                return algorithm.num_step_returns
-            case ReinforceSpec() | ActorCriticSpec() | SARSASpec():
-                return algorithm.training_frequency or (32 if isinstance(self.memory, OnPolicyBatchReplaySpec) else 1)
-            case _:
-                return 1
+        if not self.algorithm.learns:
+            return 1
+        return self.algorithm.rollout_len(1 if self.memory.episodes else 32)
 
 
 class Spec(SpecModel):
@@ -68,7 +61,7 @@ class Spec(SpecModel):
     @property
     def rollout_rows(self) -> int:
         """Vector steps that a rollout worker collects at a time, for meta.sampler."""
-        return REPLAY_ROWS if isinstance(self.agent.algorithm, ReplayAlgorithmSpec) else self.agent.rollout_len
+        return self.agent.rollout_len if self.agent.algorithm.on_policy else REPLAY_ROWS
 
     @property
     def dataset_columns(self) -> int:

@@ -1,1 +1,1 @@
-"""Specs: what a person writes in JSON, validated into frozen typed objects. Imports neither torch nor anything that draws."""
+"""Specs: JSON validated into frozen typed objects. Imports no heavy package (torch, pandas, plotly)."""

@@ -1,4 +1,4 @@
-"""agent.algorithm: which algorithm learns, and its hyperparameters."""
+"""agent.algorithm: the algorithm and its hyperparameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel, by_name
+from slm_lab.spec.extension import Extensible
 from slm_lab.spec.schedule import Schedule, constant
 
 ActionPdtype = Literal[
@@ -62,15 +63,15 @@ class AlgorithmSpec(Component):
     action_pdtype: ActionPdtype = "default"
     """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space."""
     action_policy: ActionPolicy = "default"
-    """How an action is taken from the distribution; default samples it."""
+    """How to choose an action from the distribution; default: sample it."""
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
-    """ε of epsilon_greedy, τ of boltzmann, over frames."""
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
 
     @property
     def needs_logp(self) -> bool:
-        """Whether it learns from log π(a|s) as it was when the action was taken."""
+        """Return whether training needs log π(a|s) of the policy that acted."""
         return False
 
     def rollout_len(self, default: int) -> int:
@@ -79,7 +80,7 @@ class AlgorithmSpec(Component):
 
 
 class RandomSpec(AlgorithmSpec):
-    """Uniformly random actions; learns nothing. The baseline of the metrics."""
+    """Uniformly random actions without learning: the baseline of the metrics."""
 
     learns = False
     memories = ROLLOUT_MEMORIES + REPLAY_MEMORIES
@@ -91,7 +92,7 @@ class OnPolicySpec(AlgorithmSpec):
     """Keys of the policy-gradient algorithms."""
 
     entropy_coef_spec: Schedule = constant(0.0)
-    """Weight of the entropy bonus, over frames."""
+    """Schedule of the entropy bonus' weight over frames."""
 
 
 class ReinforceSpec(OnPolicySpec):
@@ -103,19 +104,19 @@ class ReinforceSpec(OnPolicySpec):
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
-    """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
+    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
 
 
 class VTraceSpec(OnPolicySpec):
-    """Keys of those that V-trace (arXiv:1802.01561) can correct for rollouts which an older policy gathered."""
+    """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts of an older policy."""
 
     with_vtrace: Flag = False
-    """Correct values and advantages for policy lag by V-trace, whose λ is lam (absent: 1); without lag this changes nothing."""
+    """Correct values and advantages for policy lag by V-trace, with λ = lam (absent: 1); no effect without lag."""
     rho_bar: PositiveReal = 1.0
-    """ρ̄ of V-trace: most that a temporal difference weighs. Decides which policy is valued: the higher, the nearer to the present one,
-    and the noisier."""
+    """ρ̄ of V-trace: maximum importance weight of a temporal difference. A higher value gives values closer to the current policy's, with
+    more variance."""
     c_bar: PositiveReal = 1.0
-    """c̄ of V-trace: most that a step carries back of what comes after it. Decides how fast values are learned, not which."""
+    """c̄ of V-trace: maximum trace coefficient. Affects how fast values are learned, not their fixed point."""
 
     @property
     def needs_logp(self) -> bool:
@@ -130,9 +131,10 @@ class ActorCriticSpec(VTraceSpec):
 
     name: Literal["ActorCritic"]
     lam: Fraction | None = None
-    """λ of generalised advantage estimation (arXiv:1506.02438); advantages are then standardised. Excludes num_step_returns."""
+    """λ of generalised advantage estimation (arXiv:1506.02438); advantages are then standardised. Cannot be combined with
+    num_step_returns."""
     num_step_returns: Positive | None = None
-    """n of n-step returns; is then the training_frequency too. Excludes lam. With neither: plain returns."""
+    """n of n-step returns, and then the training_frequency too. Cannot be combined with lam; with neither: Monte Carlo returns."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     val_loss_coef: NonNegative = 1.0
@@ -140,7 +142,7 @@ class ActorCriticSpec(VTraceSpec):
     normalize_v_targets: Flag = False
     """Train the critic on returns normalised by their running mean and standard deviation."""
     training_frequency: Positive | None = None
-    """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
+    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
 
     def rollout_len(self, default: int) -> int:
         return self.num_step_returns or super().rollout_len(default)
@@ -157,24 +159,24 @@ class PPOSpec(VTraceSpec):
     lam: Fraction = 0.95
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     clip_eps_spec: Schedule = constant(0.2)
-    """ε of the clipped objective, over frames."""
+    """Schedule of ε of the clipped objective over frames."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
-    """Clip the change of the value prediction by ε too."""
+    """Clip the change of value predictions by ε too."""
     minibatch_size: Positive = 64
-    """Transitions of one gradient step; at most time_horizon × num_envs."""
+    """Transitions per gradient step; at most time_horizon × num_envs."""
     time_horizon: Positive = 128
-    """Vector steps of one rollout; training happens after each."""
+    """Vector steps of a rollout, after each of which the agent trains."""
     training_epoch: Positive = 4
-    """Passes over each rollout."""
+    """Epochs over each rollout."""
     training_frequency: Positive | None = None
-    """Ignored: the same as time_horizon."""
+    """Ignored: PPO trains every time_horizon steps."""
     symlog: Flag = False
     """Train the critic on symlog(return) (arXiv:2301.04104, eq. 9)."""
     normalize_advantages: Literal["standardize", "percentile"] | Flag = "standardize"
-    """standardize (or true): zero mean and unit deviation over the rollout; percentile: divided by max(1, the moving 5–95 % range of
-    returns) (arXiv:2301.04104, eq. 11); false: as they are."""
+    """standardize (or true): zero mean and unit standard deviation over the rollout; percentile: divide by max(1, moving 5–95 % range of
+    returns) (arXiv:2301.04104, eq. 11); false: no normalisation."""
     normalize_v_targets: Flag = False
     """Train the critic on returns normalised by their running mean and standard deviation."""
 
@@ -187,16 +189,16 @@ class PPOSpec(VTraceSpec):
 
 
 class SILKeys(SpecModel):
-    """Keys of self-imitation (arXiv:1806.05635)."""
+    """Keys of self-imitation learning (arXiv:1806.05635)."""
 
     sil_policy_loss_coef: NonNegative = 1.0
     """Weight of the self-imitation policy loss."""
     sil_val_loss_coef: NonNegative = 0.01
     """Weight of the self-imitation value loss."""
     training_batch_iter: Positive = 1
-    """Self-imitation steps on each batch."""
+    """Self-imitation gradient steps per batch."""
     training_iter: Positive = 4
-    """Self-imitation batches after each training on fresh experience."""
+    """Self-imitation batches after each on-policy training."""
 
 
 class SILSpec(ActorCriticSpec, SILKeys):
@@ -227,11 +229,11 @@ class SARSASpec(AlgorithmSpec):
 
     name: Literal["SARSA"]
     training_frequency: Positive | None = None
-    """Train after so many episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32)."""
+    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
 
 
 class ReplayAlgorithmSpec(AlgorithmSpec):
-    """Keys of every algorithm that learns from a replay memory."""
+    """Keys of every algorithm that learns from a replay buffer."""
 
     on_policy = False
     recurrent = False
@@ -239,9 +241,9 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     samplers = ("async",)
 
     training_frequency: Positive = 1
-    """Train every so many transitions, at most once per vector step."""
+    """Transitions between trainings; at most one training per vector step."""
     training_start_step: Count = 0
-    """Transitions gathered before the first training."""
+    """Transitions collected before the first training."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -255,13 +257,13 @@ class QLearningSpec(ReplayAlgorithmSpec):
     action_kinds = ("discrete",)
 
     training_iter: Positive = 1
-    """Batches of one training."""
+    """Batches per training."""
     training_batch_iter: Positive = 1
-    """Gradient steps on each batch."""
+    """Gradient steps per batch."""
 
 
 class VanillaDQNSpec(QLearningSpec):
-    """Q-learning with a net and a replay memory, without a target net (arXiv:1312.5602)."""
+    """Deep Q-learning with a replay buffer, without a target network (arXiv:1312.5602)."""
 
     has_target = False
 
@@ -269,13 +271,13 @@ class VanillaDQNSpec(QLearningSpec):
 
 
 class DQNSpec(QLearningSpec):
-    """Deep Q-learning with a target net (Mnih et al. 2015)."""
+    """Deep Q-learning with a target network (Mnih et al. 2015)."""
 
     name: Literal["DQN"]
 
 
 class DoubleDQNSpec(QLearningSpec):
-    """Double Q-learning: the net chooses the next action, the target net values it (arXiv:1509.06461)."""
+    """Double Q-learning: the network selects the next action, the target network evaluates it (arXiv:1509.06461)."""
 
     name: Literal["DoubleDQN"]
 
@@ -291,30 +293,30 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
 
     name: Literal["SoftActorCritic"]
     training_iter: Positive | None = None
-    """Batches of one training, one gradient step each; absent: num_envs."""
+    """Batches per training, one gradient step each; absent: num_envs."""
     policy_delay: Positive = 1
-    """Critic steps for each step of the actor and the temperature."""
+    """Critic updates per update of actor and temperature."""
     critic_reduction: Literal["min", "mean"] = "min"
-    """How the values of the two critics become one: min undervalues what is rarely tried (arXiv:1802.09477, eq. 10), mean does not
+    """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
     (arXiv:2209.10081, double average Q-learning, without its clip)."""
     target_entropy: Real | Literal["auto"] = "auto"
-    """Entropy in nats that the temperature is tuned to; auto: −dim(A) for continuous actions, 0.98 ln|A| for discrete ones."""
+    """Target entropy in nats of the automatic temperature; auto: −dim(A) for continuous actions, 0.98 ln|A| for discrete ones."""
     entropy_anneal: Flag | Real = False
-    """The target entropy moves linearly to this value by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
+    """Anneal the target entropy linearly to this value by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
     entropy_penalty_coef: NonNegative = 0.0
     """Discrete actions: weight β of the penalty ½ (H_behaviour − H)² on sudden changes of entropy (arXiv:2209.10081, eq. 11)."""
     symlog: Flag = False
     """Train the critics on symlog(return) (arXiv:2301.04104, eq. 9)."""
     log_alpha_min: Real = -10.0
-    """Least logarithm of the temperature α."""
+    """Minimum log of the temperature α."""
     log_alpha_max: Real = 2.0
-    """Greatest logarithm of the temperature α."""
+    """Maximum log of the temperature α."""
     alpha_lr: PositiveReal | None = None
     """Learning rate of the temperature; absent: the actor's."""
     fixed_alpha: PositiveReal | None = None
-    """Temperature α, not tuned; absent: tuned to target_entropy."""
+    """Fixed temperature α; absent: tuned automatically to target_entropy."""
     alpha_anneal_frames: Positive | None = None
-    """fixed_alpha falls linearly to 0 over so many frames; absent: it stays."""
+    """Anneal fixed_alpha linearly to 0 over this many frames; absent: constant."""
     spectral_norm: Flag = False
     """Spectral normalisation (arXiv:1802.05957) of the critics' hidden layers."""
 
@@ -324,7 +326,7 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
 
 
 class CrossQSpec(SoftActorCriticSpec):
-    """CrossQ (arXiv:1902.05605): soft actor-critic without target nets, critics batch-normalised over states and next states at once."""
+    """CrossQ (arXiv:1902.05605): soft actor-critic without target networks; critics batch-normalise states and next states jointly."""
 
     has_target = False
 
@@ -345,4 +347,7 @@ Algorithm = Annotated[
     | SoftActorCriticSpec
     | CrossQSpec,
     Field(discriminator="name"),
+    Extensible(AlgorithmSpec),
 ]
+ALGORITHMS: dict[str, type[AlgorithmSpec]] = by_name(Algorithm)
+"""Name → model."""

@@ -1,4 +1,4 @@
-"""env.name: old ids mapped to today's, and whether an id names an env that can be made here."""
+"""env.name: map old ids to current ones, and check that an id names an env that can be made here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = {
 
 
 def today(name: str) -> str:
-    """The id that an old one stands for today; `name` itself where no rule applies.
+    """Return the current id of an old one; `name` itself if no rule applies.
 
     Rules: Roboschool and PyBullet ids are MuJoCo's; Atari ids are ALE/X-v5; an older version of one of Gymnasium's own envs is its newest.
     """
@@ -46,31 +46,31 @@ def _version(name: str) -> int:
 
 
 def _newest(base: str, exact: bool = False) -> str | None:
-    """Gymnasium's newest id of an env; in any case of letters (PyBullet writes Walker2D), unless exact."""
+    """Return Gymnasium's newest id of an env; ignores case (PyBullet writes Walker2D) unless exact."""
     same = [name for name in KNOWN if "/" not in name and name.rpartition("-v")[0].lower() == base.lower()]
     same = [name for name in same if not exact or name.rpartition("-v")[0] == base]
     return max(same, key=_version, default=None)
 
 
 def short(name: str) -> str:
-    """An id as part of a spec's name: ALE/Pong-v5 → pong."""
+    """Return an id as part of a spec's name: ALE/Pong-v5 → pong."""
     last = re.split(r"[/:]", today(name))[-1]
     return re.sub(r"\W+", "_", re.sub(r"-v\d+$", "", last).lower()).strip("_")
 
 
 def problem(name: str) -> str | None:
-    """Why an env of this id cannot be made here, as far as can be told without importing anything heavy; None where it can.
+    """Return why an env of this id cannot be made here, without importing anything heavy; None if it can.
 
-    `package.module:EnvId` is only looked at for its form and its package: the module is imported when the env is made.
+    Of `package.module:EnvId` only form and package are checked: the module is imported when the env is made.
     """
     if not name.strip():
-        return "must be a Gymnasium id (as CartPole-v1) or package.module:EnvId; it is empty"
+        return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
     if ":" in name:
         return _module_problem(name)
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
         ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
-        return None if name in ids else f"no env of the name '{name}' is registered with Gymnasium{_hint(name, ids)}"
+        return None if name in ids else f"unknown env '{name}'{_hint(name, ids)}"
     if kind in _PACKAGES and not _installed(_PACKAGES[kind][0]):
         package, extra = _PACKAGES[kind]
         return f"{name} needs the package {package}: pip install '{extra}'"
@@ -78,22 +78,27 @@ def problem(name: str) -> str | None:
 
 
 def _hint(name: str, ids: Iterable[str]) -> str:
-    """The nearest id, also without its namespace (Pong-v5 for ALE/Pong-v5); where none is very near, how to name another package's env."""
+    """Return the nearest id, also without its namespace (Pong-v5 for ALE/Pong-v5), or how to name an env of another package."""
     by_last = {known.rpartition("/")[2]: known for known in ids}
     if name in by_last:
         return f"; did you mean '{by_last[name]}'?"
-    foreign = f" (an env of another package: install that, and write 'package.module:{name}')"
+    foreign = f" (for an env of another package write 'package.module:{name}')"
     return nearest(name, [*ids], cutoff=0.85) or nearest(name, [*ids]) + foreign
 
 
 def _module_problem(name: str) -> str | None:
     match = _MODULE.fullmatch(name)
     if not match:
-        return f"must be a Gymnasium id, or package.module:EnvId, not '{name}'"
-    top = match["module"].partition(".")[0]
+        return f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
+    return missing_package(name)
+
+
+def missing_package(name: str) -> str | None:
+    """Return why the package of "package.module:Name" cannot be found; None if it can."""
+    top = re.split(r"[.:]", name)[0]
     if _installed(top) or FilePath(top).is_dir() or FilePath(f"{top}.py").is_file():
         return None
-    return f"no package '{top}' is installed or in the current folder, so '{name}' cannot be imported"
+    return f"cannot import '{name}': no package '{top}' is installed or in the current folder"
 
 
 def _installed(package: str) -> bool:
@@ -104,7 +109,7 @@ def _installed(package: str) -> bool:
 
 
 def _registered() -> list[str]:
-    """Ids of the running Gymnasium; importing it takes 0.3 s and is spared where nothing can have added to the known ones."""
+    """Return the ids of the installed Gymnasium; skip its import (0.3 s) if they are the known ones."""
     plugins = metadata.entry_points(group="gymnasium.envs")
     if "gymnasium" not in sys.modules and metadata.version("gymnasium") == GYMNASIUM_VERSION and not plugins:
         return []

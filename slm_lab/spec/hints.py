@@ -1,4 +1,4 @@
-"""What a --set argument that fills nothing was probably meant to be."""
+"""Suggestions for a --set argument that fills no variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.spec.validate import models_at
 
 
 def meant_by(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
-    """`; did you mean …?` for `--set name=value`: a variable without a value, or paths in raw specs that end in that key or a near one."""
+    """Return `; did you mean …?` for `--set name=value`: an unfilled variable, or paths in raw specs that end in that key or a near one."""
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest(name, unfilled)
     if variable is not None:
@@ -21,13 +21,13 @@ def meant_by(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[A
     found = dict.fromkeys(path for raw in entries if isinstance(raw, dict) for path in _paths(raw))
     key = closest(name, {str(path[-1]) for path, _, _ in found}, cutoff=0.75)
     ends = [path for path in found if path[0][-1] == key]
-    ends = [path for path in ends if path[1]] or ends  # those that stand in the file say more than those that might
+    ends = [path for path in ends if path[1]] or ends  # prefer keys that are in the file
     words = [f"{show_path(path)}.name={text}" if is_section else f"{show_path(path)}={text}" for path, _, is_section in ends]
     return f"; did you mean {' or '.join(words[:3])}?" if words else ""
 
 
 def _paths(raw: dict[str, Any]) -> Iterator[tuple[Path, bool, bool]]:
-    """Every path to a key of a raw spec, upper ones first: whether it is there, and whether it is a section that has a name."""
+    """Yield every path to a key of a raw spec, breadth first: path, whether it is present, whether it is a section with a name."""
     raw = copy.deepcopy(raw)
     migrate(raw, Report())
     places: list[tuple[Path, Any]] = [((), raw)]

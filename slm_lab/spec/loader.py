@@ -1,7 +1,7 @@
 """Spec file → Spec.
 
-text (text.py) → ${var} filled (variables.py) → today's form (migrate.py) → --set paths → nothing without effect (tidy.py)
-→ validated (validate.py) → rules across sections (rules.py) → Spec. Every problem of a spec is told at once, by SpecError.
+text (text.py) → ${var} filled (variables.py) → current form (migrate.py) → --set paths → keys without effect removed (tidy.py)
+→ validated (validate.py) → rules across sections (rules.py) → resolved (resolve.py) → Spec. SpecError reports all problems at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.rules import check_rules
 from slm_lab.spec.search import check_search, prune_search
-from slm_lab.spec.settle import settle
+from slm_lab.spec.resolve import resolve
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls
@@ -34,39 +34,39 @@ _NAME = re.compile(r"[\w.+=@-]+( [\w.+=@-]+)*")
 
 @dataclass
 class Loaded:
-    """What loading brought: specs, and one line for each thing that the user should know."""
+    """Loaded specs, and one line per notice."""
 
     specs: list[Spec] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def load_spec(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Spec:
-    """The spec `name` of a spec file, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
+    """Load the spec `name` of a spec file, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
 
-    Raises: SpecError with every problem found; notices go to lib.log.
+    Raises: SpecError with all problems. Notices go to lib.log.
     """
     loaded = load(path, name, sets)
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
-        raise SpecError(str(path), [Problem(f"{name}.spec_params", f"makes {len(loaded.specs)} specs; name one of them: {names}")])
-    _tell(loaded.notes)
+        raise SpecError(str(path), [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
+    _notify(loaded.notes)
     return loaded.specs[0]
 
 
 def load_specs(path: str | FilePath, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
-    """All specs of a file, or all that `name` makes (several by `spec_params`). Raises as load_spec does."""
+    """Load all specs of a file, or all that `name` expands to (by `spec_params`). Raises as load_spec does."""
     loaded = load(path, name, sets)
-    _tell(loaded.notes)
+    _notify(loaded.notes)
     return loaded.specs
 
 
 def spec_names(path: str | FilePath) -> list[str]:
-    """Names of the specs in a file (those that begin with _ or $ are none). Raises: SpecError."""
+    """Return the names of the specs in a file, without names that begin with _ or $. Raises: SpecError."""
     return [*_entries(find_spec_file(path))]
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:
-    """`{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec and no notice."""
+    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices."""
     body = spec.model_dump(mode="json", exclude={"name"})
     search = body.pop("search", None)
     drop_nulls(body)
@@ -77,7 +77,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def find_spec_file(path: str | FilePath) -> FilePath:
-    """Where a spec file lies: as given, else under slm_lab/spec/ (which may lead the path), else in one of its benchmark folders.
+    """Find a spec file: as given, else under slm_lab/spec/ (which may be part of the path), else in one of its benchmark folders.
 
     Raises: SpecError, with the nearest file's name.
     """
@@ -92,7 +92,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
                 return folder / inside
     except (OSError, ValueError) as error:  # a path too long, or with a null character
         raise SpecError(str(path), [Problem("", f"no such file: {error}")]) from None
-    reason = "is a folder, not a spec file" if given.is_dir() else "no such file, here or under slm_lab/spec/"
+    reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
     shipped = [
         file.name for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name != "spec.schema.json"
     ]
@@ -100,7 +100,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
 
 
 def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Loaded:
-    """As load_specs; the notes are handed back, not told."""
+    """As load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
     file = find_spec_file(path)
     entries = _entries(file)
@@ -110,29 +110,29 @@ def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Lo
         prefix = f"{key}." if name is None else ""
         for made, spec, report in _load_entry(key, entries[key], arguments, used):
             if name not in (None, key, made):
-                continue  # one of several that spec_params makes, and another one was asked for
+                continue  # another expansion of spec_params than the one asked for
             problems += [Problem(f"{prefix}{p.path}".rstrip("."), p.message) for p in report.problems]
             loaded.specs += [spec] if spec else []
             loaded.notes += [f"{made}: {note}" for note in report.notes]
     loaded.notes += _unused(arguments, used, [entries[key] for key in keys])
     if problems:
-        _tell(loaded.notes)
+        _notify(loaded.notes)
         raise SpecError(str(file) if name is None else f"{file} {name}", list(dict.fromkeys(problems)))
     _refuse_equal_names(loaded.specs, file)
     return loaded
 
 
 def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[str]:
-    """A line for each variable of --set that no spec has, with what was probably meant."""
+    """Return a line for each --set variable that no spec has, with a suggestion."""
     unfilled = used - arguments.variables.keys()
     return [
-        f"--set {name}: no ${{{name}}} in the spec; not used{meant_by(name, value, unfilled, entries)}"
+        f"--set {name}: no ${{{name}}} in the spec; ignored{meant_by(name, value, unfilled, entries)}"
         for name, value in arguments.variables.items()
         if name not in used
     ]
 
 
-def _tell(notes: list[str]) -> None:
+def _notify(notes: list[str]) -> None:
     for note in dict.fromkeys(notes):
         notice(note)
 
@@ -141,19 +141,19 @@ def _refuse_equal_names(specs: list[Spec], file: FilePath) -> None:
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SpecError(str(file), [Problem(name, "two specs have this name") for name in twice])
+        raise SpecError(str(file), [Problem(name, "duplicate name of a spec") for name in twice])
 
 
 def _entries(file: FilePath) -> dict[str, Any]:
-    """Name → raw spec of a file."""
+    """Return name → raw spec of a file."""
     content = read(file)
     if not isinstance(content, dict):
         raise SpecError(str(file), [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
-    rule = "a spec's name is part of file names: letters, digits and _ - . + = @ only"
+    rule = "invalid name of a spec; allowed in file names: letters, digits, spaces and _ - . + = @"
     problems = [Problem(name, rule) for name in entries if not _good_name(name)]
     if problems or not entries:
-        raise SpecError(str(file), problems or [Problem("", "holds no spec (names that begin with _ or $ are none)")])
+        raise SpecError(str(file), problems or [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
     return entries
 
 
@@ -162,14 +162,14 @@ def _good_name(name: str) -> bool:
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
-    """The key of the file's spec that `name` means: itself, or one that makes it by spec_params."""
+    """Return the key in the file that `name` refers to: itself, or one whose spec_params expand to it."""
     if name in entries:
         return name
     made = {full: key for key, raw in entries.items() for full in _made_names(key, raw, arguments)}
     if name in made:
         return made[name]
     known = [*entries, *made]
-    raise SpecError(source, [Problem("", f"no spec '{name}'{nearest(name, known) or '; it has ' + ', '.join(known[:20])}")])
+    raise SpecError(source, [Problem("", f"unknown spec '{name}'{nearest(name, known) or '; expected one of ' + ', '.join(known[:20])}")])
 
 
 def _made_names(key: str, raw: Any, arguments: Sets) -> list[str]:
@@ -179,15 +179,15 @@ def _made_names(key: str, raw: Any, arguments: Sets) -> list[str]:
 
 
 def _suffix(variables: dict[str, Any]) -> str:
-    """What variables add to a spec's name: an env its short name, another its value."""
+    """Return the suffix of a spec's name: short names of envs, values of other variables."""
     return "".join(f"_{env_ids.short(str(value)) or 'x'}" for value in variables.values())
 
 
 def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator[tuple[str, Spec | None, Report]]:
-    """The specs (name, spec, report) that one entry of a file makes: one, or by spec_params one for each combination."""
+    """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
     report = Report()
     if not isinstance(raw, dict):
-        report.fail((), f"a spec must be an object with agent and env, not {show(raw)}")
+        report.fail((), f"must be an object with agent and env, not {show(raw)}")
         yield key, None, report
         return
     params = raw.get("spec_params")
@@ -207,7 +207,7 @@ def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator
 
 
 def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> Spec | None:
-    """The Spec of one raw spec; None and problems in the report where it is not valid."""
+    """Return the Spec of one raw spec; None, with problems in the report, if it is invalid."""
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
     migrate(raw, report)
     for path, value in arguments.overrides.items():
@@ -217,9 +217,9 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     drop_ineffective(raw, report)
     prune_search(raw, report)
     raw["name"] = name
-    told = report.child()
-    spec = validate(raw, told)
-    report.take(told)
+    found = report.child()
+    spec = validate(raw, found)
+    report.take(found)
     whole, guessed = spec is not None, set[Path]()
     if spec is None:
         likely, guessed = _named(raw, report)
@@ -230,11 +230,11 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
     check_search(raw, found, values=whole)
     report.take(found)
-    return settle(spec, report) if not report.problems else None
+    return resolve(spec, report) if not report.problems else None
 
 
 def _named(raw: dict[str, Any], report: Report) -> tuple[dict[str, Any], set[Path]]:
-    """`raw` with likely names for wrong ones, and their paths; what is wrong below each name is told."""
+    """Return `raw` with likely names for unknown ones, and their paths; add the problems below each name."""
     guessed = set[Path]()
     while True:
         raw, more = with_likely_names(raw)
@@ -242,9 +242,9 @@ def _named(raw: dict[str, Any], report: Report) -> tuple[dict[str, Any], set[Pat
             return raw, guessed
         guessed |= more
         drop_ineffective(raw, Report())
-        told = report.child()
-        validate(raw, told)
-        report.take(told)
+        found = report.child()
+        validate(raw, found)
+        report.take(found)
 
 
 _STAND_IN: dict[Path, Any] = {
@@ -258,11 +258,11 @@ _STAND_IN: dict[Path, Any] = {
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,
 }
-"""Values for what a spec cannot do without."""
+"""Valid values for required parts."""
 
 
 def _without_wrong_parts(raw: dict[str, Any]) -> Spec | None:
-    """What remains of a spec without its wrong parts, so that what contradicts in the rest is told in the same go."""
+    """Return the Spec without its invalid parts, so that rules can check the rest in the same run."""
     rest = copy.deepcopy(raw)
     for _ in range(5):
         wrong = wrong_parts(rest)
@@ -274,12 +274,12 @@ def _without_wrong_parts(raw: dict[str, Any]) -> Spec | None:
 
 
 def _take_out(rest: dict[str, Any], path: Path) -> None:
-    """Remove the part at `path`; where it is missing, what contains it; where that must be there, put a stand-in."""
+    """Remove the part at `path`, or what contains it if it is missing; replace required parts by a stand-in."""
     for end in range(len(path), 0, -1):
         node: Any = rest
         for key in path[: end - 1]:
             node = node.get(key) if isinstance(node, dict) else None
-        # a stand-in that was no help (a HydraMLPNet's hid_layers in another net) goes too
+        # remove a stand-in that did not help (a HydraMLPNet's hid_layers in another net)
         if isinstance(node, dict) and path[:end] in _STAND_IN and node.get(path[end - 1]) != _STAND_IN[path[:end]]:
             node[str(path[end - 1])] = copy.deepcopy(_STAND_IN[path[:end]])
             return

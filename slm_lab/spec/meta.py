@@ -1,4 +1,4 @@
-"""meta: how many Sessions, how often to log, what to keep."""
+"""meta: number of Sessions, logging, checkpoints, distribution."""
 
 from __future__ import annotations
 
@@ -11,56 +11,61 @@ from slm_lab.spec.sampler import SamplerSpec
 
 
 class SearchResources(SpecModel):
-    """What one trial of a search may use."""
+    """Resources of one trial of a search."""
 
     cpu: PositiveReal = 1
-    """CPU cores."""
+    """Number of CPU cores."""
     gpu: NonNegative = 0
-    """GPUs, fractions allowed."""
+    """Number of GPUs; may be a fraction."""
 
 
 class SearchScheduler(SpecModel):
     """Early stopping of a search (ASHA)."""
 
     grace_period: Positive = 1
-    """Frames a trial gets before it may be stopped."""
+    """Minimum frames of a trial before it can be stopped."""
     reduction_factor: Annotated[float, Strict(), Field(gt=1)] = 3
-    """Of so many trials, one goes on."""
+    """One of this many trials continues."""
 
 
 class MetaSpec(SpecModel):
-    """Keys of the experiment around agent and env."""
+    """How the experiment runs."""
 
     distributed: Literal[False, "shared", "synced"] = False
-    """Whether the Sessions train one global net (Hogwild!), each env.max_frame / max_session frames: "shared", each reads it as it stands
-    (async SAC); "synced", each as it was after its own last update, so that its policy stays the same within a rollout (A3C). false: each
-    trains its own."""
+    """Train one global net with all Sessions (Hogwild!), each for env.max_frame / max_session frames. "shared": Sessions always use its
+    latest weights (async SAC); "synced": each pulls the weights after its own update, so its policy is constant within a rollout (A3C);
+    false: each Session trains its own net."""
     hogwild_lock: Flag = False
-    """Lets one Session at a time update the global net."""
+    """Lock the global net during updates: one Session at a time."""
     max_restart: Count = 1
-    """How often a new process takes the place of one that was killed: a Session's, attached to the same global net; a rollout worker's."""
+    """Maximum restarts of a killed or hanging process: a Session of a global net, or a rollout worker."""
     sampler: SamplerSpec | None = None
-    """Rollout workers that collect for a learner, in turn with it or while it trains; absent: each Session steps its own envs."""
+    """Collect with rollout workers, in turns with the learner or while it trains; absent: each Session steps its own envs."""
     max_session: Positive = 1
-    """Sessions of a Trial, each with its own seed."""
+    """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
     """Trials of a search."""
     log_frequency: Positive = 10_000
-    """Frames between two rows of the Session's table."""
+    """Frames between rows of a Session's table."""
     eval_frequency: Positive = 10_000
-    """Frames between two evaluations, where rigorous_eval is on."""
+    """Frames between evaluations, with rigorous_eval."""
     rigorous_eval: Count = 0
-    """Number of separate evaluation envs, one episode each per evaluation; 0: metrics come from training episodes."""
+    """Number of evaluation envs, each of which plays one episode per evaluation; 0: compute metrics from training episodes."""
     random_seed: Seed | None = None
-    """Seed of everything random; absent: drawn, printed and saved."""
+    """Random seed; absent: drawn, printed and saved."""
     save_interval: NonNegative = 10.0
-    """Seconds between checkpoints, at least."""
+    """Minimum seconds between checkpoints."""
     save_replay: Flag = False
-    """Each checkpoint holds the replay memory too, so that a resumed run goes on with it: for 1 M Atari frames some 7 GB. Without it a
-    resumed run gathers training_start_step transitions anew before it trains."""
+    """Save the replay buffer in checkpoints too (some 7 GB for 1 M Atari frames). Without it a resumed run collects training_start_step
+    transitions again before it trains."""
+    stall_notice: PositiveReal = 30.0
+    """Print a notice if a Session or worker makes no progress for this many seconds."""
+    stall_limit: PositiveReal | None = None
+    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: never
+    for a Session in this process, 300 for child processes."""
     search_resources: SearchResources = SearchResources()
-    """What one trial of a search may use."""
+    """Resources of one trial of a search."""
     search_scheduler: SearchScheduler | None = None
     """Early stopping of a search; absent: none."""
     run: dict[str, Any] | None = None
-    """Written by a run: where the spec came from, versions, host, backend. Ignored on load."""
+    """Provenance written by a run: versions, host, backend. Ignored on load."""

@@ -1,4 +1,4 @@
-"""agent.net: the networks, their optimizers and learning rate schedules."""
+"""agent.net: networks, optimizers and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel, by_name
+from slm_lab.spec.extension import Extensible
 
 
 class _Named(SpecModel):
-    """A name of something in torch, and its arguments."""
+    """A class of torch by name, and its arguments."""
 
     model_config = ConfigDict(extra="allow")
     name: str
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The arguments beside the name."""
+        """Return the arguments without the name."""
         return dict(self.model_extra or {})
 
 
@@ -40,65 +41,67 @@ class LossSpec(_Named):
 
 
 class NetSpec(Component):
-    """Keys of every net, and what rules need to know of it."""
+    """Keys of every network, and what rules need to know of it."""
 
     recurrent: ClassVar[bool] = False
     """Carries a hidden state over steps."""
     dueling: ClassVar[bool] = False
-    """Splits action values into a state's value and advantages."""
+    """Splits action values into state value and advantages."""
 
     shared: Flag = False
-    """Actor and critic share one body."""
+    """Share one body between actor and critic."""
     use_same_optim: Flag = True
-    """One optimizer (optim_spec) and one gradient norm for actor and critic; else actor_* and critic_* specs each their own."""
+    """Use one optimizer (optim_spec) and one gradient norm for actor and critic; else separate ones (actor_* and critic_* specs)."""
     log_std_init: Real | None = None
-    """Normal: the log standard deviation is a free parameter that starts here; absent: it is an output of the net."""
+    """Normal: initial value of the log standard deviation as a state-independent parameter; absent: an output of the network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
     critic_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
-    """Largest L2 norm of a gradient; longer ones are scaled down."""
+    """Clip gradients to this L2 norm."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()
     """Optimizer."""
     actor_optim_spec: OptimSpec | None = None
-    """The actor's optimizer, where use_same_optim is false."""
+    """The actor's optimizer, if use_same_optim is false."""
     critic_optim_spec: OptimSpec | None = None
-    """The critic's optimizer, where use_same_optim is false."""
+    """The critic's optimizer, if use_same_optim is false."""
     lr_scheduler_spec: LRSchedulerSpec | None = None
-    """Learning rate over frames; absent: constant."""
+    """Learning rate schedule over frames; absent: constant."""
     actor_lr_scheduler_spec: LRSchedulerSpec | None = None
-    """The actor's, where use_same_optim is false."""
+    """The actor's learning rate schedule, if use_same_optim is false."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
-    """The critic's, where use_same_optim is false."""
+    """The critic's learning rate schedule, if use_same_optim is false."""
     update_type: Literal["replace", "polyak"] = "polyak"
-    """How a target net follows: a copy of the net now and then, or an average that moves towards it."""
+    """How target networks are updated: replace copies the network, polyak averages towards it."""
     update_frequency: Positive = 1
-    """Frames between two updates of the target net."""
+    """Frames between updates of target networks."""
     polyak_coef: Fraction = 0.005
-    """polyak: weight of the net in each update of the target net."""
+    """polyak: weight of the network in each update of its target network."""
     gpu: Flag | Literal["auto"] = False
-    """Compute on cuda; "auto": where there is one."""
+    """Compute on a CUDA device; "auto": if there is one."""
     cuda_id: Count | None = None
-    """Which cuda device; absent: Sessions take turns over all of them."""
+    """Index of the CUDA device; absent: Sessions are spread over all devices."""
 
 
-class _LayersSpec(NetSpec):
+class LayersSpec(NetSpec):
+    """Keys of networks with hidden layers."""
+
     hid_layers_activation: str = "relu"
-    """Activation after each hidden layer: a torch.nn activation, in any case (relu, tanh, selu, SiLU, …)."""
+    """Activation of hidden layers: a class of torch.nn, in upper or lower case (relu, tanh, selu, SiLU, …)."""
     out_layer_activation: str | None = None
     """Activation of the output layer; absent: none."""
     init_fn: str | None = None
-    """Initialisation of weights: a function of torch.nn.init (orthogonal_, xavier_uniform_, …); absent: torch's default."""
+    """Weight initialisation: a function of torch.nn.init (orthogonal_, xavier_uniform_, …); absent: torch's default."""
     layer_norm: Flag = False
-    """LayerNorm before each hidden activation."""
+    """Apply LayerNorm before each hidden activation."""
     batch_norm: Flag = False
-    """BatchNorm before each hidden activation."""
+    """Apply BatchNorm before each hidden activation."""
 
 
-class MLPNetSpec(_LayersSpec):
+class MLPNetSpec(LayersSpec):
     """Fully connected layers."""
 
     name: Literal["MLPNet"]
@@ -107,27 +110,27 @@ class MLPNetSpec(_LayersSpec):
 
 
 class DuelingMLPNetSpec(MLPNetSpec):
-    """Fully connected layers, then a stream for the state's value and one for the advantages of actions (arXiv:1511.06581)."""
+    """Fully connected layers, then separate streams for state value and advantages (arXiv:1511.06581)."""
 
     dueling = True
 
     name: Literal["DuelingMLPNet"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
-class HydraMLPNetSpec(_LayersSpec):
-    """Fully connected layers with several heads on the observation, a common body, and a tail for each output."""
+class HydraMLPNetSpec(LayersSpec):
+    """Fully connected layers: several heads on the observation, one body, and a tail for each output."""
 
     name: Literal["HydraMLPNet"]
     hid_layers: Annotated[list[Any], Field(min_length=3, max_length=3)]
     """[heads, body, tails]: heads and tails are lists of lists of units ([[32], [32]]; tails may be []), the body a list of units."""
 
 
-class ConvNetSpec(_LayersSpec):
+class ConvNetSpec(LayersSpec):
     """Convolutions, then fully connected layers."""
 
     name: Literal["ConvNet"]
     conv_hid_layers: Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)]
-    """Each [out_channels, kernel, stride, padding, dilation]; the last three may be left out."""
+    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional."""
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""
     normalize: Flag = True
@@ -135,45 +138,45 @@ class ConvNetSpec(_LayersSpec):
 
 
 class DuelingConvNetSpec(ConvNetSpec):
-    """Convolutions and fully connected layers, then a stream for the state's value and one for the advantages (arXiv:1511.06581)."""
+    """Convolutions and fully connected layers, then separate streams for state value and advantages (arXiv:1511.06581)."""
 
     dueling = True
 
     name: Literal["DuelingConvNet"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
-class RecurrentNetSpec(_LayersSpec):
-    """Fully connected layers, then a recurrent cell whose hidden state is carried over steps and reset at episode ends."""
+class RecurrentNetSpec(LayersSpec):
+    """Fully connected layers, then recurrent layers with a hidden state that is reset at episode ends."""
 
     recurrent = True
 
     name: Literal["RecurrentNet"]
     fc_hid_layers: list[Positive] = []
-    """Units of each layer before the cell."""
+    """Units of each layer before the recurrent layers."""
     cell_type: Literal["RNN", "LSTM", "GRU"] = "GRU"
-    """Kind of cell."""
+    """Type of recurrent layer."""
     rnn_hidden_size: Positive = 64
     """Units of the hidden state."""
     rnn_num_layers: Positive = 1
-    """Cells stacked."""
+    """Number of recurrent layers."""
     bidirectional: Literal[False] = False
-    """A net that acts cannot see the future: only false."""
+    """Must be false: future observations are unknown when acting."""
     seq_len: Positive = 16
-    """Steps over which gradients flow; rollouts are cut into pieces of this length, each with its hidden state."""
+    """Steps of truncated backpropagation through time; rollouts are split into sequences of this length with stored hidden states."""
 
 
 class TorchArcNetSpec(NetSpec):
-    """A net described as a graph of torch.nn layers."""
+    """A network described as a graph of torch.nn layers."""
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None
-    """{modules, graph} of the body; output layers are added to it."""
+    """{modules, graph} of the body; output layers are added."""
     actor_arc: dict[str, Any] | None = None
-    """The actor's body, where it differs from the critic's."""
+    """The actor's body, if different from the critic's."""
     critic_arc: dict[str, Any] | None = None
-    """The critic's body, where it differs from the actor's."""
+    """The critic's body, if different from the actor's."""
     init_fn: str | None = None
-    """Initialisation of weights: a function of torch.nn.init; absent: torch's default."""
+    """Weight initialisation: a function of torch.nn.init; absent: torch's default."""
     normalize: Flag = True
     """Divide uint8 observations by 255."""
 
@@ -181,4 +184,7 @@ class TorchArcNetSpec(NetSpec):
 Net = Annotated[
     MLPNetSpec | DuelingMLPNetSpec | HydraMLPNetSpec | ConvNetSpec | DuelingConvNetSpec | RecurrentNetSpec | TorchArcNetSpec,
     Field(discriminator="name"),
+    Extensible(NetSpec),
 ]
+NETS: dict[str, type[NetSpec]] = by_name(Net)
+"""Name → model."""

@@ -1,4 +1,4 @@
-"""What loading a spec finds: problems and notes, each at its path in the user's file."""
+"""Problems and notes found while loading a spec, each with its path in the user's file."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from slm_lab.spec.base import Problem
+from slm_lab.spec.base import Problem, ProblemCode
 
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a spec."""
 
 
 def to_path(text: str) -> Path:
-    r"""The keys of a dotted path, as pydash reads it: `a.b[0].c`; a dot inside a key is written `\.`."""
-    import pydash  # 70 ms that only those pay who write a path
+    r"""Parse a dotted path as pydash does: `a.b[0].c`; a dot inside a key is written `\.`."""
+    import pydash  # 70 ms: only when a path was given
 
     return tuple(key if isinstance(key, int) else str(key) for key in pydash.to_path(text))
 
 
 def show_path(path: Path) -> str:
-    """A path as people write it: `agent.net.hid_layers[0]`."""
+    """Format a path: `agent.net.hid_layers[0]`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 def show(value: Any) -> str:
-    """A value as JSON, shortened."""
+    """Format a value as JSON, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean 'x'?` for the nearest of `words`, or nothing where none is near."""
+    """Return `; did you mean 'x'?` for the nearest of `words`, or "" if none is near."""
     known = closest(word, words, cutoff)
     return "" if known is None else f"; did you mean '{known}'?"
 
 
 def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The nearest of `words` in any case of letters, where one is near."""
+    """Return the nearest of `words`, ignoring case; None if none is near."""
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
     return lower[match[0]] if match else None
 
 
 class Report:
-    """Collects problems and notes of one spec, and remembers which key moved from where."""
+    """Problems and notes of one spec, and the original paths of keys that were moved."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -54,36 +54,36 @@ class Report:
         self._set: list[Path] = []
 
     def comes_from_set(self, path: Path) -> None:
-        """What stands at `path` (as of this moment) and below it was given by --set."""
+        """Record that the current value at `path`, and everything below it, was given by --set."""
         self._set.append(self.origin(path))
 
     def moved(self, now: Path, was: Path) -> None:
-        """What stands at `now` stood at `was` (a path as of this moment) in the user's file."""
+        """Record that the value now at `now` was at `was` (a current path) before."""
         self._origin[now] = self.origin(was)
 
     def origin(self, path: Path) -> Path:
-        """Where a path stands in the user's file."""
+        """Return the path in the user's file of a current path."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
                 return self._origin[path[:end]] + path[end:]
         return path
 
     def child(self) -> Report:
-        """An empty report on the same file, to be taken over."""
+        """Return an empty report on the same file, to be merged by `take`."""
         child = Report()
         child._origin, child._set = self._origin, self._set
         return child
 
     def take(self, found: Report) -> None:
-        """Take over what another report has found, save problems that only follow from one told here (above, at or below its key)."""
-        told = [problem.path for problem in self.problems]
-        self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in told)]
+        """Merge another report, except problems at, above or below the path of a problem already here: they are consequences of it."""
+        known = [problem.path for problem in self.problems]
+        self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]
         self.notes += [note for note in found.notes if note not in self.notes]
 
-    def fail(self, path: Path, message: str) -> None:
+    def fail(self, path: Path, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem, once."""
         place = self.origin(path)
-        problem = Problem(show_path(place), mark(message, place, self._set))
+        problem = Problem(show_path(place), mark(message, place, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -95,13 +95,13 @@ class Report:
 
 
 def mark(message: str, place: Path, sets: Iterable[Path]) -> str:
-    """The message of a problem at `place`, with a word on it where that is a key that --set gave, or stands inside one."""
+    """Append "(from --set)" to the message of a problem at or below a path given by --set."""
     is_set = any(_as_text(place[: len(given)]) == _as_text(given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
 
 def _as_text(path: Path) -> Path:
-    """An index may be written `[0]` or `.0`."""
+    """Return the path with indices as text: `[0]` and `.0` are equal."""
     return tuple(map(str, path))
 
 

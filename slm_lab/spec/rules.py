@@ -1,34 +1,17 @@
-"""Rules across the sections of a spec: what contradicts."""
+"""Rules across the sections of a spec: what contradicts something else, or names something that does not exist."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 from slm_lab.spec import env_ids
-from slm_lab.spec.algorithm import (
-    ActorCriticSpec,
-    AlgorithmSpec,
-    PPOSILSpec,
-    PPOSpec,
-    QLearningSpec,
-    RandomSpec,
-    ReplayAlgorithmSpec,
-    SARSASpec,
-    SILSpec,
-    SoftActorCriticSpec,
-)
+from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec
 from slm_lab.spec.base import SpecModel
-from slm_lab.spec.memory import OnPolicyBatchReplaySpec, PrioritizedReplaySpec, ReplaySpec, SILReplayKeys
-from slm_lab.spec.net import (
-    ConvNetSpec,
-    DuelingConvNetSpec,
-    DuelingMLPNetSpec,
-    HydraMLPNetSpec,
-    NetSpec,
-    RecurrentNetSpec,
-    TorchArcNetSpec,
-)
+from slm_lab.spec.extension import is_extension
+from slm_lab.spec.memory import MEMORIES, MemorySpec, ReplayKeys, SILReplayKeys
+from slm_lab.spec.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.sampler_rules import check_sampler
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
@@ -41,9 +24,9 @@ ALGORITHM: Path = ("agent", "algorithm")
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
-    """Add a problem for everything in a valid spec that contradicts something else in it, or names something that does not exist.
+    """Add a problem for each contradiction in a valid spec.
 
-    Without `algorithm_known` the algorithm's name is a guess, and what follows from it alone is no problem.
+    Without `algorithm_known` the algorithm's name was guessed, and rules that depend on it are skipped.
     """
     if algorithm_known:
         _algorithm(spec, report)
@@ -61,34 +44,38 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         check_sampler(spec, spec.meta.sampler, report)
 
 
-def has_critic(algorithm: AlgorithmSpec) -> bool:
-    """Whether it learns values beside its policy."""
-    return isinstance(algorithm, (ActorCriticSpec, PPOSpec, SoftActorCriticSpec))
+def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
+    """Return whether the algorithm can learn from the memory; a user's memory must be like one of those it names."""
+    if memory.name in algorithm.memories or not is_extension(memory.name):
+        return memory.name in algorithm.memories
+    alike = [MEMORIES[name] for name in algorithm.memories if name in MEMORIES]
+    return any((model.on_policy, model.episodes) == (memory.on_policy, memory.episodes) for model in alike)
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *first, last = (f"'{name}'" for name in names)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _algorithm(spec: Spec, report: Report) -> None:
     algorithm, agent = spec.agent.algorithm, spec.agent
-    if agent.net is None and not isinstance(algorithm, RandomSpec):
-        report.fail(NET, f"missing; {algorithm.name} needs a net")
+    if agent.net is None and algorithm.learns:
+        report.fail(NET, f"missing; {algorithm.name} needs a net", "missing")
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
-        report.fail((*ALGORITHM, "num_step_returns"), "excludes lam (generalised advantage estimation); give one of them")
-    if isinstance(algorithm, SoftActorCriticSpec):
-        if algorithm.action_policy not in ("default", "random"):
-            report.fail(
-                (*ALGORITHM, "action_policy"),
-                f"must be 'default' or 'random', not '{algorithm.action_policy}': {algorithm.name} samples its own policy",
-            )
-        if algorithm.log_alpha_min >= algorithm.log_alpha_max:
-            report.fail(
-                (*ALGORITHM, "log_alpha_min"),
-                f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}",
-            )
+        report.fail((*ALGORITHM, "num_step_returns"), "cannot be combined with lam (generalised advantage estimation); give one of them")
+    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
+        report.fail(
+            (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
+        )
+    if algorithm.soft and algorithm.action_policy not in ("default", "random"):
+        why = f"{algorithm.name} samples its own policy"
+        report.fail((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
     elif algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
-        report.fail((*ALGORITHM, "explore_var_spec"), f"missing; the action_policy '{algorithm.action_policy}' needs it")
+        report.fail((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
 
 
 def _schedules(section: SpecModel, place: Path, report: Report) -> None:
-    """A schedule runs forward, and its values make sense."""
+    """Check that schedules do not end before they start, and that their values are in range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
         if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
@@ -101,93 +88,87 @@ def _schedules(section: SpecModel, place: Path, report: Report) -> None:
 
 
 def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
-    """The memory is of the algorithm's kind, and a batch fits into it."""
+    """Check that the algorithm can use the memory, and that a batch fits into it."""
     algorithm, memory, place = agent.algorithm, agent.memory, ("agent", "memory")
-    replays = isinstance(algorithm, ReplayAlgorithmSpec)
-    if isinstance(algorithm, RandomSpec):
+    if not algorithm.learns:
         return
-    if algorithm_known and isinstance(algorithm, PPOSpec) and not isinstance(memory, OnPolicyBatchReplaySpec):
-        why = f"{algorithm.name} learns from rollouts of time_horizon steps"
-        report.fail((*place, "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
-    elif algorithm_known and replays != isinstance(memory, (ReplaySpec, PrioritizedReplaySpec)):
-        name = algorithm.name
-        allowed = "'Replay' or 'PrioritizedReplay'" if replays else "'OnPolicyBatchReplay', 'OnPolicyReplay' or 'OnPolicyCrossEntropy'"
-        why = "learns from old transitions drawn at random" if replays else "learns on-policy, from each transition once"
+    if algorithm_known and not fits(algorithm, memory):
+        allowed = _one_of(algorithm.memories)
+        if isinstance(algorithm, PPOSpec):
+            why = "learns from rollouts of time_horizon steps"
+        else:
+            why = "learns on-policy" if algorithm.on_policy else "learns from a replay buffer"
         if "memory" not in agent.model_fields_set:
-            report.fail(place, f"missing; {name} {why} and needs {allowed}")
+            report.fail(place, f"missing; {algorithm.name} {why} and needs {allowed}", "missing")
             return
-        report.fail((*place, "name"), f"must be {allowed} ({name} {why}), not '{memory.name}'")
+        report.fail((*place, "name"), f"must be {allowed} ({algorithm.name} {why}), not '{memory.name}'")
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
-    if replay.batch_size > replay.max_size:
+    if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
         report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
 
 
 def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
+    algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
         _arcs(agent, net, place, report)
-    if isinstance(net, RecurrentNetSpec) and isinstance(agent.algorithm, ReplayAlgorithmSpec):
-        report.fail(
-            (*place, "name"), f"'RecurrentNet' needs steps in order, and {agent.algorithm.name} draws single ones; take MLPNet or ConvNet"
-        )
-    if isinstance(net, RecurrentNetSpec) and isinstance(agent.algorithm, (SILSpec, PPOSILSpec)):
-        report.fail(
-            (*place, "name"),
-            f"'RecurrentNet' needs steps in order, and {agent.algorithm.name} imitates single ones; "
-            "take MLPNet, ConvNet, HydraMLPNet or TorchArcNet",
-        )
-    if isinstance(net, (DuelingMLPNetSpec, DuelingConvNetSpec)) and not isinstance(agent.algorithm, (QLearningSpec, SARSASpec, RandomSpec)):
+    if net.recurrent and not algorithm.recurrent:
+        allowed = [name for name, model in NETS.items() if not model.recurrent and (algorithm.values or not model.dueling)]
+        why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
+        report.fail((*place, "name"), f"'{net.name}' {why}; allowed: {', '.join(allowed)}")
+    if net.dueling and algorithm.learns and not algorithm.values:
         plain = net.name.removeprefix("Dueling")
-        name = agent.algorithm.name
-        report.fail((*place, "name"), f"must be '{plain}', not '{net.name}': {name} has no action values to split; DQN and its kin have")
+        why = f"a dueling net splits action values, which {algorithm.name} does not learn"
+        report.fail((*place, "name"), f"must be '{plain}', not '{net.name}': {why}")
     if isinstance(net, HydraMLPNetSpec):
         _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):
         for index, layer in enumerate(net.conv_hid_layers):
-            for part, what in ((0, "channels"), (1, "a kernel"), (2, "a stride")):
+            for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
                 sizes = layer[part] if part < len(layer) else 1
                 if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
-                    report.fail((*place, "conv_hid_layers", index, part), f"must be {what} above 0, not 0")
+                    report.fail((*place, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
 
 
 def _global_nets(agent: AgentSpec, report: Report) -> None:
-    """Optimizers that several Sessions cannot use on one net."""
+    """Refuse optimizers that several Sessions cannot use on one net."""
     for place in ("net", "critic_net"):
         for key in OPTIMIZER_KEYS:
             optim = getattr(getattr(agent, place), key, None)
             if optim is not None and optim.name == "Lookahead":
-                why = "'Lookahead' would draw the global net back to one Session's own slow weights; take GlobalAdam"
+                why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
                 report.fail(("agent", place, key, "name"), why)
 
 
 def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:
-    """hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
+    """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
 
     def units(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
 
     heads, body, tails = net.hid_layers
-    for index, (part, what) in enumerate(((heads, "heads"), (tails, "tails"))):
-        if not isinstance(part, list) or not all(units(item) for item in part) or (what == "heads" and not part):
-            allowed = f"a list with the units of each of the {what}, as [[32], [32]]"
-            report.fail((*place, "hid_layers", 2 * index), f"must be {allowed}, not {show(part)}")
+    for index, (part, what) in enumerate(((heads, "head"), (tails, "tail"))):
+        if not isinstance(part, list) or not all(units(item) for item in part) or (what == "head" and not part):
+            report.fail(
+                (*place, "hid_layers", 2 * index), f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}"
+            )
     if not units(body):
-        report.fail((*place, "hid_layers", 1), f"must be a list of units of the body, as [64], not {show(body)}")
+        report.fail((*place, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
     if isinstance(tails, list) and len(tails) > 2:
-        report.fail((*place, "hid_layers", 2), f"must be at most two tails, the actor's and the critic's, not {len(tails)}")
+        report.fail((*place, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
 
 
 def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -> None:
-    """`arc` for both, or one for each that the algorithm has."""
+    """Check that there is `arc`, or one arc for each of actor and critic."""
     if net.arc is not None or (place[-1] == "critic_net" and net.critic_arc is not None):
         return
     if place[-1] == "critic_net":
-        report.fail((*place, "arc"), "missing; a TorchArcNet of the critics needs arc or critic_arc")
+        report.fail((*place, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
     elif net.actor_arc is None:
-        report.fail((*place, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc")
-    elif net.critic_arc is None and has_critic(agent.algorithm) and agent.critic_net is None:
-        report.fail((*place, "critic_arc"), "missing; actor_arc is given, so critic_arc (or arc) is needed too")
+        report.fail((*place, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
+    elif net.critic_arc is None and agent.algorithm.has_critic and agent.critic_net is None:
+        report.fail((*place, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
     if net.shared and net.actor_arc is not None and net.critic_arc is not None:
-        report.fail((*place, "shared"), "a shared body is one: give arc, not actor_arc and critic_arc")
+        report.fail((*place, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
 
 
 def _env(spec: Spec, report: Report) -> None:
@@ -195,9 +176,11 @@ def _env(spec: Spec, report: Report) -> None:
     if message := env_ids.problem(env.name):
         report.fail(("env", "name"), message)
     if env.backend == "ale" and not env.name.startswith("ALE/"):
-        report.fail(("env", "backend"), f"'ale' steps the envs ALE/… only, not {env.name}")
+        report.fail(("env", "backend"), f"'ale' supports ALE/… envs only, not {env.name}")
     if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
         report.fail(("env", "backend"), "needs the package envpool: pip install 'slm-lab[envpool]'")
+    if is_extension(env.backend) and (message := env_ids.missing_package(env.backend)):
+        report.fail(("env", "backend"), message)
     for key in env.kwargs:
         if hint := nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
-            report.note(("env", key), f"goes to the env's constructor{hint}")
+            report.note(("env", key), f"is passed to the env's constructor{hint}")

@@ -12,59 +12,59 @@ Factor = Annotated[float, Strict(), Field(gt=1)]
 
 
 class PBTSpec(SpecModel):
-    """Population-based training (arXiv:1711.09846): poor policies take over weights of good ones, and hyperparameters mutate.
+    """Population-based training (arXiv:1711.09846): replace the worst policies by copies of the best, and perturb hyperparameters.
 
-    Policy 0 never mutates, nor do the best. What mutates: learning rate, entropy coefficient and, if asked, gamma.
+    Learning rate, entropy coefficient and, with optimize_gamma, gamma are perturbed; never those of policy 0 and of the best policies.
     """
 
     period: Positive = 5_000_000
-    """Frames of a policy between two rounds."""
+    """Frames of a policy between rounds."""
     start: Count = 20_000_000
     """Frames of a policy before its first round."""
     replace_fraction: Fraction = 0.3
-    """Share of the population, the poorest, that may be replaced by one of as many of the best."""
+    """Fraction of the population that counts as worst, and may be replaced by policies of an equally large best fraction."""
     mutation_rate: Fraction = 0.15
-    """Probability that a hyperparameter is perturbed in a round."""
+    """Probability of perturbing a hyperparameter in a round."""
     reward_gap: NonNegative = 0.1
-    """A policy is replaced only by one whose total_reward is better by more than this share of its own."""
+    """Minimum relative difference in total_reward for a replacement."""
     reward_gap_absolute: NonNegative = 1e-6
-    """... and by more than this."""
+    """Minimum absolute difference in total_reward for a replacement."""
     perturb_min: Factor = 1.1
-    """A perturbed hyperparameter is multiplied or divided by a factor between this …"""
+    """Minimum factor by which a perturbed hyperparameter is multiplied or divided."""
     perturb_max: Factor = 1.5
-    """… and this."""
+    """Maximum factor by which a perturbed hyperparameter is multiplied or divided."""
     optimize_gamma: Flag = False
     """Perturb 1 − gamma too."""
 
 
 class SamplerSpec(SpecModel):
-    """Rollout workers step the envs, a learner trains."""
+    """Rollout workers step envs, a learner trains."""
 
     async_rl: Flag = True
-    """true: workers collect while the learner trains, on a policy that may be some updates old; false: both take turns, without any lag."""
+    """true: collect while the learner trains, with policy lag; false: collect and train in turns, without lag."""
     num_workers: Positive = 2
-    """Processes that step envs."""
+    """Number of worker processes."""
     num_envs_per_worker: Positive = 8
-    """Envs of each."""
+    """Envs of each worker."""
     worker_num_splits: Positive = 2
-    """Groups of envs of a worker, for central inference: one steps while another waits for its actions. Local inference never waits, and
-    steps them together."""
+    """Groups of envs of a worker for central inference: one group steps while another waits for its actions. No effect on local
+    inference."""
     num_batches_per_epoch: Positive = 1
-    """Minibatches of a dataset: each epoch goes over minibatch_size × so many transitions."""
+    """Minibatches per dataset: an epoch has minibatch_size × this many transitions."""
     num_batches_to_accumulate: Positive = 2
-    """async_rl: collecting pauses while so many datasets wait for the learner."""
+    """async_rl: pause collection while this many datasets wait for the learner."""
     max_policy_lag: Positive = 1000
-    """Transitions whose policy is older than so many gradient steps are not trained on."""
+    """Maximum policy lag in gradient steps; older transitions are discarded."""
     serial_mode: Flag = False
-    """The same parts in one process, one after the other: for debugging and exact repetition."""
+    """Run workers and learner in one process, in turns: for debugging and exact reproducibility."""
     inference: Literal["auto", "local", "central"] = "auto"
-    """Who computes the actions: each worker for its own envs, or one process for all in batches. auto: central for nets on a GPU."""
+    """Compute actions in each worker (local), or batched in one process for all (central); auto: central for nets on a GPU."""
     num_policies: Positive = 1
-    """Policies trained at once, each on env.max_frame frames; every episode is played by one of them, drawn at random."""
+    """Number of policies, each trained for env.max_frame frames; each episode is played by a random one."""
     pbt: PBTSpec | None = None
-    """Population-based training of the policies; absent: each learns by itself."""
+    """Population-based training; absent: policies learn independently."""
 
     @property
     def num_envs(self) -> int:
-        """Envs of all workers."""
+        """Return the number of envs of all workers."""
         return self.num_workers * self.num_envs_per_worker

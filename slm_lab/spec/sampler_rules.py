@@ -1,11 +1,10 @@
-"""Rules of meta.sampler: what it fits with, and which sizes."""
+"""Rules of meta.sampler: which algorithms and sizes it supports."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSILSpec, PPOSpec, ReplayAlgorithmSpec, SILSpec
-from slm_lab.spec.memory import OnPolicyBatchReplaySpec
+from slm_lab.spec.algorithm import ALGORITHMS, ActorCriticSpec, PPOSpec
 from slm_lab.spec.report import Path, Report
 from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
@@ -14,10 +13,10 @@ SAMPLER: Path = ("meta", "sampler")
 
 
 def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Add a problem for everything that a sampler cannot do."""
-    algorithm = spec.agent.algorithm
+    """Add a problem for everything that meta.sampler does not support."""
+    algorithm, memory = spec.agent.algorithm, spec.agent.memory
     if spec.meta.distributed:
-        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' and meta.sampler exclude each other; give one of them")
+        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; give one of them")
     if "num_envs" in spec.env.model_fields_set and spec.env.num_envs != sampler.num_envs:
         product = f"num_workers × num_envs_per_worker = {sampler.num_workers} × {sampler.num_envs_per_worker} = {sampler.num_envs}"
         report.fail(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")
@@ -30,36 +29,42 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))
         why = f"must divide num_envs_per_worker ({sampler.num_envs_per_worker}), not {sampler.worker_num_splits}; nearest: {best}"
         report.fail((*SAMPLER, "worker_num_splits"), why)
-    if isinstance(algorithm, ReplayAlgorithmSpec):
+    if not algorithm.samplers:
+        report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported()}")
+    elif not algorithm.on_policy:
         _replay(spec, sampler, report)
-    elif isinstance(algorithm, (SILSpec, PPOSILSpec)) or not isinstance(algorithm, (PPOSpec, ActorCriticSpec)):
-        allowed = "PPO, ActorCritic, and with async_rl VanillaDQN, DQN, DoubleDQN, SoftActorCritic, CrossQ"
-        report.fail(SAMPLER, f"cannot collect for {algorithm.name}; allowed: {allowed}")
-    elif not isinstance(spec.agent.memory, OnPolicyBatchReplaySpec):
-        why = "rollouts of rollout workers have a fixed length"
-        report.fail(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{spec.agent.memory.name}'")
+    elif not memory.on_policy or memory.episodes:
+        why = "rollout workers collect rollouts of a fixed length"
+        report.fail(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
     else:
         _sizes(spec, sampler, report)
 
 
+def _supported() -> str:
+    """Return the names of the algorithms that rollout workers can collect for."""
+    both = [name for name, model in ALGORITHMS.items() if "sync" in model.samplers]
+    only_async = [name for name, model in ALGORITHMS.items() if model.samplers == ("async",)]
+    return f"{', '.join(both)}, and with async_rl {', '.join(only_async)}"
+
+
 def _replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     name = spec.agent.algorithm.name
-    if not sampler.async_rl:
-        report.fail((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay memory")
+    if not sampler.async_rl and "sync" not in spec.agent.algorithm.samplers:
+        report.fail((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay buffer")
     for key in ("num_policies", "num_batches_per_epoch"):
         if getattr(sampler, key) > 1:
-            report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay memory, not {getattr(sampler, key)}")
+            report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
 
 
 def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Rollouts make up datasets without a rest, in sync mode whole rounds of all workers."""
-    if isinstance(spec.agent.algorithm, ActorCriticSpec):
-        if sampler.num_batches_per_epoch > 1:
-            why = "ActorCritic takes one step on the rollouts of all workers together"
-            report.fail((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
+    """Check that datasets consist of whole rollouts, in sync mode of whole rounds of all workers."""
+    algorithm = spec.agent.algorithm
+    if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
+        why = "ActorCritic takes one gradient step on the rollouts of all workers together"
+        report.fail((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
+    if not isinstance(algorithm, PPOSpec):
         return
-    assert isinstance(spec.agent.algorithm, PPOSpec)
-    rows, minibatch, batches = spec.rollout_rows, spec.agent.algorithm.minibatch_size, sampler.num_batches_per_epoch
+    rows, minibatch, batches = spec.rollout_rows, algorithm.minibatch_size, sampler.num_batches_per_epoch
     if sampler.async_rl and not sampler.serial_mode:
         unit, what = rows, f"rollouts of time_horizon = {rows} transitions"
     else:
@@ -76,25 +81,25 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         found = [(minibatch, nearest // minibatch)] if nearest % minibatch == 0 else []
         fits = " or ".join(f"{size} × {count}" for size, count in dict.fromkeys([*found, (nearest // by_batches, by_batches)]))
         sizes = f"minibatch_size × num_batches_per_epoch = {minibatch} × {batches} = {dataset} transitions"
-        report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes} are not whole {what}; nearest that are: {fits}")
+        report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes}, which is not a multiple of {what}; nearest: {fits}")
 
 
-def settled_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> SamplerSpec:
-    """The sampler with what a rule decides, a note for each."""
+def resolve_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> SamplerSpec:
+    """Return meta.sampler with its conflicts resolved, one note for each."""
     change: dict[str, Any] = {}
     if sampler.pbt is not None and sampler.num_policies == 1:
-        report.note((*SAMPLER, "pbt"), "has no effect with one policy; dropped")
+        report.note((*SAMPLER, "pbt"), "has no effect with one policy; ignored")
         change["pbt"] = None
     if sampler.num_policies > 1 and not sampler.async_rl:
-        report.note((*SAMPLER, "async_rl"), "false: each policy then trains on what a round happens to give it")
+        report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
     if sampler.serial_mode and sampler.async_rl:
-        report.note((*SAMPLER, "async_rl"), "serial_mode collects and trains in turn, as with async_rl false")
+        report.note((*SAMPLER, "async_rl"), "serial_mode collects and trains in turns, as with async_rl false")
     if sampler.inference == "central" and (sampler.serial_mode or spec.agent.algorithm.action_policy == "random"):
         why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
-        report.note((*SAMPLER, "inference"), f"{why}: each worker chooses its own actions")
+        report.note((*SAMPLER, "inference"), f"{why}: each worker computes its own actions")
         change["inference"] = "local"
-    most = SamplerSpec.model_fields["max_policy_lag"].default
-    if isinstance(spec.agent.algorithm, ReplayAlgorithmSpec) and sampler.max_policy_lag != most:
-        name, change["max_policy_lag"] = spec.agent.algorithm.name, most  # as absent, so that a saved spec does not say so again
-        report.note((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from old transitions, whoever chose the actions")
+    default = SamplerSpec.model_fields["max_policy_lag"].default
+    if not spec.agent.algorithm.on_policy and sampler.max_policy_lag != default:
+        name, change["max_policy_lag"] = spec.agent.algorithm.name, default  # so that a saved spec gives no notice when loaded
+        report.note((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
     return sampler.model_copy(update=change)

@@ -1,4 +1,4 @@
-"""Schedules: a value as a function of the frame."""
+"""Schedules: values as functions of the frame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slm_lab.spec.base import NonNegative, PositiveReal, Real, SpecModel
 
 
 class NoDecay(SpecModel):
-    """Always start_val."""
+    """Constant start_val."""
 
     name: Literal["no_decay"]
     start_val: Real
@@ -31,9 +31,9 @@ class _Decay(SpecModel):
     start_val: Real
     """Value up to start_step."""
     end_val: Real
-    """Value from end_step on; may be above start_val, and 0."""
+    """Value from end_step on; may be above start_val, or 0."""
     start_step: NonNegative = 0
-    """Frame at which the change begins."""
+    """Frame at which the change starts."""
     end_step: NonNegative
     """Frame at which end_val is reached."""
 
@@ -49,7 +49,7 @@ class _Decay(SpecModel):
 
 
 class LinearDecay(_Decay):
-    """A straight line from start_val at start_step to end_val at end_step, falling or rising."""
+    """Linear change from start_val at start_step to end_val at end_step."""
 
     name: Literal["linear_decay"]
 
@@ -58,11 +58,11 @@ class LinearDecay(_Decay):
 
 
 class RateDecay(_Decay):
-    """start_val, with its distance to end_val multiplied by decay_rate every (end_step − start_step) / frequency frames."""
+    """Exponential decay: the distance to end_val is multiplied by decay_rate every (end_step − start_step) / frequency frames."""
 
     name: Literal["rate_decay"]
     decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9
-    """Factor of each decay."""
+    """Factor per decay."""
     frequency: PositiveReal = 20.0
     """Number of decays between start_step and end_step."""
 
@@ -71,7 +71,7 @@ class RateDecay(_Decay):
 
 
 class PeriodicDecay(_Decay):
-    """A cosine wave between start_val and end_val whose swing shrinks linearly to nothing, at end_val."""
+    """Cosine wave between start_val and end_val whose amplitude decreases linearly to 0, at end_val."""
 
     name: Literal["periodic_decay"]
     frequency: PositiveReal = 60.0
@@ -86,5 +86,5 @@ Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(di
 
 
 def constant(value: float) -> NoDecay:
-    """A schedule that stays at `value`."""
+    """Return a constant schedule."""
     return NoDecay(name="no_decay", start_val=value)

@@ -1,4 +1,4 @@
-"""The JSON Schema of spec files, for editors: shipped as spec.schema.json, written by tools/generate.py."""
+"""JSON Schema of spec files for editors: shipped as spec.schema.json, written by tools/generate.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from slm_lab.spec import torch_names
 from slm_lab.spec.base import SpecModel
+from slm_lab.spec.extension import PATTERN
 from slm_lab.spec.search import DISTRIBUTIONS
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.torch_check import INIT_FUNCTIONS, OPTIMIZERS, SCHEDULERS
@@ -20,18 +21,25 @@ from slm_lab.spec.torch_check import INIT_FUNCTIONS, OPTIMIZERS, SCHEDULERS
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 _ABSENT = {
-    "description": "null: as if absent; ${var}: filled in by --set var=value.",
+    "description": "null: the same as absent; ${var}: filled in by --set var=value.",
     "anyOf": [{"type": "null"}, {"type": "string", "pattern": r"\$\{.+\}"}],
 }
 
+_PATH = {"type": "string", "pattern": f"^{PATTERN}$"}
+_EXTENSION = {
+    "description": "Your own class by import path; its pydantic model checks the other keys.",
+    "type": "object",
+    "anyOf": [{"properties": {key: _PATH}, "required": [key]} for key in ("name", "type")],
+}
+
 _NAMES = {"OptimSpec": [*OPTIMIZERS, "Lookahead"], "LRSchedulerSpec": SCHEDULERS, "LossSpec": torch_names.LOSSES}
-"""Model → what its name may be."""
+"""Model → allowed names."""
 _WORDS = {"init_fn": INIT_FUNCTIONS}
-"""Key → what it may be."""
+"""Key → allowed values."""
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a spec file: an object of named specs. Looser than the loader where editors need it (nulls, ${var}, old keys)."""
+    """Return the schema of a spec file, an object of named specs. It allows more than the loader: nulls, ${var}, keys of your own classes."""
     root = Spec.model_json_schema()
     definitions: dict[str, Any] = root.pop("$defs")
     del root["properties"]["name"]
@@ -45,6 +53,10 @@ def json_schema() -> dict[str, Any]:
         "description": "{var: [values]}: one spec for each combination.",
         "additionalProperties": {"type": "array"},
     }
+    for key in ("algorithm", "memory", "net", "critic_net"):
+        next(kind for kind in definitions["AgentSpec"]["properties"][key]["anyOf"] if "oneOf" in kind)["oneOf"].append(
+            {"$ref": "#/$defs/Extension"}
+        )
     root["properties"]["search"]["description"] += f" Distributions: {', '.join(DISTRIBUTIONS)}."
     return {
         "$schema": SCHEMA_ID,
@@ -53,12 +65,12 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {"$schema": {"type": "string"}},
         "patternProperties": {"^[^_$]": {"$ref": "#/$defs/Spec"}},
-        "$defs": {**dict(sorted(definitions.items())), "Absent": _ABSENT},
+        "$defs": {**dict(sorted(definitions.items())), "Absent": _ABSENT, "Extension": _EXTENSION},
     }
 
 
 def text() -> str:
-    """The shipped file's text."""
+    """Return the text of the shipped file."""
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -67,7 +79,7 @@ def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> None:
-    """Add to one model's schema: descriptions of keys, null and ${var}, names in torch, `type` for nets."""
+    """Complete one model's schema: descriptions of keys, null and ${var}, names in torch, `type` for nets."""
     descriptions = key_descriptions(model)
     if docstring := inspect.getdoc(model):
         definition["description"] = docstring
@@ -84,7 +96,7 @@ def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> No
         if not descriptions.get(key):
             del definition["properties"][key]["description"]
     if name.endswith("NetSpec"):
-        definition["properties"]["type"] = {**definition["properties"]["name"], "description": "Which net; `name` is the same."}
+        definition["properties"]["type"] = {**definition["properties"]["name"], "description": "Network class; the same as `name`."}
         definition["required"].remove("name")
         definition["anyOf"] = [{"required": ["type"]}, {"required": ["name"]}]
     if not definition.get("required", True):
@@ -92,7 +104,7 @@ def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> No
 
 
 def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring below each key of a model and its bases, read from the source (at import this would take a third of a second)."""
+    """Return key → docstring of a model and its bases, parsed from the source (0.3 s: too slow at import)."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:

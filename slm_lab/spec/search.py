@@ -1,4 +1,4 @@
-"""The search section: `"key__distribution": [arguments]`, nested where the key stands or with a dotted path."""
+"""The search section: `"key__distribution": [arguments]`, nested like the spec or with a dotted path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.spec.validate import validate
 from slm_lab.spec.variables import override
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
-"""Keys that published specs search over, and nothing reads any more."""
+"""Keys that published specs search over, but no longer exist."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class _Form:
     """Arguments of a distribution."""
 
     words: str
-    """How they are written, for messages."""
+    """Their form, for messages."""
     least: int
     most: int
     whole: bool = False
@@ -46,7 +46,7 @@ DISTRIBUTIONS = {
     "lograndint": _Form("[low, high]", 2, 3, whole=True, log=True),
     "qlograndint": _Form("[low, high, step]", 3, 4, whole=True, log=True),
 }
-"""Distribution → form of its arguments; None: any values, of which one is taken (choice) or each (grid_search)."""
+"""Distribution → form of its arguments; None: any values, of which one (choice) or each (grid_search) is used."""
 
 
 NET: Path = ("agent", "net")
@@ -57,20 +57,20 @@ class SearchKey:
     """One key that a search varies."""
 
     path: Path
-    """Of the key in the spec: ("agent", "algorithm", "gamma")."""
+    """Path in the spec: ("agent", "algorithm", "gamma")."""
     distribution: str
-    """A name of DISTRIBUTIONS."""
+    """Key of DISTRIBUTIONS."""
     args: tuple[Any, ...]
     """Its arguments."""
 
 
 def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
-    """The keys of a valid spec's search section, in the order written."""
+    """Return the keys of a valid spec's search section, in file order."""
     return [key for _, key in _keys(search or {}, (), (), Report())]
 
 
 def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], report: Report) -> dict[str, Any]:
-    """A valid search section after keys of its spec have moved (None: are gone), in dotted form where that concerns it."""
+    """Return a valid search section with keys moved to new paths (None: removed); with dotted paths if anything moved."""
     found = [
         (where, key, next((old for old in moved if key.path[: len(old)] == old), None)) for where, key in _keys(search, (), (), Report())
     ]
@@ -80,7 +80,7 @@ def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], repo
     for where, key, old in found:
         new = moved[old] if old else ()
         if old and new is None:
-            report.note(("search", *where), "has no effect in this spec; dropped")
+            report.note(("search", *where), "has no effect in this spec; ignored")
         else:
             path = (*(new or ()), *key.path[len(old or ()) :])
             result[f"{show_path(path)}__{key.distribution}"] = list(key.args)
@@ -88,7 +88,7 @@ def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], repo
 
 
 def prune_search(raw: dict[str, Any], report: Report) -> None:
-    """Take retired keys, and those without effect in this spec, out of raw["search"], in place and with a note each."""
+    """Remove retired keys and keys without effect from raw["search"], in place, with a note for each."""
     search = raw.get("search")
     if isinstance(search, dict):
         _prune(search, (), ("search",), raw, report)
@@ -102,15 +102,15 @@ def _prune(node: dict[str, Any], path: Path, where: Path, raw: dict[str, Any], r
         if isinstance(node[text], dict) and "__" not in text:
             _prune(node[text], key_path, (*where, text), raw, report)
         elif key_path and key_path[-1] in RETIRED:
-            report.note((*where, text), "is no longer searched over; dropped")
+            report.note((*where, text), "no longer exists; ignored")
             del node[text]
         elif key_path and "__" in text and is_ineffective(key_path, raw):
-            report.note((*where, text), "has no effect in this spec; dropped")
+            report.note((*where, text), "has no effect in this spec; ignored")
             del node[text]
 
 
 def check_search(raw: dict[str, Any], report: Report, *, values: bool) -> None:
-    """Add a problem for each search key that is malformed and, with `values` (for a valid spec), whose values the spec would not take."""
+    """Add a problem for each malformed search key and, with `values` (for a valid spec), for each value that is not valid in the spec."""
     search = raw.get("search")
     if not isinstance(search, dict):
         return
@@ -129,8 +129,8 @@ def _keys(node: dict[str, Any], path: Path, where: Path, report: Report) -> Iter
         elif not name or not to_path(name):
             report.fail(here, "must be key__distribution, or an object of such keys")
         elif distribution not in DISTRIBUTIONS:
-            hint = nearest(distribution, DISTRIBUTIONS) or f"; allowed are {', '.join(DISTRIBUTIONS)}"
-            report.fail(here, f"'{distribution}' is no distribution{hint}")
+            hint = nearest(distribution, DISTRIBUTIONS) or f"; allowed: {', '.join(DISTRIBUTIONS)}"
+            report.fail(here, f"unknown distribution '{distribution}'{hint}")
         elif message := _wrong_arguments(distribution, value):
             report.fail(here, message)
         else:
@@ -138,7 +138,7 @@ def _keys(node: dict[str, Any], path: Path, where: Path, report: Report) -> Iter
 
 
 def _wrong_arguments(distribution: str, args: Any) -> str | None:
-    """What is wrong with a distribution's arguments."""
+    """Return the error in a distribution's arguments, if any."""
     form = DISTRIBUTIONS[distribution]
     if form is None:
         return None if isinstance(args, list) and args else f"{distribution} takes a list of values (not empty), not {show(args)}"
@@ -157,10 +157,10 @@ def _wrong_arguments(distribution: str, args: Any) -> str | None:
 
 
 def _check_values(key: SearchKey, where: Path, base: dict[str, Any], report: Report) -> None:
-    """Put the values that the key may take (of a range, its ends) into the spec, and see whether it takes them."""
+    """Validate the spec with each value of the key (with the bounds, for a range)."""
     path = (
         (*key.path[:2], "name") if key.path in ((*NET, "type"), ("agent", "critic_net", "type")) else key.path
-    )  # `base` has the models' words
+    )  # as in the models
     form = DISTRIBUTIONS[key.distribution]
     values = key.args[:1000] if form is None else key.args[:2] if form.ordered else key.args[:1]
     for value in values:
@@ -171,6 +171,6 @@ def _check_values(key: SearchKey, where: Path, base: dict[str, Any], report: Rep
             if spec is not None and (net := getattr(spec.agent, place)) is not None:
                 check_net(net, ("agent", place), found)
         for problem in found.problems:
-            report.fail(where, f"{show(value)} does not fit: {problem}")
-        if any("unknown key" in problem.message for problem in found.problems):
+            report.fail(where, f"invalid value {show(value)}: {problem}")
+        if any(problem.code == "unknown" for problem in found.problems):
             return  # the same for every value

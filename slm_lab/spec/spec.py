@@ -1,4 +1,4 @@
-"""The whole spec, and the checks that look across its sections."""
+"""The whole spec, and quantities that depend on several sections."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import Net
 
 REPLAY_ROWS = 16
-"""Vector steps of a rollout that goes into a replay memory: short, for the policy that acts is brought up to date after each."""
+"""Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
 
 
 class AgentSpec(SpecModel):
-    """Who learns."""
+    """The agent: algorithm, memory and networks."""
 
     name: str = ""
     """A label (A2C, PPO, …)."""
     algorithm: Algorithm
-    """Which algorithm learns, and its hyperparameters."""
+    """Algorithm and its hyperparameters."""
     memory: Memory = OnPolicyBatchReplaySpec(name="OnPolicyBatchReplay")
-    """What it learns from."""
+    """Memory that the algorithm learns from."""
     net: Net | None = None
-    """The networks; Random needs none."""
+    """Networks, optimizers and learning rates; Random needs none."""
     critic_net: Net | None = None
-    """SoftActorCritic, CrossQ: the critics' network; absent: as `net`."""
+    """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
 
     @property
     def rollout_len(self) -> int:
-        """training_frequency as it applies: vector steps for OnPolicyBatchReplay, episodes for OnPolicyReplay."""
+        """Return the interval between trainings: vector steps, or episodes for a memory of episodes."""
         if not self.algorithm.learns:
             return 1
         return self.algorithm.rollout_len(1 if self.memory.episodes else 32)
 
 
 class Spec(SpecModel):
-    """A spec: who learns (agent), in what (env), how (meta), and what to search over (search)."""
+    """A spec: agent, env, meta and search."""
 
     name: str
-    """Its name in the spec file."""
+    """Name of the spec in its file."""
     agent: AgentSpec
-    """Who learns."""
+    """Algorithm, memory and networks."""
     env: EnvSpec
-    """In what."""
+    """Environment."""
     meta: MetaSpec = MetaSpec()
-    """How the experiment runs."""
+    """Sessions, logging, checkpoints, distribution."""
     search: dict[str, Any] | None = None
-    """Which keys to search over, "key__distribution": [arguments], nested where the keys stand."""
+    """Search space: "key__distribution": [arguments], nested like the spec."""
 
     @property
     def session_frames(self) -> int:
-        """Frames of each Session (of each of its policies): env.max_frame, or its share of it where all train one net."""
+        """Return the frames of each Session and policy: env.max_frame, or with meta.distributed the Session's share of it."""
         if not self.meta.distributed:
             return self.env.max_frame
         return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
 
     @property
     def rollout_rows(self) -> int:
-        """Vector steps that a rollout worker collects at a time, for meta.sampler."""
+        """Return the vector steps of a rollout worker's rollout."""
         return self.agent.rollout_len if self.agent.algorithm.on_policy else REPLAY_ROWS
 
     @property
     def dataset_columns(self) -> int:
-        """Rollouts, of one env each, that a dataset is made of, for meta.sampler."""
+        """Return the number of rollouts, each of one env, in a dataset of meta.sampler."""
         algorithm, sampler = self.agent.algorithm, self.meta.sampler
         assert sampler is not None
         if isinstance(algorithm, PPOSpec):
@@ -74,5 +74,5 @@ class Spec(SpecModel):
 
     @property
     def policies(self) -> int:
-        """Policies that a Session trains."""
+        """Return the number of policies that a Session trains."""
         return 1 if self.meta.sampler is None else self.meta.sampler.num_policies

@@ -1,4 +1,4 @@
-"""Text of a spec file → plain JSON values: JSON with comments and trailing commas, or YAML. Raises SpecError only."""
+"""Parse the text of a spec file: JSON with comments and trailing commas, or YAML. Raises SpecError only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.report import Path, show_path
 
 MAX_DEPTH = 64
-"""Deeper nesting is no spec (and would overflow the stack)."""
+"""Maximum nesting."""
 MAX_NODES = 1_000_000
-"""A larger tree is no spec (YAML anchors can make one from a few lines)."""
+"""Maximum size (YAML anchors can make huge trees from a few lines)."""
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _SKIPPED = re.compile(rf"{_STRING}|//[^\n]*|/\*(?:[^*]|\*(?!/))*(?P<closed>\*/)?|(?P<variable>\$\{{[^${{}}\n]*\}})")
@@ -23,7 +23,7 @@ _PART = re.compile(rf"(?P<string>{_STRING})|(?P<mark>[{{}}\[\]:,])|(?P<constant>
 
 
 class _Duplicate(ValueError):
-    """A key stands twice in one object."""
+    """A duplicate key in an object."""
 
 
 class _Constant(ValueError):
@@ -31,21 +31,21 @@ class _Constant(ValueError):
 
 
 def read(path: FilePath) -> Any:
-    """The value that a spec file holds.
+    """Return the content of a spec file.
 
-    Raises: SpecError for a file that cannot be read, broken text (line and column), a duplicate key, NaN.
+    Raises: SpecError for an unreadable file, invalid text (with line and column), a duplicate key, NaN.
     """
     source = str(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(source, [Problem("", f"cannot be read: {reason}")]) from None
     return parse_yaml(text, source) if path.suffix.lower() in (".yaml", ".yml") else parse_json(text, source)
 
 
 def parse_json(text: str, source: str = "spec") -> Any:
-    """JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes around it."""
+    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes."""
     clean, quoted = _clean(text, source)
     try:
         value = json.loads(clean, object_pairs_hook=_pairs, parse_constant=_constant)
@@ -55,14 +55,14 @@ def parse_json(text: str, source: str = "spec") -> Any:
     except json.JSONDecodeError as error:
         raise _at(text, _original(error.pos, quoted), error.msg[0].lower() + error.msg[1:], source) from None
     except (RecursionError, ValueError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else "a number is too long"
+        reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
         raise SpecError(source, [Problem("", reason)]) from None
     return plain(value, source)
 
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
-    """YAML with anchors and merges; scalars as in YAML 1.2 (1e-3 is a number, `no` a string); duplicate keys refused."""
-    import yaml  # only who writes YAML pays for it
+    """Parse YAML with anchors and merges, scalars as in YAML 1.2 (1e-3 is a number, `no` a string), no duplicate keys."""
+    import yaml  # slow to import, and most specs are JSON
 
     from slm_lab.spec.yaml_loader import load
 
@@ -73,14 +73,14 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise SpecError(source, [Problem("", f"{place}{error.problem or error.context}")]) from None
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise SpecError(source, [Problem("", reason)]) from None
 
 
 def plain(value: Any, source: str) -> Any:
-    """A copy of `value` as a tree of plain JSON values of its own.
+    """Return a deep copy of `value` as plain JSON values.
 
-    Raises: SpecError for a key that is no string, a number that is not finite, a tree too deep or too large.
+    Raises: SpecError for a key that is not a string, a number that is not finite, a tree that is too deep or too large.
     """
     problems: list[Problem] = []
     nodes = 0
@@ -89,7 +89,7 @@ def plain(value: Any, source: str) -> Any:
         nonlocal nodes
         nodes += 1
         if len(path) > MAX_DEPTH or nodes > MAX_NODES:
-            raise SpecError(source, [Problem(show_path(path[:4]), "nested too deep" if len(path) > MAX_DEPTH else "too large")])
+            raise SpecError(source, [Problem(show_path(path[:4]), "nested too deeply" if len(path) > MAX_DEPTH else "too large")])
         if isinstance(node, dict):
             problems.extend(Problem(show_path(path), f"keys must be strings, not {key!r}") for key in node if not isinstance(key, str))
             return {key: copy(inner, (*path, str(key))) for key, inner in node.items()}
@@ -98,7 +98,7 @@ def plain(value: Any, source: str) -> Any:
         if isinstance(node, float) and not math.isfinite(node):
             problems.append(Problem(show_path(path), "must be a finite number"))
         elif node is not None and not isinstance(node, (str, int, float)):
-            problems.append(Problem(show_path(path), f"a {type(node).__name__} is no JSON value"))
+            problems.append(Problem(show_path(path), f"invalid JSON value of type {type(node).__name__}"))
         return node
 
     tree = copy(value, ())
@@ -108,7 +108,7 @@ def plain(value: Any, source: str) -> Any:
 
 
 def _clean(text: str, source: str) -> tuple[str, list[int]]:
-    """Text as strict JSON: comments and trailing commas blanked, so that positions stay; bare ${var} in quotes, whose places come along."""
+    """Return strict JSON and the positions of added quotes: comments and trailing commas become spaces, bare ${var} is quoted."""
     quoted: list[int] = []
 
     def skip(match: re.Match[str]) -> str:
@@ -120,7 +120,7 @@ def _clean(text: str, source: str) -> tuple[str, list[int]]:
             quoted.append(match.end())
             return f'"{part}"'
         if part.startswith("/*") and not match["closed"]:
-            raise _at(text, match.start(), "a comment that does not end", source)
+            raise _at(text, match.start(), "unterminated comment", source)
         return re.sub(r"[^\n]", " ", part)
 
     def comma(match: re.Match[str]) -> str:
@@ -136,7 +136,7 @@ def _clean(text: str, source: str) -> tuple[str, list[int]]:
 
 
 def _original(position: int, quoted: list[int]) -> int:
-    """A position in the cleaned text as one in the user's: without the quotes that were put in before it."""
+    """Map a position in the cleaned text to the user's text: without the quotes added before it."""
     for count, place in enumerate(quoted):
         if position <= place + count:
             return max(position - count, 0)
@@ -154,16 +154,16 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]  # set.add gives None
-        raise _Duplicate(f"the key '{twice}' stands twice in one object")
+        raise _Duplicate(f"duplicate key '{twice}'")
     return result
 
 
 def _constant(name: str) -> Any:
-    raise _Constant(f"{name} is no number in JSON")
+    raise _Constant(f"{name} is not a number in JSON")
 
 
 def _find_duplicate(text: str) -> int:
-    """Where the second of two equal keys stands: the first such object to close, as json.loads finds it."""
+    """Return the position of the second of two equal keys, in the first such object to close, as json.loads finds it."""
     stack: list[dict[str, int]] = []
     twice: list[int] = []
     string: tuple[str, int] = ("", 0)

@@ -1,4 +1,4 @@
-"""A raw spec without what means nothing: nulls, and keys that belong to another component of their section."""
+"""Remove nulls and keys of other components from a raw spec."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from slm_lab.spec.report import Path, Report
 from slm_lab.spec.validate import SECTION_KEYS, models_at
 
 _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
-"""Keys whose value is free in form: there null is a value."""
+"""Keys with free-form values, in which null is a value."""
 
 _LATER: dict[Path, frozenset[str]] = {
     ("env",): frozenset({"device"}),
 }
-"""Keys of components that this version does not have, which published specs carry for others too."""
+"""Keys of published specs that this version does not support."""
 
 
 def drop_nulls(node: dict[str, Any], path: Path = ()) -> None:
-    """Null equals absent: take such keys out, in place. Constructor arguments are looked through one level only."""
+    """Remove keys whose value is null, in place. Of an env's constructor arguments only the first level is searched."""
     for key in [key for key, value in node.items() if value is None]:
         del node[key]
     for key, value in node.items():
@@ -26,7 +26,7 @@ def drop_nulls(node: dict[str, Any], path: Path = ()) -> None:
 
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> None:
-    """Take out, in place and with a note, each key that is valid elsewhere in its section but has no effect here."""
+    """Remove, in place and with a note, each key that belongs to another component of its section."""
     for place, keys in SECTION_KEYS.items():
         later = _LATER.get(place, frozenset())
         section: Any = raw
@@ -37,7 +37,7 @@ def drop_ineffective(raw: dict[str, Any], report: Report) -> None:
             continue
         for key in [key for key in section if key not in models[0].model_fields and key in later | keys]:
             del section[key]
-            report.note((*place, key), f"has no effect {_where(place, section)}; dropped")
+            report.note((*place, key), f"has no effect {_where(place, section)}; ignored")
 
 
 def _where(place: Path, section: dict[str, Any]) -> str:
@@ -46,7 +46,7 @@ def _where(place: Path, section: dict[str, Any]) -> str:
 
 
 def is_ineffective(path: Path, raw: dict[str, Any]) -> bool:
-    """Whether `path` is a key that is valid elsewhere in its section, but not in the component that the spec names."""
+    """Return whether `path` is a key of another component of its section than the one the spec names."""
     models = models_at(path[:-1], raw)
     known = _LATER.get(path[:-1], frozenset()) | SECTION_KEYS.get(path[:-1], frozenset())
     return len(models) == 1 and path[-1] not in models[0].model_fields and path[-1] in known

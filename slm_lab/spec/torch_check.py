@@ -1,4 +1,4 @@
-"""Names from torch in a spec (optimizers, schedulers, losses, activations, layers) and their arguments, checked without importing torch."""
+"""Check names and arguments of optimizers, schedulers, losses, activations and layers without importing torch."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from slm_lab.spec import torch_names
-from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, OptimSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.net import LayersSpec, NetSpec, OptimSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 
 OPTIMIZERS = torch_names.OPTIMIZERS | {"GlobalAdam": torch_names.OPTIMIZERS["Adam"], "GlobalRMSprop": torch_names.OPTIMIZERS["RMSprop"]}
-"""Optimizers by name, Lookahead aside, which wraps one of them."""
+"""Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
-"""Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size; others are the inner one's."""
+"""Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size. Others go to the inner optimizer."""
 SCHEDULERS = torch_names.SCHEDULERS | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
 LAYERS = torch_names.LAYERS | {"LazyBatchRenorm1d": "momentum eps warmup_steps", "NormalTanh": ""}
 INIT_FUNCTIONS = {name: args for name, args in torch_names.INIT_FUNCTIONS.items() if "!" not in args}
-"""Those that need no argument."""
+"""Functions of torch.nn.init without required arguments."""
 
-_CALLABLE = "needs a function, which a spec cannot hold"
+_CALLABLE = "needs a function, which a spec cannot contain"
 _NOT_ALLOWED = {
-    "LBFGS": "calls the loss again and again, which the algorithms here do not offer",
-    "SparseAdam": "takes sparse gradients only, and nets here have none",
-    "ReduceLROnPlateau": "needs a metric at each step; a learning rate here is a function of the frame",
-    "SequentialLR": "is made of other schedulers, which a spec cannot hold",
-    "ChainedScheduler": "is made of other schedulers, which a spec cannot hold",
+    "LBFGS": "re-evaluates the loss several times per step, which algorithms here do not support",
+    "SparseAdam": "needs sparse gradients",
+    "ReduceLROnPlateau": "needs a metric at each step; learning rates here are functions of the frame",
+    "SequentialLR": "needs other schedulers, which a spec cannot contain",
+    "ChainedScheduler": "needs other schedulers, which a spec cannot contain",
     "LambdaLR": _CALLABLE,
     "MultiplicativeLR": _CALLABLE,
-    "constant_": "makes all units of a layer alike",
+    "constant_": "makes all units of a layer equal",
     "sparse_": "needs an argument",
 }
 OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
@@ -35,13 +35,13 @@ OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
 
 
 def activation(name: str) -> str | None:
-    """The class in torch.nn that a spec's activation means: leaky_relu, leakyrelu and LeakyReLU are one."""
+    """Return the class name in torch.nn of an activation: leaky_relu, leakyrelu and LeakyReLU are the same."""
     plain = {known.lower(): known for known in torch_names.ACTIVATIONS}
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
 def check_net(net: NetSpec, place: Path, report: Report) -> None:
-    """Add a problem for each name or argument in the net at `place` that torch does not have."""
+    """Add a problem for each name or argument of the net at `place` that does not exist in torch."""
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
             _optimizer(optim, (*place, key), report)
@@ -52,12 +52,12 @@ def check_net(net: NetSpec, place: Path, report: Report) -> None:
                 _arguments(scheduler.kwargs, SCHEDULERS[scheduler.name], scheduler.name, here, report)
     if _name(net.loss_spec.name, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report):
         _arguments(net.loss_spec.kwargs, torch_names.LOSSES[net.loss_spec.name], net.loss_spec.name, (*place, "loss_spec"), report)
-    if isinstance(net, (MLPNetSpec, HydraMLPNetSpec, ConvNetSpec, RecurrentNetSpec, TorchArcNetSpec)) and net.init_fn is not None:
+    if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
         _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
-    if isinstance(net, (MLPNetSpec, HydraMLPNetSpec, ConvNetSpec, RecurrentNetSpec)):
+    if isinstance(net, LayersSpec):
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
-                report.fail((*place, key), f"'{name}' is no activation of torch.nn{nearest(name, torch_names.ACTIVATIONS)}")
+                report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, torch_names.ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
         for key in ("arc", "actor_arc", "critic_arc"):
             if (arc := getattr(net, key)) is not None:
@@ -68,7 +68,7 @@ def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: R
     if name in known:
         return True
     reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
-    report.fail((*place, key), f"'{name}' is no {what} to use here{reason or '; allowed are ' + ', '.join(sorted(known))}")
+    report.fail((*place, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
     return False
 
 
@@ -82,20 +82,19 @@ def _optimizer(optim: OptimSpec, place: Path, report: Report) -> None:
         report.fail((*place, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
     elif _name(inner, OPTIMIZERS, "optimizer of torch.optim", place, report, key="optimizer"):
         others = {key: value for key, value in optim.kwargs.items() if key not in LOOKAHEAD}
-        _arguments(others, OPTIMIZERS[inner], f"Lookahead around {inner}", place, report)
+        _arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", place, report)
 
 
 def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, report: Report) -> None:
-    """Hold arguments against those that `name` takes."""
+    """Check arguments against those of `name`."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
-            report.fail(
-                (*place, key), f"{name} takes no such argument{nearest(key, words) or '; it takes ' + (', '.join(words) or 'none')}"
-            )
+            hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
+            report.fail((*place, key), f"unknown argument of {name}{hint}", "unknown")
     for key, must in words.items():
         if must and key not in given:
-            report.fail((*place, key), f"missing; {name} needs it")
+            report.fail((*place, key), f"missing; required by {name}", "missing")
 
 
 def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
@@ -103,14 +102,14 @@ def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):
-            report.fail((*place, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed are modules and graph'}")
+            report.fail((*place, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
     if not isinstance(modules, dict) or not modules:
         report.fail((*place, "modules"), f"must be an object of named layers, not {show(modules)}")
         return
     for name, layer in modules.items():
         _layer(layer, (*place, "modules", name), report)
     if graph is None and len(modules) == 1:
-        return  # one module needs no graph
+        return  # a single module needs no graph
     if not isinstance(graph, dict):
         report.fail((*place, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
     else:
@@ -118,14 +117,14 @@ def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
 
 
 def _layer(layer: Any, place: Path, report: Report) -> None:
-    """A layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
+    """Check a layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
     if isinstance(layer, str):
         layer = {layer: None}
     name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
     if name is None:
-        report.fail(place, f"must be one layer, as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
+        report.fail(place, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
     elif name not in LAYERS:
-        report.fail((*place, name), f"no layer of torch.nn{nearest(name, LAYERS)}")
+        report.fail((*place, name), f"unknown layer of torch.nn{nearest(name, LAYERS)}")
     elif name in ("Sequential", "ModuleList") and isinstance(args, list):
         for index, inner in enumerate(args):
             _layer(inner, (*place, name, index), report)
@@ -136,8 +135,8 @@ def _layer(layer: Any, place: Path, report: Report) -> None:
 def _graph(graph: dict[str, Any], modules: Mapping[str, Any], place: Path, report: Report) -> None:
     for key in ("input", "modules", "output"):
         if graph.get(key) in (None, {}, []):
-            report.fail((*place, key), "missing; a graph has input, modules and output")
+            report.fail((*place, key), "missing; a graph needs input, modules and output", "missing")
     steps = graph.get("modules")
     for name in steps if isinstance(steps, dict) else ():
         if name not in modules:
-            report.fail((*place, "modules", name), f"no such name among the modules{nearest(name, modules)}")
+            report.fail((*place, "modules", name), f"unknown module{nearest(name, modules)}")

@@ -1,4 +1,4 @@
-"""Raw spec → Spec, with each problem told at its path, the value seen, what is allowed and the nearest right key."""
+"""Raw spec → Spec; each problem with its path, the value found, what is allowed and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -11,50 +11,60 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from slm_lab.spec.base import SpecModel
+from slm_lab.spec.base import Component, SpecModel
+from slm_lab.spec.extension import ERROR as EXTENSION
+from slm_lab.spec.extension import ExtensionError, find_model, is_extension, kind_of
 from slm_lab.spec.report import Path, Report, nearest, show, show_path
 from slm_lab.spec.spec import Spec
 
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
-    """The Spec of a raw spec in today's form; None and problems in the report where it is not valid."""
+    """Return the Spec of a migrated raw spec; None, with problems in the report, if it is invalid."""
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
-        found = {_located(item, raw): item["type"] for item in error.errors(include_url=False, include_context=False, include_input=False)}
-    for path, kind in found.items():
-        # Where a list and an item of it are both wrong, the item says more.
+        found = {_located(item, raw): (item["type"], item["msg"]) for item in _errors(error)}
+    for path, (kind, message) in found.items():
+        # If a list and an item of it are both invalid, report the item only.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
-            _explain(path, kind, raw, report)
+            _explain(path, kind, message, raw, report)
     return None
 
 
 def wrong_parts(raw: dict[str, Any]) -> list[Path]:
-    """Paths of everything in a raw spec that does not validate."""
+    """Return the paths of all invalid parts of a raw spec."""
     try:
         Spec.model_validate(raw)
     except ValidationError as error:
-        return [_located(item, raw) for item in error.errors(include_url=False, include_context=False, include_input=False)]
+        return [_located(item, raw) for item in _errors(error)]
     return []
 
 
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False, include_input=False)
+
+
 def with_likely_names(raw: dict[str, Any]) -> tuple[dict[str, Any], set[Path]]:
-    """A copy where likely names of components replace wrong ones, so that their keys can be looked at; and the paths of those names."""
+    """Return a copy with unknown names of components replaced by likely ones, so that their keys can be checked, and the paths replaced.
+
+    A "package.module:Class" that cannot be resolved stays: nothing is known of its keys.
+    """
     rest, guessed = copy.deepcopy(raw), set[Path]()
     for path in wrong_parts(raw):
         section: Any = rest
         for key in path[:-1]:
             section = _child(section, key)
         models = models_at(path[:-1], raw)
-        if path[-1:] == ("name",) and isinstance(section, dict) and len(_names(models)) > 1:
+        if path[-1:] == ("name",) and isinstance(section, dict) and len(_names(models)) > 1 and not is_extension(section.get("name")):
             section["name"] = _likely(section, models)
             guessed.add(path)
     return rest, guessed
 
 
 def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
-    """The nearest of the models' names, else that of the model which has most of the section's keys and lacks fewest."""
+    """Return the nearest of the models' names, else that of the model whose keys fit best."""
     near = difflib.get_close_matches(str(section.get("name"))[:80], _names(models), n=1)
 
     def fit(model: type[BaseModel]) -> int:
@@ -65,7 +75,7 @@ def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of an annotation: of a union its members, None left out, each without its Annotated."""
+    """Return the members of a union without None, or the annotation itself; each without Annotated."""
     if isinstance(annotation, FieldInfo):
         annotation = annotation.annotation
     if get_origin(annotation) is Annotated:
@@ -76,7 +86,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def models_at(path: Path, raw: Any) -> list[type[BaseModel]]:
-    """The models that may stand at `path`; one, where the data name it."""
+    """Return the models allowed at `path`; only one if the data name it."""
     annotations: list[Any] = [Spec]
     for key in (None, *path):
         if key is not None:
@@ -87,14 +97,20 @@ def models_at(path: Path, raw: Any) -> list[type[BaseModel]]:
 
 
 def _chosen(annotations: list[Any], raw: Any) -> list[Any]:
-    """Of alternative models the one that the data name, else all."""
+    """Return the model that the data name, else all alternatives."""
     name = raw.get("name") if isinstance(raw, dict) else None
+    kinds = [kind_of(a) for a in annotations if _is_model(a) and issubclass(a, Component)] if is_extension(name) else []
+    if kinds:
+        try:
+            return [find_model(str(name), kinds[0])]
+        except ExtensionError:
+            return annotations
     named = [a for a in annotations if _is_model(a) and isinstance(name, str) and name in _names([a])]
     return named or annotations
 
 
 def _names(annotations: list[Any]) -> list[str]:
-    """The values of `name` that the models of a union are told apart by."""
+    """Return the values of `name` that identify the models of a union."""
     fields = [a.model_fields["name"].annotation for a in annotations if _is_model(a) and "name" in a.model_fields]
     return [value for field in fields if get_origin(field) is Literal for value in get_args(field)]
 
@@ -119,7 +135,7 @@ def _child(raw: Any, key: str | int) -> Any:
 
 
 def _located(item: Any, raw: Any) -> Path:
-    """An error's path in the data: its loc without the names of union members, which are in nobody's file."""
+    """Return an error's path in the data: its loc without the names of union members."""
     return tuple(_without_tags(item["loc"], item["type"], raw))
 
 
@@ -128,7 +144,7 @@ def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
     for key in loc:
         chosen = _chosen(annotations, raw)
         scalars = len(annotations) > 1 and not any(_is_model(a) for a in annotations)
-        is_tag = isinstance(key, str) and (scalars or len(_names(annotations)) > 1)
+        is_tag = isinstance(key, str) and (scalars or (len(_names(annotations)) > 1 and all(a in annotations for a in chosen)))
         if is_tag:
             annotations = (
                 chosen if any(_is_model(a) for a in chosen) else [a for a in annotations if get_origin(a) is list] or annotations[:1]
@@ -136,45 +152,48 @@ def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
             continue
         yield key
         annotations, raw = [inner for a in chosen for inner in _below(a, key)], _child(raw, key)
-    if kind.startswith("union_tag"):
+    if kind.startswith("union_tag") or kind == EXTENSION:
         yield "name"
 
 
-def _explain(path: Path, kind: str, raw: Any, report: Report) -> None:
-    """Add the problem at `path`, in words."""
+def _explain(path: Path, kind: str, message: str, raw: Any, report: Report) -> None:
+    """Add the problem at `path`; `kind` and `message` are pydantic's."""
     parents, value = models_at(path[:-1], raw), raw
     for key in path:
         value = _child(value, key)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
-        report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents))
+        report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents), "unknown")
+        return
+    if kind in (EXTENSION, "value_error", "assertion_error"):  # the latter from validators of the user's models
+        report.fail(path, message)
         return
     allowed = describe_at(path, raw)
     if kind in ("missing", "union_tag_not_found"):
-        report.fail(path, f"missing; must be {allowed}")
+        report.fail(path, f"missing; must be {allowed}", "missing")
     else:
         hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
         report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
 
 
 def _choices(path: Path, parents: list[Any]) -> list[str]:
-    """The words that may stand at a path."""
+    """Return the strings allowed at a path."""
     annotations = [inner for parent in parents for inner in _below(parent, path[-1])] if path else []
     return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
 
 
 def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
-    """Where an unknown key may have been meant: another spelling here, or the same word in another section."""
+    """Return a hint for an unknown key: the nearest key here, or the section that has it."""
     near = nearest(key, [name for parent in parents for name in parent.model_fields])
     others = (place for place, words in SECTION_KEYS.items() if place != section and key in words)
     return near or next((f"; it belongs in {show_path(place)}" for place in others), "")
 
 
 def describe_at(path: Path, raw: Any) -> str:
-    """What may stand at `path`, in words."""
+    """Describe what is allowed at `path`."""
     parents = models_at(path[:-1], raw)
     if path and path[-1] == "name" and len(names := _names(parents)) > 1:
-        return _one_of(names)
+        return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
     if path and isinstance(path[-1], str):
         fields = [parent.model_fields[path[-1]] for parent in parents if path[-1] in parent.model_fields]
         return describe(fields[0].annotation, fields[0].metadata) if fields else "an object"
@@ -184,7 +203,7 @@ def describe_at(path: Path, raw: Any) -> str:
 
 
 def describe_item(path: Path, raw: Any) -> str:
-    """What may be an item of the list around `path`, which ends in one index or more."""
+    """Describe what is allowed as an item of the list at `path` without its last indices."""
     depth = next((n for n in range(1, len(path) + 1) if not isinstance(path[-n], int)), 0)
     key = path[-depth] if depth else None
     annotations: list[Any] = []
@@ -197,7 +216,7 @@ def describe_item(path: Path, raw: Any) -> str:
 
 
 def describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
-    """An annotation in words: "a number from 0 to 1"."""
+    """Describe an annotation: "a number from 0 to 1"."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return describe(args[0], [part for extra in args[1:] for part in (extra.metadata if isinstance(extra, FieldInfo) else [extra])])
@@ -211,7 +230,7 @@ def describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str
     if annotation in (int, float):
         return ("a whole number" if annotation is int else "a number") + _bounds(metadata)
     if annotation is str:
-        return "a string"
+        return '"package.module:Class"' if any(getattr(m, "pattern", None) for m in metadata) else "a string"
     if origin is list:
         return f"a list of {_length(metadata)}" + (f", each {describe(args[0])}" if args and args[0] is not Any else "")
     return "an object"
@@ -243,7 +262,7 @@ def _length(metadata: list[Any] | tuple[Any, ...]) -> str:
 
 
 def _section_keys() -> dict[Path, frozenset[str]]:
-    """Every key of each section, whichever component it belongs to."""
+    """Return the keys of each section, of all its components."""
     agent = Spec.model_fields["agent"].annotation
     assert isinstance(agent, type)
     assert issubclass(agent, SpecModel)
@@ -253,4 +272,4 @@ def _section_keys() -> dict[Path, frozenset[str]]:
 
 
 SECTION_KEYS = _section_keys()
-"""Section → every key of any component of it."""
+"""Section → keys of all its components."""

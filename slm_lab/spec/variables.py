@@ -1,4 +1,4 @@
-"""`${var}` and --set: what the command line fills into a spec or overrides in it."""
+"""`${var}` and --set: fill variables of a spec and override its keys."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Sets:
 
 
 def parse_sets(sets: Sequence[str]) -> Sets:
-    """The variables (var=value) and overrides (path.to.key=value) among --set arguments.
+    """Parse --set arguments into variables (var=value) and overrides (path.to.key=value).
 
-    Raises: SpecError for one that is not of that form.
+    Raises: SpecError for an argument of another form.
     """
     parsed, problems = Sets(), []
     for text in sets:
@@ -47,18 +47,18 @@ def parse_sets(sets: Sequence[str]) -> Sets:
 
 
 def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
-    """What only building a spec showed, told as loading it tells: of `source`, with a word on each key that stands in `sets`."""
+    """Return an error of building a spec in the form of load errors: with `source`, and "(from --set)" on keys of `sets`."""
     given = parse_sets(sets).overrides
     problems = []
     for problem in error.problems:
         place = to_path(problem.path)
-        named = mark(problem.message, place[1:], given)  # the name of the spec stands first where several were built
+        named = mark(problem.message, place[1:], given)  # with several specs, paths begin with the name of the spec
         problems.append(Problem(problem.path, mark(named, place, given)))
     return SpecError(source, problems)
 
 
 def read_value(text: str) -> Any:
-    """A value from the command line: JSON where it is JSON, True, False and None, else the text itself."""
+    """Parse a value of the command line: JSON, True, False or None, else the text itself."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -69,7 +69,7 @@ def read_value(text: str) -> Any:
 
 
 def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
-    """The variables of each spec that `spec_params: {var: [values]}` asks for; a variable given by --set stays as given."""
+    """Return the variables of each combination of `spec_params: {var: [values]}`; --set takes precedence."""
     if not isinstance(params, dict) or not all(isinstance(values, list) and values for values in params.values()):
         report.fail(("spec_params",), f"must be an object of lists (not empty), not {show(params)}")
         return []
@@ -78,22 +78,22 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
     for values in lists.values():
         count *= len(values)
     if count > 10_000:
-        report.fail(("spec_params",), f"makes {count} specs; at most 10000 are allowed")
+        report.fail(("spec_params",), f"expands to {count} specs; at most 10000 are allowed")
         return []
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path = ()) -> Any:
-    """`node` with each ${var} replaced: by the value itself where it is the whole string, else by its text.
+    """Return `node` with each ${var} replaced: by the value itself if it is the whole string, else by its text.
 
-    Names found are added to `used`, with their places; one without a value is a problem at each of its places.
+    Add the variables found to `used`, with their paths; a variable without a value is a problem at each path.
     """
     if isinstance(node, dict):
         filled = {}
         for key, inner in node.items():
             name = str(fill(key, variables, used, report, (*path, key))) if "${" in key else key
             if name in filled:
-                report.fail((*path, key), f"is '{name}' when filled, which stands here already")
+                report.fail((*path, key), f"duplicate key '{name}' after filling variables")
             filled[name] = fill(inner, variables, used, report, (*path, key))
         return filled
     if isinstance(node, list):
@@ -106,7 +106,7 @@ def _fill_text(text: str, variables: Mapping[str, Any], used: dict[str, list[Pat
     for name in names:
         used.setdefault(name, []).append(path)
         if name not in variables:
-            report.fail(path, f"${{{name}}} has no value; give one with --set {name}=…")
+            report.fail(path, f"${{{name}}} has no value; use --set {name}=…", "missing")
     if any(name not in variables for name in names):
         return text
     whole = _VARIABLE.fullmatch(text)
@@ -120,7 +120,7 @@ def _as_text(value: Any) -> str:
 
 
 def _first_new(raw: dict[str, Any], path: Path) -> Path:
-    """`path` up to its first key that is not there yet."""
+    """Return `path` up to its first key that does not exist yet."""
     node: Any = raw
     for depth, key in enumerate(path):
         if isinstance(node, dict) and str(key) not in node:
@@ -130,7 +130,7 @@ def _first_new(raw: dict[str, Any], path: Path) -> Path:
 
 
 def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
-    """Set the key at `path`; sections on the way are made where they are missing (validation then knows each key)."""
+    """Set the key at `path`; create missing sections on the way (validation checks them)."""
     if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
         path = (path[0], *path[2:])  # the v4 form had a list here
     report.comes_from_set(_first_new(raw, path))
@@ -140,18 +140,18 @@ def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> Non
         if isinstance(node, list):
             index = int(key) if str(key).isdecimal() and len(str(key)) < 10 else -1
             if not 0 <= index < len(node):
-                report.fail(path[: depth + 1], f"the list has {len(node)} items; --set {show_path(path)} finds none there")
+                report.fail(path[: depth + 1], f"index out of range: the list has {len(node)} items (--set {show_path(path)})")
                 return
             node[index], node = (value if last else node[index]), node[index]
         elif isinstance(node, dict):
             key = str(key)
             if last:
                 if path[:2] in (("agent", "net"), ("agent", "critic_net")) and key in ("name", "type"):
-                    node.pop("type" if key == "name" else "name", None)  # two words for one key
+                    node.pop("type" if key == "name" else "name", None)  # two names of one key
                 node[key] = value
             elif node.get(key) is None:
                 node[key] = {}
             node = node[key]
         else:
-            report.fail(path[:depth], f"is {show(node)}, which has no keys; --set {show_path(path)} cannot go below it")
+            report.fail(path[:depth], f"is {show(node)}, which has no keys (--set {show_path(path)})")
             return

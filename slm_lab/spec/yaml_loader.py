@@ -1,4 +1,4 @@
-"""YAML as specs need it: PyYAML's loader with YAML 1.2 scalars and without duplicate keys."""
+"""PyYAML's loader with YAML 1.2 scalars and without duplicate keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Loader(_Base):
 
 
 def _refuse_duplicates(root: yaml.Node) -> None:
-    """Raise for a key that stands twice in one mapping as written (one that comes by `<<` may be overridden), or is no string."""
+    """Raise for a duplicate key in a mapping as written (one merged by `<<` may be overridden), or a key that is not a string."""
     waiting, met = [root], {id(root)}
     while waiting:
         node = waiting.pop()
@@ -47,7 +47,7 @@ def _check_keys(keys: list[yaml.Node]) -> None:
         if key.tag != "tag:yaml.org,2002:str":
             raise yaml.constructor.ConstructorError(None, None, f"keys must be strings, not {key.value!r}", key.start_mark)
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value}' stands twice in one object", key.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key.value}'", key.start_mark)
         seen.add(key.value)
 
 
@@ -67,7 +67,7 @@ Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def load(text: str) -> Any:
-    """The value of a YAML text; raises yaml.YAMLError."""
+    """Parse a YAML text; raises yaml.YAMLError."""
     loader = Loader(text)
     try:
         root = loader.get_single_node()

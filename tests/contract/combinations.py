@@ -10,7 +10,7 @@ from slm_lab.spec.memory import Memory
 from slm_lab.spec.net import Net
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules import check_rules
-from slm_lab.spec.settle import settle
+from slm_lab.spec.resolve import resolve
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.validate import members
 
@@ -112,7 +112,7 @@ class Case(NamedTuple):
         spec, report = Spec.model_validate({"name": "small", "agent": agent, "env": env}), Report()
         check_rules(spec, report)
         assert not report.problems, report.problems
-        return settle(spec, report)
+        return resolve(spec, report)
 
 
 def cases() -> list[Case]:

@@ -14,7 +14,7 @@ from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules import check_rules
-from slm_lab.spec.settle import settle
+from slm_lab.spec.resolve import resolve
 from slm_lab.spec.spec import Spec
 from tests.spec.conftest import PPO, Specs, changed
 
@@ -287,7 +287,7 @@ def checked(body: dict[str, Any]) -> Spec | list[str]:
     """The settled spec, or the problems."""
     spec, report = Spec.model_validate({"name": "ppo", **body}), Report()
     check_rules(spec, report)
-    return [str(problem) for problem in report.problems] or settle(spec, report)
+    return [str(problem) for problem in report.problems] or resolve(spec, report)
 
 
 def test_a_process_of_central_inference_takes_a_core_too(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from slm_lab.experiment.sampler.session import SampledSession
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules import check_rules
-from slm_lab.spec.settle import settle
+from slm_lab.spec.resolve import resolve
 from slm_lab.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -36,7 +36,7 @@ def sampled(**sections: Any) -> Spec:
     spec, report = Spec.model_validate(body), Report()
     check_rules(spec, report)
     assert not report.problems, report.problems
-    return settle(spec, report)
+    return resolve(spec, report)
 
 
 def _changed(component: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

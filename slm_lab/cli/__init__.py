@@ -1,0 +1,5 @@
+"""The command line: parser, and one module per command. Loads what a command needs only when it runs."""
+
+from slm_lab.cli.entry import main
+
+__all__ = ["main"]

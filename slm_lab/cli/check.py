@@ -1,0 +1,32 @@
+"""`check FILE [NAME] [--build]`: validate specs without running them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slm_lab.cli.files import known_file
+from slm_lab.cli.output import answer
+from slm_lab.cli.parser import UsageError
+
+
+def check(words: list[str], arguments: Namespace) -> int:
+    """Validate one or all specs of a file; with --build also build their env and agent."""
+    if not words:
+        raise UsageError("check: FILE is missing; expected check FILE [NAME]")
+    if len(words) > 2:
+        raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
+    from slm_lab.spec.loader import find_spec_file, load_specs
+
+    file = known_file(words[0])
+    specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
+    if arguments.build:
+        from slm_lab.experiment.plan import Plan
+        from slm_lab.experiment.sessions import check_builds
+        from slm_lab.spec.base import SpecError
+        from slm_lab.spec.variables import mark_sets
+
+        try:
+            check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
+        except SpecError as error:
+            raise mark_sets(error, error.source, arguments.set) from None
+    return answer("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))

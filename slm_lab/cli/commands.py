@@ -1,0 +1,38 @@
+"""The table of commands and the modes of `run`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """One command of the command line."""
+
+    run: str
+    """"module:function", imported when the command runs: function(words, arguments) → exit code."""
+    usage: str
+    options: tuple[str, ...]
+    """Options that it accepts, by their name in argparse's namespace."""
+
+
+COMMANDS = {
+    "run": Command(
+        "slm_lab.cli.run:run",
+        "[run] [FILE [NAME [MODE]]] [options]",
+        ("set", "device", "jobs", "data_dir"),
+    ),
+    "check": Command(
+        "slm_lab.cli.check:check",
+        "check FILE [NAME] [--build] [options]",
+        ("set", "device", "build"),
+    ),
+    "compare": Command(
+        "slm_lab.cli.compare:compare",
+        "compare RUN RUN ... [--by COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
+        ("data_dir", "by", "solve", "label", "out"),
+    ),
+}
+MODES = {"train": "train", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
+"""Mode → how it is written."""
+DEMO = ("demo.json", "ppo_cartpole")
+"""FILE and NAME where neither is given."""

@@ -1,0 +1,15 @@
+"""`compare RUN RUN …`: runs in one graph and one table."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slm_lab.cli.output import answer
+
+
+def compare(words: list[str], arguments: Namespace) -> int:
+    """Compare runs; print the table."""
+    from slm_lab.experiment.analysis.compare_report import compare as report
+
+    by, labels = arguments.by or "frame", arguments.label or ()
+    return answer(report(words, by=by, solve=arguments.solve, labels=labels, data_dir=arguments.data_dir, out=arguments.out))

@@ -1,0 +1,49 @@
+"""stdout and stderr of the command line: writing must never crash, whatever the streams are connected to."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from slm_lab.experiment.screen import Screen
+
+OK, FAILED = 0, 1
+
+
+def prepare_streams() -> None:
+    """Open the null device for each closed standard stream, and replace characters that a stream's encoding cannot represent."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # `>&-`: before another file is opened under that number
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8" and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def answer(text: str) -> int:
+    """Write a command's result on stdout. Return FAILED if that is not possible; a reader that closes the pipe early is no error."""
+    screen = Screen(sys.stdout)
+    screen.write(f"{text}\n")
+    screen.flush()
+    if screen.error is None or isinstance(screen.error, BrokenPipeError):
+        return OK
+    complain(f"cannot write to stdout: {screen.error.strerror}")
+    return FAILED
+
+
+def complain(text: str, colour: str = "") -> None:
+    """Write an error on stderr, in colour on a terminal."""
+    screen = Screen(sys.stderr)
+    if text:
+        coloured = colour and screen.isatty() and not os.environ.get("NO_COLOR")
+        screen.write(f"\033[{colour}m{text}\033[0m\n" if coloured else f"{text}\n")
+        screen.flush()
+
+
+def flush() -> None:
+    """Flush both streams here, where an error is not reported at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        Screen(stream).flush()

@@ -1,0 +1,106 @@
+"""Command-line options: what each accepts, and which command takes which."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import slm_lab
+from slm_lab.cli.commands import COMMANDS
+
+USER_ERROR = 2
+DATA_DIR = Path("data")
+AXES = ("frame", "global_frame", "wall_t", "opt_step")
+
+_DESCRIPTION = """\
+Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
+
+  FILE   a spec file, as given or under slm_lab/spec/
+  NAME   a spec in it; optional if the file has only one
+  MODE   train                         run every Session, then compute metrics and draw graphs (default)
+         dev                           one Session with extra checks: weights change, gradients are finite
+         enjoy@{run folder | latest}   play episodes with the best checkpoint of a run
+
+  check    validate one or all specs of a file; with --build also build their env and agent
+  compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
+           runs of one spec, or with the same --label, are seeds of one curve"""
+_EPILOG = "exit codes: 0 done, 1 a Session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
+
+
+class UsageError(Exception):
+    """A wrong argument: exit code 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Suggest the nearest option for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
+            message += did_you_mean(unknown[1], self._option_string_actions)
+        self.exit(USER_ERROR, f"{message}\nsee {self.prog} --help\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; positional arguments arrive as `words`."""
+    usage = "\n       ".join(f"%(prog)s {command.usage}" for command in COMMANDS.values())
+    parser = _Parser(
+        usage=usage, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("words", nargs="*", help=argparse.SUPPRESS)
+    add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="fill ${KEY}, or override a key by path; repeatable")
+    add("--jobs", type=_jobs, metavar="N", help="Sessions at a time (default: as many as the cores allow)")
+    add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
+    add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
+    add("--build", action="store_true", help="check: also build env and agent")
+    add("--by", type=_axis, metavar="COLUMN", help=f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
+    add("--solve", type=_return, metavar="RETURN", help="compare: mean return that counts as solved")
+    add("--label", action="append", metavar="NAME", help="compare: name of each RUN, in order; repeatable")
+    add("--out", type=Path, metavar="DIR", help="compare: output folder (default: DATA-DIR/compare_{time})")
+    add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
+    return parser
+
+
+def refuse_foreign_options(command: str, arguments: argparse.Namespace) -> None:
+    """Raise UsageError for a given option that `command` does not accept."""
+    for option, value in vars(arguments).items():
+        accepted = [name for name, row in COMMANDS.items() if option in row.options]
+        if option != "words" and value not in (None, False, [], DATA_DIR) and command not in accepted:
+            raise UsageError(f"--{option.replace('_', '-')} is an option of {' and '.join(accepted)} only")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"invalid number of Sessions '{text}'; expected 1 or more")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"invalid device '{text}'; expected cpu, cuda or cuda:N")
+    return text
+
+
+def _axis(text: str) -> str:
+    if text not in AXES:
+        raise argparse.ArgumentTypeError(f"invalid column '{text}'; expected one of {', '.join(AXES)}{did_you_mean(text, AXES)}")
+    return text
+
+
+def _return(text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"invalid return '{text}'; expected a number, such as 195 or -200")

@@ -1,0 +1,48 @@
+"""`run [FILE [NAME [MODE]]]`: train, or play a checkpoint."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slm_lab.cli.commands import MODES
+from slm_lab.cli.files import spec_of
+from slm_lab.cli.output import OK
+from slm_lab.cli.parser import UsageError, did_you_mean
+
+
+def run(words: list[str], arguments: Namespace) -> int:
+    """Run the spec in its MODE."""
+    if len(words) > 3:
+        raise UsageError(f"too many arguments after FILE NAME MODE: {' '.join(words[3:])}")
+    file, name = spec_of(words)
+    mode, where = _mode(words[2] if len(words) > 2 else "train")
+    from slm_lab.experiment.plan import Plan
+    from slm_lab.lib.log import notice
+    from slm_lab.spec.base import SpecError
+    from slm_lab.spec.loader import find_spec_file, load_spec
+    from slm_lab.spec.variables import mark_sets
+
+    spec = load_spec(file, name, arguments.set)
+    plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
+    if mode == "enjoy":
+        from slm_lab.cli.enjoy import enjoy
+
+        return enjoy(where, spec, plan)
+    if arguments.jobs is not None and spec.meta.distributed and mode == "train":
+        notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} Sessions all run at once")
+    from slm_lab.experiment.trial import Trial
+
+    try:
+        Trial(spec, plan=plan).run()
+    except SpecError as error:  # found when building env and agent
+        raise mark_sets(error, f"{find_spec_file(file)} {name}", arguments.set) from None
+    return OK
+
+
+def _mode(word: str) -> tuple[str, str]:
+    """Return a MODE, and the text after its "@"."""
+    mode, at, where = word.partition("@")
+    if (mode == "enjoy" and where) or (mode in ("train", "dev") and not at):
+        return mode, where
+    hint = did_you_mean(word, ("train", "dev", "enjoy@latest")) or did_you_mean(mode, ("train", "dev", "enjoy@latest"))
+    raise UsageError(f"unknown mode '{word}'{hint} (modes: {', '.join(MODES.values())})")

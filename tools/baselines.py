@@ -1,7 +1,7 @@
 """Measure the random baselines that ship (slm_lab/experiment/analysis/baselines.json): python tools/baselines.py [ENV_ID …]
 
-Without ids all of them: about twenty minutes on one core (Enduro six, its games are long).
-Steps Gymnasium's own envs (backend sync) and ALE's vector env.
+Without ids all are measured: about twenty minutes on one core, of which Enduro with its long games takes six.
+Uses Gymnasium's own envs (backend sync) and ALE's vector env.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
         if sys.argv[1:] and env["name"] not in sys.argv[1:]:
             continue
         spec, begin = EnvSpec(**env, max_frame=1), time.perf_counter()
-        mean_return = measure(spec)
+        mean_return = measure(spec).mean_return
         if mean_return is None:
             raise SystemExit(f"{spec.name}: no episode ended")
         known[baseline_key(spec)] = float(f"{mean_return:.6g}")

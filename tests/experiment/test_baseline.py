@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import multiprocessing
+import threading
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import gymnasium as gym
 import pytest
 
 from slm_lab.experiment.analysis import baseline
-from slm_lab.experiment.analysis.baseline import SHIPPED, baseline_key, cache_folder, measure, random_baseline
+from slm_lab.experiment.analysis.baseline import SHIPPED, Baseline, baseline_key, cache_folder, known_baseline, measure, measure_baseline
+from slm_lab.experiment.plan import Stop
 from slm_lab.spec.env import EnvSpec
 
 
@@ -25,10 +26,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def never(spec: EnvSpec) -> float:
-    raise AssertionError("measured again")
-
-
 def test_shipped_ones_are_plausible() -> None:
     shipped = json.loads(SHIPPED.read_text())
     assert 18 < shipped["CartPole-v1"] < 27
@@ -38,11 +35,12 @@ def test_shipped_ones_are_plausible() -> None:
     assert shipped["LunarLander-v3"] != shipped['LunarLander-v3 {"continuous": true}']
 
 
-def test_shipped_one_is_used_and_is_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_one_is_used_and_is_what_is_measured() -> None:
     spec = env("CartPole-v1", num_envs=3, normalize_reward=True, clip_reward=0.1, backend="sync")
-    measured = measure(spec)
-    monkeypatch.setattr(baseline, "measure", never)
-    assert measured == pytest.approx(random_baseline(spec), abs=5)
+    known, measured = known_baseline(spec), measure(spec)
+    assert known is not None
+    assert measured.episodes == 100
+    assert measured.mean_return == pytest.approx(known.mean_return, abs=5)
     assert not cache_folder().exists()
 
 
@@ -54,20 +52,20 @@ def test_key_holds_what_a_random_return_depends_on() -> None:
     assert baseline_key(env("ALE/Pong-v5", repeat_action_probability=0.0)) == 'ALE/Pong-v5 {"repeat_action_probability": 0.0}'
 
 
-def test_another_is_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_is_measured_once_and_kept(caplog: pytest.LogCaptureFixture) -> None:
     spec = env("CartPole-v1", max_t=5)  # no pole falls that soon
-    assert random_baseline(spec) == 5
-    monkeypatch.setattr(baseline, "measure", never)
-    assert random_baseline(spec) == 5
-    (file,) = cache_folder().glob("*.json")
+    assert known_baseline(spec) is None
+    assert measure_baseline(spec) == 5
+    assert known_baseline(spec) == (5, 100)
+    (file,) = cache_folder().iterdir()  # no temporary file, no lock
     assert json.loads(file.read_text()) == {"env": 'CartPole-v1 {"max_t": 5}', "episodes": 100, "mean_return": 5}
-    assert not list(cache_folder().glob(".*"))  # no temporary file is left
+    assert caplog.messages == ["measuring the random baseline of CartPole-v1: 100 episodes, at most 30 s (Ctrl-C skips it)"]
 
 
 def test_short_and_long_episodes_count_alike() -> None:
     gym.register("Uneven-v0", Uneven)
     try:
-        assert measure(env("Uneven-v0", backend="sync")) == pytest.approx(13)
+        assert measure(env("Uneven-v0", backend="sync")) == (pytest.approx(13), 100)
     finally:
         del gym.registry["Uneven-v0"]
 
@@ -90,12 +88,13 @@ class Uneven(gym.Env[Any, Any]):
         return 0, 1.0, self.left == 0, False, {}
 
 
-def test_broken_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cache_is_measured_again() -> None:
     spec = env("CartPole-v1", max_t=5)
-    random_baseline(spec)
+    measure_baseline(spec)
     (file,) = cache_folder().glob("*.json")
     file.write_text('{"mean_')
-    assert random_baseline(spec) == 5
+    assert known_baseline(spec) is None
+    assert measure_baseline(spec) == 5
     assert json.loads(file.read_text())["mean_return"] == 5
 
 
@@ -105,54 +104,104 @@ def test_edited_env_is_measured_again(tmp_path: Path, monkeypatch: pytest.Monkey
     source.write_text(body + "gym.register('Lab-v0', 'baseline_lab:E', max_episode_steps=5)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = env("baseline_lab:Lab-v0")
-    assert random_baseline(spec) == 5
+    assert measure_baseline(spec) == 5
+    assert known_baseline(spec) == (5, 100)
     source.write_text(source.read_text() + "# other rewards\n")
-    monkeypatch.setattr(baseline, "measure", lambda spec: 7.0)
-    assert random_baseline(spec) == 7
+    assert known_baseline(spec) is None
 
 
-def test_no_cache_folder_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_folder_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert random_baseline(env("CartPole-v1", max_t=5)) == 5
+    spec = env("CartPole-v1", max_t=5)
+    assert known_baseline(spec) is None
+    assert measure_baseline(spec) == 5
+    assert caplog.messages[-1].startswith("cannot cache the random baseline: ")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("the env broke"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            RuntimeError("the env broke"),
+            "cannot measure the random baseline of CartPole-v1, so there are no strengths: RuntimeError: the env",
+        ),
+        (KeyboardInterrupt(), "random baseline of CartPole-v1: interrupted, so there are no strengths"),
+    ],
+)
 def test_none_and_a_notice_where_it_cannot_be_measured(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: BaseException, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(spec: EnvSpec) -> float:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(baseline, "measure", fail)
-    with caplog.at_level(logging.WARNING):
-        assert random_baseline(env("CartPole-v1", max_t=5)) is None
-    assert "random baseline of CartPole-v1" in caplog.messages[-1]
-    assert not list(cache_folder().glob("*.json"))
+    monkeypatch.setattr(baseline, "measure" if isinstance(error, Exception) else "_in_thread", fail)
+    assert measure_baseline(env("CartPole-v1", max_t=5)) is None
+    assert caplog.messages[-1].startswith(says)
+    assert not cache_folder().exists()
 
 
-def test_env_whose_episodes_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+class Slow(gym.Env[Any, Any]):
+    """Episodes of 10 steps, of which each takes 1 ms; from step `blocks` on it blocks until `released`."""
+
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
+    blocks, released, steps = 10**9, threading.Event(), 0
+
+    def __init__(self, **_: Any) -> None:
+        self.t = 0
+
+    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+        self.t = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        Slow.steps += 1
+        time.sleep(0.001)
+        if Slow.steps > Slow.blocks:
+            Slow.released.wait()
+        return 0, 1.0, self.t == 10, False, {}
+
+
+@pytest.fixture
+def slow() -> Iterator[EnvSpec]:
+    gym.register("Slow-v0", Slow)
+    Slow.blocks, Slow.steps = 10**9, 0
+    Slow.released.clear()
+    yield env("Slow-v0", backend="sync")
+    Slow.released.set()
+    del gym.registry["Slow-v0"]
+
+
+def test_a_slow_env_counts_the_episodes_there_are(slow: EnvSpec, caplog: pytest.LogCaptureFixture) -> None:
+    """And its result is kept, so that later runs of it have the same zero."""
+    assert measure_baseline(slow, limit=0.6) == 10
+    assert 10 <= (known_baseline(slow) or Baseline(None, 0)).episodes < 100
+    assert "0.6 s are over; it is the mean of" in caplog.messages[-1]
+
+
+def test_an_env_that_blocks_is_left_behind(slow: EnvSpec, caplog: pytest.LogCaptureFixture) -> None:
+    Slow.blocks = 5
+    begin = time.monotonic()
+    assert measure_baseline(slow, limit=0.5) is None
+    assert time.monotonic() - begin < 2
+    assert caplog.messages[-1] == "random baseline of Slow-v0: the env did not respond within 0.5 s, so there are no strengths"
+
+
+@pytest.mark.parametrize("blocks", [10**9, 5])
+def test_the_first_ctrl_c_skips_it(slow: EnvSpec, blocks: int, caplog: pytest.LogCaptureFixture) -> None:
+    Slow.blocks = blocks
+    stop, begin = Stop(), time.monotonic()
+    threading.Timer(0.2, lambda: setattr(stop, "requested", True)).start()
+    assert measure_baseline(slow, stop, limit=20) is None
+    assert time.monotonic() - begin < 2
+    assert caplog.messages[-1] == "random baseline of Slow-v0: interrupted, so there are no strengths"
+    assert known_baseline(slow) is None
+
+
+def test_env_whose_episodes_do_not_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(baseline, "_MAX_STEPS", 4)
-    assert measure(env("Pendulum-v1")) is None
-
-
-def slow_measure(spec: EnvSpec) -> float:
-    time.sleep(0.5)
-    return time.time()
-
-
-def ask(results: Any) -> None:
-    baseline.measure = slow_measure
-    results.put(random_baseline(env("CartPole-v1", max_t=6)))
-
-
-def test_of_two_runs_at_once_one_measures() -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    runs = [context.Process(target=ask, args=(results,)) for _ in range(2)]
-    for run in runs:
-        run.start()
-    values = {results.get(timeout=30) for _ in runs}
-    for run in runs:
-        run.join()
-    assert len(values) == 1
+    spec = env("Pendulum-v1", max_t=100)
+    assert measure_baseline(spec) is None
+    assert "no episode ended" in caplog.messages[-1]
+    assert known_baseline(spec) == (None, 0)  # not measured after every run

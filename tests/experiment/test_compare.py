@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.analysis import compare_report
-from slm_lab.experiment.analysis.compare import Estimate, Seed, Setting, estimate, read_settings, summarize
+from slm_lab.experiment.analysis import compare_report, statistics
+from slm_lab.experiment.analysis.compare import Seed, Setting, read_settings, summarize
 from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
+from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
@@ -130,7 +131,7 @@ def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
     ]
     aligned = settings[0].aligned("total_reward", "frame")
     assert aligned.value_SF.tolist() == [[0, 20], [10, 30]]
-    assert summarize(settings[0], None).final_return == (25, 20, 30)
+    assert summarize(settings[0], None).final_return == pytest.approx((25, 25 - 63.53, 25 + 63.53))
     assert summarize(settings[0], None).solved is None
 
 
@@ -173,33 +174,48 @@ def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> 
 
 
 def test_estimate_by_hand() -> None:
-    assert estimate([], np.mean) is estimate([None], np.median) is None
-    assert estimate([None, 3.0], np.mean) == (3, None, None)
-    assert estimate([0.0, 10.0], np.mean) == (5, 0, 10)  # a quarter of the samples are 0, 0
+    assert estimate([], "mean") is estimate([None], "median") is None
+    assert estimate([None, 3.0], "mean") == (3, None, None)
+    assert estimate([0.0, 10.0], "mean") == pytest.approx((5, 5 - 63.53, 5 + 63.53))  # 12.706 · 7.0711 / √2
+    assert estimate([1.0, 2.0, 6.0], "median") == pytest.approx((2, 2 - 8.239, 2 + 8.239), rel=1e-3)  # 4.303 · 1.2533 · 2.6458 / √3
     values = np.random.default_rng(1).normal(7.0, 2.0, 400).tolist()
-    mean = estimate(values, np.mean)
+    mean = estimate(values, "mean")
     assert mean is not None
     assert mean.low is not None
     assert mean.high is not None
     assert mean.high - mean.low == pytest.approx(2 * 1.96 * np.std(values) / 20, rel=0.05)
-    assert estimate(values, np.mean) == mean
+    assert estimate(values, "mean") == mean
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+@pytest.mark.parametrize("skew", [0.0, 0.5])
+def test_intervals_cover_the_truth(statistic: Statistic, skew: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of normal returns, and of skewed (log-normal) ones. The bootstrap of two seeds covered 50 %, of four 82 %."""
+    monkeypatch.setattr(statistics, "_RESAMPLES", 1000)
+    rng = np.random.default_rng(0)
+    truth = np.exp(skew**2 / 2) if skew and statistic == "mean" else 1.0
+    for seeds, repeats in ((2, 1500), (4, 1500), (8, 1500), (19, 1500), (20, 500), (40, 500)):
+        noise = rng.normal(size=(repeats, seeds))
+        intervals = [estimate(values.tolist(), statistic) for values in (np.exp(skew * noise) if skew else 1 + noise)]
+        covered = np.mean([one is not None and one.low is not None and one.low <= truth <= (one.high or 0.0) for one in intervals])
+        assert (0.88 if skew else 0.92) < covered < 0.99, seeds
 
 
 def test_lines_of_the_graphs(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "a", [[0, 10], [4, 20]], norms=[1.0, 3.0])
     shared = make_run(tmp_path / "b", [[1, 1], [3, 3]], name="a3c", shared=True)
     graphs = comparison_graphs(read_settings([str(plain), str(shared)]), "frame", solve=9)
-    threshold, one, other = graphs["mean_returns"].lines
+    threshold, one, other = graphs["mean_returns"].panel.lines
     assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 200)
     assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
     assert one.std is not None
     assert one.std.tolist() == [2, 5]
     assert (other.name, other.curve.value.tolist(), other.std) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
     assert one.colour != other.colour
-    assert graphs["grad_norm"].lines[0].curve.value.tolist() == [2, 2]
-    (variance,) = graphs["return_variance"].lines  # of one seed there is none
+    assert graphs["grad_norm"].panel.lines[0].curve.value.tolist() == [2, 2]
+    (variance,) = graphs["return_variance"].panel.lines  # of one seed there is none
     assert variance.curve.value.tolist() == [8, 50]
-    assert {graph.x_label for graph in graphs.values()} == {"frames (of each session)"}
+    assert {graph.panel.x_label for graph in graphs.values()} == {"frames (of each session)"}
     assert "return_variance" not in comparison_graphs(read_settings([str(shared)]), "wall_t")
 
 
@@ -240,8 +256,35 @@ def test_failed_sessions_are_left_out_and_told(tmp_path: Path, caplog: pytest.Lo
     run = make_run(tmp_path / "a", [[0, 10], [5]], failed=1)
     RunPaths(run, "a2c").session_metrics(0).write_text("{}")
     with caplog.at_level(logging.WARNING):
-        assert len(only(run).seeds) == 1
-    assert caplog.messages == [f"{run}: 1 Session failed; compared: the 1 that ended well"]
+        setting = only(run)
+    assert caplog.messages == [f"{run}: 1 Session failed; left out"]
+    assert (len(setting.seeds), setting.status) == (1, "1 failed (left out)")
+    assert [line.name for line in comparison_graphs([setting], "frame")["mean_returns"].panel.lines] == ["a2c (1 seed)"]
+
+
+def test_stopped_and_running_seeds_are_marked_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec = {"env": {"name": "CartPole-v1", "max_frame": 200}, "meta": {}}
+    done = make_run(tmp_path / "a", [[0, 10], [0, 20]], spec=spec)
+    stopped = make_run(tmp_path / "b", [[90]], spec=spec)
+    running = make_run(tmp_path / "c", [[80, 80]], spec=spec)
+    RunPaths(running, "a2c").trial_metrics().unlink()
+    alone = make_run(tmp_path / "d", [[70], [60]], name="alone", spec=spec)
+    text = compare([str(done), str(stopped), str(running), str(alone)], out=tmp_path / "out")
+    head, a2c, other = text.splitlines()[:3]
+    assert "status" in head
+    assert "1 stopped, 1 running (left out)" in a2c
+    assert "15 [-48.53, 78.53]" in a2c
+    assert "2 stopped  " in other
+    assert "65 [1.47, 128.5]" in other
+    assert caplog.messages == [
+        f"{stopped}: 1 Session stopped; left out",
+        f"{running}: the run has not ended, or was killed; left out",
+        f"{alone}: 2 Sessions stopped; compared all the same, since no seed of 'alone' is done",
+    ]
+    content = json.loads((tmp_path / "out/compare_table.json").read_text())
+    assert [row["status"] for row in content["settings"]] == ["1 stopped, 1 running (left out)", "2 stopped"]
+    assert "Student's t below 20 seeds" in content["interval"]
+    assert text.splitlines()[3].startswith(f"[low, high]: {content['interval']}")
 
 
 def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,7 +293,7 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
     other = make_run(tmp_path / "b", [[0, 10]], name="b", spec={"env": {"name": "Pendulum-v1"}})
     graphs = comparison_graphs(read_settings([str(run), str(other)]), "frame")
     assert caplog.messages == [
-        f"{run}: the run has not ended; compared is what there is so far",
+        f"{run}: the run has not ended, or was killed; compared all the same, since no seed of 'a2c' is done",
         "the runs are of different envs: CartPole-v1 (a2c), Pendulum-v1 (b)",
     ]
     assert graphs["mean_returns"].title.startswith("2 envs: ")
@@ -260,19 +303,19 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
     ("words", "says"),
     [
         ([], "compare takes run folders, such as data/"),
-        (["RUNS/god"], "'RUNS/god' is no folder; did you mean 'good'?; allowed: run folders"),
-        (["RUNS/e"], "'RUNS/e' is no folder; did you mean 'empty'?"),
+        (["RUNS/god"], "'RUNS/god' is not a folder; did you mean 'good'?; expected a run folder"),
+        (["RUNS/e"], "'RUNS/e' is not a folder; did you mean 'empty'?"),
         (["RUNS/z*"], "no folder matches 'RUNS/z*'"),
-        ([""], "'' is no folder"),
-        (["RUNS"], "'RUNS' is no run folder: it has no *_spec.json; there is one in it: RUNS/broken"),
-        (["RUNS/good", "RUNS/nothing"], "'RUNS/nothing' is no run folder: it has no *_spec.json\n"),
+        ([""], "'' is not a folder"),
+        (["RUNS"], "'RUNS' is not a run folder: it has no *_spec.json; did you mean RUNS/broken?"),
+        (["RUNS/good", "RUNS/nothing"], "'RUNS/nothing' is not a run folder: it has no *_spec.json\n"),
         (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no table of a Session in RUNS/empty/info"),
         (["RUNS/broken"], "broken_spec.json cannot be read as a saved spec"),
-        (["RUNS/two"], "'RUNS/two' holds 2 trials; allowed: folders of one"),
+        (["RUNS/two"], "'RUNS/two' holds 2 trials; expected a folder of one"),
         (["RUNS/good", "--by", "frames"], "'frames' is no column to compare over; did you mean 'frame'? (allowed: frame, global_frame,"),
         (["RUNS/good", "--solve", "high"], "'high' is no return; allowed: a number, such as 195 or -200"),
         (["RUNS/good", "--solve=nan"], "'nan' is no return"),
-        (["RUNS/good", "--label", "a", "--label", "b"], "--label is given 2 times for 1 RUN; allowed: one for each RUN, or none"),
+        (["RUNS/good", "--label", "a", "--label", "b"], "--label is given 2 times for 1 RUN; expected one for each RUN, or none"),
         (["RUNS/good", "--label", ""], "--label is empty"),
         (["RUNS/good", "--out", "RUNS/file"], "cannot write in RUNS/file: "),
         (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write in RUNS/file: "),
@@ -308,7 +351,7 @@ def test_an_error_of_the_user(
 
 def test_the_columns_that_the_command_line_takes() -> None:
     assert list(AXES) == list(cli._AXES)
-    with pytest.raises(UserError, match="'epi' is none of frame, global_frame"):
+    with pytest.raises(UserError, match="invalid column 'epi'; expected frame, global_frame"):
         compare(["x"], by="epi")
 
 
@@ -316,7 +359,7 @@ def test_a_graph_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(compare_report, "Album", fail)
+    monkeypatch.setattr(compare_report, "FigureWriter", fail)
     text = compare([str(make_run(tmp_path / "a", [[0, 10]]))], out=tmp_path / "out")
-    assert caplog.messages == ["graphs failed: ValueError: no ink"]
+    assert caplog.messages == ["cannot draw graphs: ValueError: no ink"]
     assert text.endswith("compare_table.csv")

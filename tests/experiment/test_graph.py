@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slm_lab.experiment.analysis import album, analyze, analyze_trial
-from slm_lab.experiment.analysis.graph import MEAN_COLOUR, Graph, Line, shown, y_range
-from slm_lab.experiment.analysis.page import figure, page
-from slm_lab.experiment.analysis.picture import Painter, tick
+from slm_lab.experiment.analysis import analyze, analyze_trial, load_run
+from slm_lab.experiment.analysis.baseline import Baseline
+from slm_lab.experiment.analysis.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
+from slm_lab.experiment.analysis.render_html import plotly_json, render_html
+from slm_lab.experiment.analysis.render_png import PNGRenderer, format_tick
 from slm_lab.experiment.analysis.table import Curve
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
+from slm_lab.experiment.plan import Stop
 from slm_lab.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -29,7 +31,7 @@ MakeSpec = Callable[..., Spec]
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """A run's folder; the random baseline is 20."""
-    monkeypatch.setattr(analyze, "random_baseline", lambda spec: 20.0)
+    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
     run = RunPaths(tmp_path, "small")
     run.make_dirs()
     return run
@@ -109,8 +111,8 @@ def test_titles_say_what_is_drawn(paths: RunPaths, make_spec: MakeSpec) -> None:
     assert (
         title(paths.session_graph(1, "mean_returns_ma", "html", "eval")) == f"{trial}, session 1, evaluation: mean return, moving average"
     )
-    long = Graph("x" * 300 + ": loss", "y", [])
-    assert figure(long)["layout"]["title"]["text"].endswith("x: loss")
+    long = Figure("x" * 300 + ": loss", (Panel("y"),))
+    assert plotly_json(long)["layout"]["title"]["text"].endswith("x: loss")
 
 
 def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -159,8 +161,8 @@ def test_sessions_that_train_one_net_over_global_frames_and_time(paths: RunPaths
     assert read_figure(paths.trial_graph("mean_returns", "html"))[1]["xaxis"]["title"]["text"] == "frames (of each session)"
     for what, y_label in (
         ("grad_norm", "norm of the gradient before clipping"),
-        ("staleness", "staleness (updates of others, pull to push)"),
-        ("lock_wait", "wait of an update for the lock (ms)"),
+        ("staleness", "staleness (updates by others, pull to push)"),
+        ("lock_wait", "waiting time of an update for the lock (ms)"),
     ):
         assert read_figure(paths.trial_graph(what, "html"))[1]["yaxis"]["title"]["text"] == y_label
         assert all(paths.session_graph(index, what, ext).exists() for index in (0, 1) for ext in ("html", "png"))
@@ -203,25 +205,28 @@ def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, mak
 def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) -> None:
     """And takes as many rows as long names need: the axes give way."""
     curve = Curve(np.arange(1.0, 40), np.arange(39.0))
-    lines = [Line(("a3c_gae_shared (1 seed)" * 3)[:count], curve, MEAN_COLOUR, np.ones(39)) for count in letters]
-    several, one = Graph("a", "y", lines), Graph("a", "y", lines[:1])
-    assert [trace.get("showlegend", True) for trace in figure(several)["data"]] == [False, True] * len(letters)
-    assert [trace.get("showlegend", True) for trace in figure(one)["data"]] == [True, True]
-    painter = Painter()
+    lines = [
+        Line(f"{order}{'a3c_gae_shared (1 seed)' * 3}"[:count], curve, MEAN_COLOUR, np.ones(39)) for order, count in enumerate(letters)
+    ]
+    several, one = figure_of(*lines), figure_of(lines[0])
+    assert [trace.get("showlegend", True) for trace in plotly_json(several)["data"]] == [False, True] * len(letters)
+    assert [trace.get("showlegend", True) for trace in plotly_json(one)["data"]] == [True, True]
+    renderer = PNGRenderer()
+    canvas = renderer._standard
     heights, names = [], []
-    for graph in (one, several, one):
-        painter.picture(graph)
-        legend = painter.axes.get_legend()
+    for figure in (one, several, one):
+        renderer.render(figure)
+        (legend,) = canvas.picture.legends
         box = legend.get_window_extent()
         assert box.x1 <= 800
-        assert box.y1 < painter.canvas.title.get_window_extent().y0
-        heights.append(painter.axes.get_position().height)
+        assert box.y1 < canvas.title.get_window_extent().y0
+        heights.append(canvas.axes[0].get_position().height)
         names.append(len(legend.get_texts()))
     assert heights[0] == heights[2] > heights[1]
     assert names == [2, len(letters), 2]
-    for graph in (several, Graph("a", "y", [])):
-        painter.picture(graph)
-    assert painter.axes.get_position().height == heights[0]
+    for figure in (several, figure_of()):
+        renderer.render(figure)
+    assert canvas.axes[0].get_position().height == heights[0]
 
 
 def test_only_the_sessions_asked_for_and_how_many_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -292,7 +297,7 @@ def test_another_trial_and_nothing_at_all(paths: RunPaths, make_spec: MakeSpec) 
 
 
 def test_unknown_baseline_leaves_the_returns(paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyze, "random_baseline", lambda spec: None)
+    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(None))
     write_rows(paths, 0, [30.0, 40.0])
     metrics = analyze_trial(make_spec(), paths)
     assert (metrics["total_reward_ma"], metrics["strength"]) == (40, None)
@@ -307,14 +312,14 @@ def test_failed_graph_is_a_notice(
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(Painter, "picture", fail)
+    monkeypatch.setattr(PNGRenderer, "render", fail)
     write_rows(paths, 0, [30.0, 40.0])
     with caplog.at_level(logging.WARNING):
         metrics = analyze_trial(make_spec(), paths)
     assert metrics["strength"] == 15
     assert "small_t0_trial_graph_mean_returns_vs_frames.png failed: ValueError: no ink" in caplog.messages
     assert paths.trial_graph("mean_returns", "html").exists()
-    monkeypatch.setattr(album, "Painter", fail)
+    monkeypatch.setattr(analyze, "FigureWriter", fail)
     assert analyze_trial(make_spec(), paths) == metrics
 
 
@@ -323,7 +328,7 @@ def test_table_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeS
     write_rows(paths, 1, [30.0, 40.0])
     metrics = analyze_trial(make_spec(), paths)
     assert metrics["strength"] == 15
-    assert caplog.messages[0].startswith("small_t0_s0_session_df_train.csv cannot be read")
+    assert caplog.messages[0].startswith("cannot read small_t0_s0_session_df_train.csv")
 
 
 def test_metrics_that_cannot_be_written_are_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
@@ -390,15 +395,19 @@ def test_full_disk_before_the_metrics(
     assert not list(paths.root.rglob(".*"))
 
 
-def graph_of(count: int, title: str = "a", core_range: bool = False) -> Graph:
+def figure_of(*lines: Line, title: str = "a", core_range: bool = False) -> Figure:
+    return Figure(title, (Panel("y", list(lines), core_range),))
+
+
+def parabola(count: int, title: str = "a", core_range: bool = False) -> Figure:
     frame = np.arange(1.0, count + 1)
-    return Graph(title, "y", [Line("b", Curve(frame, frame**2), std=np.ones(count))], core_range)
+    return figure_of(Line("b", Curve(frame, frame**2), std=np.ones(count)), title=title, core_range=core_range)
 
 
 def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
-    painter = Painter()
-    for name, graph in (("a.png", graph_of(40)), ("empty.png", Graph("a", "y", [])), ("again.png", graph_of(40))):
-        (tmp_path / name).write_bytes(painter.picture(graph))
+    renderer = PNGRenderer()
+    for name, figure in (("a.png", parabola(40)), ("empty.png", figure_of()), ("again.png", parabola(40))):
+        (tmp_path / name).write_bytes(renderer.render(figure))
     blue = tuple(bytes.fromhex(MEAN_COLOUR[1:]))
 
     def count(name: str) -> int:
@@ -408,61 +417,142 @@ def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
 
     assert count("a.png") > 300
     assert count("empty.png") == 0
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "again.png").read_bytes()  # nothing of the last graph is left
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "again.png").read_bytes()  # nothing of the last figure is left
 
 
 @pytest.mark.parametrize("count", [1, 2, 20_000])
 @pytest.mark.parametrize("title", ["$\\oops{$", "<b> & $x", "名" * 200])
 def test_any_title_and_length(count: int, title: str) -> None:
-    assert Painter().picture(graph_of(count, title)).startswith(b"\x89PNG")
-    assert len(page(figure(graph_of(count, title)), "a.js")) < 200_000
-    trace = figure(graph_of(count, title))["data"][-1]
+    assert PNGRenderer().render(parabola(count, title)).startswith(b"\x89PNG")
+    assert len(render_html(parabola(count, title), "a.js")) < 200_000
+    trace = plotly_json(parabola(count, title))["data"][-1]
     assert (trace["x"][0], trace["x"][-1]) == (1, count)
     assert trace["mode"] == ("lines+markers" if count < 20 else "lines")
 
 
-@pytest.mark.parametrize("graph", [graph_of(3), graph_of(40, core_range=True), Graph("a", "y", [])])
-def test_page_holds_what_plotly_knows(graph: Graph) -> None:
-    from plotly.graph_objects import Figure
+@pytest.mark.parametrize("figure", [parabola(3), parabola(40, core_range=True), figure_of()])
+def test_page_holds_what_plotly_knows(figure: Figure) -> None:
+    from plotly.graph_objects import Figure as PlotlyFigure
 
-    Figure(figure(graph))  # the page is written without this check: its import takes a second
+    PlotlyFigure(plotly_json(figure))  # the page is written without this check: its import takes a second
 
 
 def test_core_range_leaves_out_the_first_quotients() -> None:
     value = np.concatenate([[1e6, -1e6], np.linspace(0.5, 1, 200)])
-    curve = Curve(np.arange(1.0, 203), value)
-    low, high = y_range(Graph("a", "y", [Line("b", curve)], core_range=True))
+    line = Line("b", Curve(np.arange(1.0, 203), value))
+    low, high = y_range(Panel("y", [line], core_range=True))
     assert -1 < low < 0.5
     assert 1 < high < 2
-    assert y_range(Graph("a", "y", [Line("b", curve)]))[1] > 1e6
+    assert y_range(Panel("y", [line]))[1] > 1e6
 
 
 def test_core_range_begins_where_the_line_has_settled() -> None:
     """No strokes from beyond the axis: what is shown lies inside it, and is most of the line."""
     frame = np.arange(1.0, 201)
     strays = np.concatenate([[50.0, 0.9, -50.0], np.full(197, 0.9)])
-    quotients = Graph("a", "y", [Line("b", Curve(frame, 1 / frame)), Line("c", Curve(frame, 0.1 * strays), std=strays / 500)], True)
+    quotients = Panel("y", [Line("b", Curve(frame, 1 / frame)), Line("c", Curve(frame, 0.1 * strays), std=strays / 500)], True)
     low, high = y_range(quotients)
-    for line in shown(quotients):
+    for line in visible_lines(quotients):
         assert len(line.curve.frame) > 150
         assert line.curve.frame[-1] == 200
         assert low < line.curve.value.min() <= line.curve.value.max() < high
-    band = shown(quotients)[1]
+    band = visible_lines(quotients)[1]
     assert band.curve.frame[0] == 4
     assert band.std is not None
     assert len(band.std) == 197
-    x = figure(quotients)["data"][-1]["x"]
+    x = plotly_json(Figure("a", (quotients,)))["data"][-1]["x"]
     assert (x[0], x[-1]) == (4, 200)
-    plain = Graph("a", "y", quotients.lines)
-    assert shown(plain) == plain.lines
+    assert visible_lines(Panel("y", quotients.lines)) == quotients.lines
 
 
 def test_core_range_keeps_what_strays_late() -> None:
     value = np.full(100, 0.9)
     value[70] = -9.0
-    assert len(shown(Graph("a", "y", [Line("b", Curve(np.arange(1.0, 101), value))], True))[0].curve.frame) == 100
+    assert len(visible_lines(Panel("y", [Line("b", Curve(np.arange(1.0, 101), value))], True))[0].curve.frame) == 100
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])
 def test_tick_is_short(value: float, text: str) -> None:
-    assert tick(value, None) == text
+    assert format_tick(value, None) == text
+
+
+def test_failed_sessions_have_metrics_and_graphs(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """They are drawn, and told apart; the means leave them out."""
+    for index, returns in enumerate(([30.0, 50.0], [40.0, 60.0], [900.0])):
+        write_rows(paths, index, returns)
+    spec = make_spec(meta={"max_session": 4})
+    metrics = analyze_trial(spec, paths, failed={2: "Traceback\n  line 1\nValueError: bad\n", 3: "killed by SIGKILL"}, stop=Stop())
+    assert (metrics["strength"], metrics["sessions"], metrics["status"], metrics["failed"]) == (25, 2, "failed", 2)
+    assert metrics["failures"] == {"2": "ValueError: bad", "3": "killed by SIGKILL"}
+    assert json.loads(paths.trial_metrics().read_text()) == metrics
+    failed = json.loads(paths.session_metrics(2).read_text())
+    assert (failed["status"], failed["strength"], failed["failed"].splitlines()[0]) == ("failed", 880, "Traceback")
+    without_rows = json.loads(paths.session_metrics(3).read_text())
+    assert (without_rows["status"], without_rows["strength"], without_rows["failed"]) == ("failed", None, "killed by SIGKILL")
+    assert json.loads(paths.session_metrics(0).read_text())["status"] == "done"
+    assert paths.session_graph(2, "mean_returns", "png").exists()
+    names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
+    assert names == ["session 0", "session 1", "session 2 (failed)", "±1 standard deviation", "mean of 2 sessions, 2 failed"]
+    paths.spec.write_text(json.dumps({"small": {"env": {"name": "CartPole-v1", "max_frame": 1000}}}))
+    run = load_run(paths.root)
+    assert (run.status, run.sessions) == ("failed", {0: "done", 1: "done", 2: "failed", 3: "failed"})
+
+
+def test_a_trial_whose_sessions_all_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [30.0, 50.0])
+    metrics = analyze_trial(make_spec(), paths, failed={0: ""})
+    assert (metrics["strength"], metrics["total_reward_ma"], metrics["sessions"], metrics["status"]) == (None, None, 0, "failed")
+    assert json.loads(paths.session_metrics(0).read_text())["failed"] == "unknown cause"
+    assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]] == ["session 0 (failed)"]
+    assert analyze_trial(make_spec(), paths, 1, failed={0: "no rows"})["failures"] == {"0": "no rows"}
+
+
+def test_a_session_that_was_stopped(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, [30.0, 50.0])  # two of ten thousand frames
+    spec, stop = make_spec(env={"max_frame": 10_000}), Stop()
+    assert analyze_trial(spec, paths, stop=stop)["status"] == "done"  # for another reason than a signal
+    assert analyze_trial(spec, paths)["status"] == "stopped"
+    stop.requested = True
+    assert analyze_trial(spec, paths, stop=stop)["status"] == "stopped"
+
+
+def test_everything_is_written_before_the_baseline_is_measured(
+    paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the metrics and the graphs of strengths follow; after Ctrl-C nothing is measured."""
+    spec, stop, measured = make_spec(), Stop(), 0
+
+    def measure(env: Any, asked: Stop) -> float:
+        nonlocal measured
+        measured += 1
+        metrics = json.loads(paths.trial_metrics().read_text())
+        assert (metrics["total_reward_ma"], metrics["strength"], metrics["random_baseline"]) == (40, None, None)
+        assert paths.trial_graph("mean_returns", "png").exists()
+        assert not paths.trial_graph("strengths", "png").exists()
+        assert asked is stop
+        return 20.0
+
+    monkeypatch.setattr(analyze, "known_baseline", lambda env: None)
+    monkeypatch.setattr(analyze, "measure_baseline", measure)
+    assert analyze_trial(spec, paths) == {}
+    write_rows(paths, 0, [""])
+    analyze_trial(spec, paths, stop=stop)
+    assert measured == 0  # no return to compare with it
+    write_rows(paths, 0, [30.0, 40.0])
+    metrics = analyze_trial(spec, paths, stop=stop)
+    assert (metrics["strength"], measured) == (15, 1)
+    assert json.loads(paths.trial_metrics().read_text()) == metrics
+    assert json.loads(paths.session_metrics(0).read_text())["random_baseline"] == 20
+    assert paths.trial_graph("strengths", "png").exists()
+    assert paths.session_graph(0, "stabilities", "png").exists()
+    stop.requested = True
+    assert analyze_trial(spec, paths, stop=stop)["strength"] is None
+    assert measured == 1
+
+
+def test_metrics_are_valid_json_whatever_a_table_holds(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_rows(paths, 0, ["1e308", "1e308", "inf", "-1e308", "nan"], loss="1e400")
+    with np.errstate(all="ignore"):
+        metrics = analyze_trial(make_spec(), paths)
+    assert metrics == json.loads(paths.trial_metrics().read_text(), parse_constant=pytest.fail)
+    json.loads(paths.session_metrics(0).read_text(), parse_constant=pytest.fail)

@@ -13,10 +13,14 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.analysis import analyze, analyze_trial
-from slm_lab.experiment.analysis.graph import MARK, POLICY_COLOURS
-from slm_lab.experiment.analysis.sampler import bottleneck, pbt_panels
-from slm_lab.experiment.analysis.table import Curve, gathered
-from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Span, Timeline, overlap, read_spans
+from slm_lab.experiment.analysis.baseline import Baseline
+from slm_lab.experiment.analysis.figure import MARK, POLICY_COLOURS
+from slm_lab.experiment.analysis.render_html import plotly_json
+from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.experiment.analysis.sampler import bottleneck, pbt_figure
+from slm_lab.experiment.analysis.table import Curve, align_or_interpolate, read_columns
+from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
+from slm_lab.experiment.analysis.trial_figures import POLICY_FRAMES
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.spec.sampler import SamplerSpec
@@ -40,7 +44,7 @@ TURNS = [
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """A run's folder; the random baseline is 20."""
-    monkeypatch.setattr(analyze, "random_baseline", lambda spec: 20.0)
+    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
     run = RunPaths(tmp_path, "small")
     run.make_dirs()
     return run
@@ -152,10 +156,10 @@ def test_no_lag_and_nothing_masked(paths: RunPaths, make_spec: MakeSpec) -> None
 
 def test_spans_begin_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    assert read_spans(path) == []
+    assert spans_of(read_columns(path)) == []
     write_spans(path, [*TURNS, ("learner", "train", "nan", 60), ("learner", "train", 60, 59), ("learner", "train", "", 1)])
     path.write_text(path.read_text() + "worker 0,rollout,49")  # cut off
-    spans = read_spans(path)
+    spans = spans_of(read_columns(path))
     assert len(spans) == 5
     assert spans[0] == Span("worker 0", "rollout", 0.0, 1.0)
     assert spans[2] == Span("learner", "train", 1.0, 1.5)
@@ -184,18 +188,18 @@ def test_timeline_of_a_session(paths: RunPaths, make_spec: MakeSpec, sampler: di
     assert paths.timeline_graph(1, "png") == paths.graph_dir / "small_t0_s1_session_graph_timeline.png"
     traces, layout = read_figure(paths.timeline_graph(1, "html"))
     assert layout["title"]["text"].startswith(f"small (CartPole-v1), trial 0, session 1: {words} timeline<br>")
-    assert "While the learner trains, rollouts are gathered 0 % of the time. Grey: waiting." in layout["title"]["text"]
-    assert layout["xaxis"]["title"]["text"] == "seconds since the begin of the window"
+    assert "Rollouts are collected during 0 % of the training time. Grey: waiting." in layout["title"]["text"]
+    assert layout["xaxis"]["title"]["text"] == "seconds since the start of the window"
     assert layout["xaxis"]["range"] == [0, 3]
     assert layout["yaxis"]["ticktext"] == ["learner", "worker 0", "worker 1"]
     learner, first, second = layout["yaxis"]["tickvals"]
     assert learner - first > first - second  # the learner stands apart
     by_name = {trace["name"]: trace for trace in traces}
-    assert list(by_name) == ["waiting", "gathering a rollout", "training"]
+    assert list(by_name) == ["waiting", "collecting a rollout", "training"]
     assert by_name["training"]["base"] == [1, 2.5]
     assert by_name["training"]["x"] == [0.5, 0.5]
     assert by_name["training"]["y"] == [learner, learner]
-    assert by_name["gathering a rollout"]["base"] == [0, 1.5, 0]
+    assert by_name["collecting a rollout"]["base"] == [0, 1.5, 0]
     assert by_name["waiting"]["base"] == [1, 0, 0]
     assert by_name["waiting"]["x"] == [2, 2.5, 0.8]
 
@@ -208,12 +212,13 @@ def test_timeline_picture_shows_every_kind(tmp_path: Path) -> None:
         Span("learner", "train", 0.5, 0.9),
         Span("learner", "saving & such", 0.9, 0.95),
     ]
-    timeline = Timeline("a", spans)
-    assert list(timeline.places) == ["learner", "inference", "worker 0", "worker 9", "worker 10"]
-    shared = [bar for bar in timeline.bars("rollout") if bar.span.process == "worker 0"]
+    timeline = timeline_figure("a", spans)
+    assert list(timeline.panel.rows) == ["learner", "inference", "worker 0", "worker 9", "worker 10"]
+    (rollouts,) = (kind for kind in timeline.panel.bars if kind.name == "collecting a rollout")
+    shared = [bar for bar in rollouts.bars if bar.text.startswith("worker 0")]
     assert {bar.thickness for bar in shared} == {0.4}
     assert shared[0].middle - shared[1].middle == pytest.approx(0.4)
-    (tmp_path / "a.png").write_bytes(timeline.picture())
+    (tmp_path / "a.png").write_bytes(PNGRenderer().render(timeline))
     with Image.open(tmp_path / "a.png") as image:
         assert image.size[0] == 800
         pixels = np.asarray(image)
@@ -221,7 +226,7 @@ def test_timeline_picture_shows_every_kind(tmp_path: Path) -> None:
         assert (pixels == tuple(bytes.fromhex(colour[1:]))).all(axis=-1).sum() > 30
     from plotly.graph_objects import Figure
 
-    Figure(timeline.figure())
+    Figure(plotly_json(timeline))
 
 
 def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,7 +236,7 @@ def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSp
     write_pbt(paths.pbt(0), [(0, 0, "", 0.1, 0.01, 0.9, "")])
     with caplog.at_level(logging.WARNING):
         analyze_trial(settled(make_spec(), num_policies=2), paths)
-    assert [message.partition(":")[0] for message in caplog.messages] == ["small_t0_s0_timeline.csv cannot be drawn"]
+    assert [message.partition(":")[0] for message in caplog.messages] == ["cannot draw small_t0_s0_timeline.csv"]
     assert paths.session_graph(0, "pbt", "png").exists()
     for path in (paths.timeline(0), paths.pbt(0)):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -297,13 +302,13 @@ def test_policies_whose_rows_are_at_frames_of_their_own(paths: RunPaths, make_sp
     assert line["y"] == [31, 39, 41, 49]
 
 
-def test_gathered_keeps_to_a_grid_where_there_is_one() -> None:
+def test_aligning_keeps_to_a_grid_where_there_is_one() -> None:
     grid = Curve(np.array([10.0, 20.0, 30.0]), np.array([1.0, 2.0, 3.0]))
     stopped = Curve(np.array([10.0, 20.0, 25.0]), np.array([3.0, 4.0, 4.5]))
-    assert gathered([grid, stopped], least=2).frame.tolist() == [10, 20]
+    assert align_or_interpolate([grid, stopped], 2).frame.tolist() == [10, 20]
     off = Curve(np.array([12.0, 22.0]), np.array([3.0, 4.0]))
-    assert gathered([grid, off], least=2).frame.tolist() == [12, 20, 22]
-    assert len(gathered([], least=2).frame) == 0
+    assert align_or_interpolate([grid, off], 2).frame.tolist() == [12, 20, 22]
+    assert len(align_or_interpolate([], 2).frame) == 0
 
 
 ROUNDS = [
@@ -338,20 +343,18 @@ def test_history_of_population_based_training(paths: RunPaths, make_spec: MakeSp
     assert marks == [("y", [5000], [0.0012], taken), ("y2", [5000], [0.01], taken)]
     assert [trace["name"] for trace in traces if trace["showlegend"]] == ["policy 0", "policy 1", "policy 2", MARK]
     with Image.open(paths.session_graph(0, "pbt", "png")) as image:
-        assert image.size == (800, 451)
+        assert image.size == (800, 445)
 
 
 def test_history_of_other_hyperparameters(tmp_path: Path, make_spec: MakeSpec) -> None:
     from plotly.graph_objects import Figure
 
-    from slm_lab.experiment.analysis.figures import POLICY_FRAMES
-
     path = tmp_path / "a.csv"
-    assert pbt_panels(path, "a", POLICY_FRAMES) is None
+    assert pbt_figure(read_columns(path), "a", POLICY_FRAMES) is None
     write_pbt(path, [(0, 0, "", 0.1, "", 0.9, ""), (0, 1, "", 0.1, "", 0.9, ""), (100, 1, "", 0.1, "", 0.95, "")])
-    panels = pbt_panels(path, "a", POLICY_FRAMES)
-    assert panels is not None
-    assert [graph.y_label for graph in panels.graphs] == ["learning rate", "gamma"]
-    assert not any(line.marks for graph in panels.graphs for line in graph.lines)
-    assert panels.picture().startswith(b"\x89PNG")
-    Figure(panels.figure())
+    figure = pbt_figure(read_columns(path), "a", POLICY_FRAMES)
+    assert figure is not None
+    assert [panel.y_label for panel in figure.panels] == ["learning rate", "gamma"]
+    assert not any(line.marks for panel in figure.panels for line in panel.lines)
+    assert PNGRenderer().render(figure).startswith(b"\x89PNG")
+    Figure(plotly_json(figure))

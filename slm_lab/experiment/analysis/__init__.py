@@ -1,6 +1,6 @@
-"""From the tables of a trial to its metrics and graphs."""
+"""Analysis of run folders: metrics, figures and comparisons from the tables of a run."""
 
 from slm_lab.experiment.analysis.analyze import analyze_trial
-from slm_lab.experiment.analysis.baseline import random_baseline
+from slm_lab.experiment.analysis.run import Run, load_run
 
-__all__ = ["analyze_trial", "random_baseline"]
+__all__ = ["Run", "analyze_trial", "load_run"]

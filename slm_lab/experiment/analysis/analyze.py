@@ -1,138 +1,254 @@
-"""What is left of a trial when its Sessions are over: metrics and graphs, made from the tables alone."""
+"""Write the metrics and figures of a trial from the tables of its Sessions."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
-from slm_lab.experiment.analysis import figures
-from slm_lab.experiment.analysis.album import Album
-from slm_lab.experiment.analysis.baseline import random_baseline
-from slm_lab.experiment.analysis.files import Writer
-from slm_lab.experiment.analysis.metrics import Scalars, Strengths, consistency, final_return_ma, mean_scalars, session_metrics
+import numpy as np
+
+from slm_lab.experiment.analysis import trial_figures as figures
+from slm_lab.experiment.analysis.baseline import known_baseline, measure_baseline
+from slm_lab.experiment.analysis.figure import Figure
+from slm_lab.experiment.analysis.figure_writer import FigureWriter
+from slm_lab.experiment.analysis.file_writer import FileWriter
+from slm_lab.experiment.analysis.metrics import (
+    SESSION_METRICS,
+    Scalars,
+    Strengths,
+    consistency,
+    final_return_ma,
+    mean_scalars,
+    metric_curves,
+    session_metrics,
+)
+from slm_lab.experiment.analysis.run import Run, Status, distributed, last_frame
 from slm_lab.experiment.analysis.sampler import draw_sampler, sampler_metrics
-from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_table
+from slm_lab.experiment.analysis.table import Table
 from slm_lab.experiment.paths import DataMode, RunPaths
+from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import notice
 from slm_lab.spec.spec import Spec
 
 
-@dataclass(frozen=True)
-class _Data:
-    """All tables of a trial, by index of the Session, or of its policy (see RunPaths.session_df)."""
+def analyze_trial(
+    spec: Spec,
+    paths: RunPaths,
+    t: int = 0,
+    *,
+    sessions: Sequence[int] | None = None,
+    failed: int | Mapping[int, str] = 0,
+    stop: Stop | None = None,
+) -> dict[str, Any]:
+    """Write the metrics and figures of trial `t` from the tables there are, and return the metrics.
 
-    train: dict[int, Table]
-    eval: dict[int, Table]
-    mode: DataMode
-    """Which of the two the metrics are made of."""
+    Args:
+        sessions: indices of the tables to use, as in RunPaths.session_df; by default all.
+        failed: index of each failed Session → the cause. Their tables are drawn and have a metrics file that says "failed"; the metrics of
+            the trial and its means leave them out. A number alone says how many failed, their tables then are not used.
+        stop: when requested, the env's random baseline is not measured.
 
-    @property
-    def judged(self) -> dict[int, Table]:
-        return self.eval if self.mode == "eval" else self.train
+    Unfinished runs are analyzed too; {} where there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
+    the trial's returns are those of evaluation. A table, file or figure that fails is a notice.
 
-
-def analyze_trial(spec: Spec, paths: RunPaths, t: int = 0, *, sessions: Sequence[int] | None = None, failed: int = 0) -> dict[str, Any]:
-    """Write the metrics and graphs of trial `t` from the tables there are, and return its metrics.
-
-    `sessions` are the indices of the tables to go by, as in RunPaths.session_df, all by default; those without a table are left out.
-    `failed` is the number of Sessions that failed: the metrics and the legends tell it, so that nobody takes a part for the whole.
-
-    Works on what an unfinished run has left, too; {} where no Session has a table. With meta.rigorous_eval metrics and the trial's
-    returns are those of evaluation. A table, file or graph that fails is a notice. May measure the env's random baseline, which can take
-    minutes.
+    A baseline that is neither shipped nor cached is measured last, when everything else is written: at most 30 s, interrupted by `stop`.
+    The metrics and figures of strengths follow.
 
     The metrics: total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and
-    stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number),
-    failed (where there are any); None where a metric is not defined. Where rollout workers and a learner told how busy they were:
-    bottleneck and busy; where a Session trains several policies: policies and best_policy (see sampler_metrics), and the others are means
-    over all policies of all Sessions.
+    stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number), status
+    ("done", "stopped" or "failed"), failed (number) and failures (Session → last line of the cause) where there are any; None where a
+    metric is not defined. Where rollout workers and learner were measured: bottleneck and busy; where a Session trains several policies:
+    policies and best_policy (see sampler_metrics), and the other means are over all policies of all Sessions.
     """
-    data = _read(spec, paths, t, sessions)
-    if not data.train:
+    trial = _Trial(spec, Run(paths, t), sessions, failed, stop)
+    if not trial.train and not trial.failures:
         return {}
-    baseline = random_baseline(spec.env)
-    strengths = {index: Strengths.of(table, baseline) for index, table in data.judged.items()}
-    rows = {index: _session_scalars(data, index, strengths[index]) for index in data.train}
-    metrics: dict[str, Any] = {
-        **mean_scalars(list(rows.values())),
-        "consistency": consistency(figures.common_strengths(strengths)),
-        "random_baseline": baseline,
-        "sessions": len({index // spec.policies for index in rows}),
-        **({"failed": failed} if failed else {}),
-        **sampler_metrics(data.train, data.judged, spec.policies),
-    }
-    of_sessions = {paths.session_metrics(index, t): {**scalars, "random_baseline": baseline} for index, scalars in rows.items()}
-    writer = Writer()
-    for path, content in {paths.trial_metrics(t): metrics, **of_sessions}.items():
-        writer.write("metrics file not written", (path, partial(_json, content)))
-    try:
-        _draw(spec, paths, t, data, strengths, failed, writer)
-    except Exception as error:
-        notice(f"graphs failed: {type(error).__name__}: {error}")
-    writer.close()
+    baseline, files = known_baseline(spec.env), FileWriter()
+    mean_return = baseline.mean_return if baseline else None
+    metrics = trial.write_metrics(mean_return, files)
+    writer = _figure_writer(paths, files)
+    if writer is not None:
+        _draw(trial.draw_tables, writer)
+        if mean_return is not None:
+            _draw(partial(trial.draw_strengths, baseline=mean_return), writer)
+    if baseline is None and trial.has_returns and not (stop is not None and stop.requested):
+        mean_return = measure_baseline(spec.env, stop)
+        if mean_return is not None:
+            metrics = trial.write_metrics(mean_return, files)
+            if writer is not None:
+                _draw(partial(trial.draw_strengths, baseline=mean_return), writer)
+    files.close()
     return metrics
 
 
-def _read(spec: Spec, paths: RunPaths, t: int, sessions: Sequence[int] | None) -> _Data:
-    mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-    indices = [index for index in paths.sessions("train", t) if sessions is None or index in sessions]
-    modes: tuple[DataMode, ...] = ("train", "eval")
-    train, evaluation = ({index: _table(paths.session_df(index, of, t)) for index in indices} for of in modes)
-    return _Data(train, evaluation, mode)
+class _Trial:
+    """The tables of a trial, by index of the Session or of its policy (see RunPaths.session_df)."""
+
+    def __init__(self, spec: Spec, run: Run, sessions: Sequence[int] | None, failed: int | Mapping[int, str], stop: Stop | None) -> None:
+        self.spec, self.run, self.stop = spec, run, stop
+        self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
+        """Of the tables from which the metrics are made."""
+        self.failures: dict[int, str] = {} if isinstance(failed, int) else {s: failed[s] for s in sorted(failed)}
+        self.failed = failed if isinstance(failed, int) else len(failed)
+
+        def used(index: int) -> bool:
+            return sessions is None or index in sessions or index // spec.policies in self.failures
+
+        self.train = {index: table for index, table in run.tables("train").items() if used(index)}
+        self.judged = {index: run.tables(self.mode)[index] for index in self.train}
+        self.failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
+
+    @property
+    def well(self) -> list[int]:
+        """Indices of the tables of Sessions that did not fail."""
+        return [index for index in self.train if index not in self.failed_tables]
+
+    @property
+    def has_returns(self) -> bool:
+        return any(np.isfinite(table["total_reward"]).any() for table in self.judged.values() if "total_reward" in table)
+
+    @cached_property
+    def labels(self) -> figures.Labels:
+        spec, env = self.spec, self.spec.env.name.rpartition(":")[2]
+        episodes: dict[DataMode, str] = {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"}
+        frames = figures.POLICY_FRAMES if spec.policies > 1 else figures.FRAMES
+        return figures.Labels(
+            f"{spec.name} ({env}), trial {self.run.trial}",
+            episodes,
+            self.failed,
+            spec.policies,
+            spec.meta.max_session,
+            figures.SESSION_FRAMES if distributed(self.train) else frames,
+            self.failed_tables,
+        )
+
+    def strengths(self, baseline: float | None) -> dict[int, Strengths]:
+        return {index: Strengths.of(table, baseline) for index, table in self.judged.items()}
+
+    def write_metrics(self, baseline: float | None, files: FileWriter) -> dict[str, Any]:
+        """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
+        policies, strengths, well = self.spec.policies, self.strengths(baseline), self.well
+        rows = {index: self._scalars(index, strengths[index]) for index in self.train}
+        status: dict[int, Status] = {index: self._status(index) for index in self.train}
+        sessions = {index // policies for index in well}
+        stopped = "stopped" in status.values() or (self._stop_requested and len(sessions) + self.failed < self.spec.meta.max_session)
+        metrics: dict[str, Any] = {
+            **(mean_scalars([rows[index] for index in well]) or _NO_SCALARS),
+            "consistency": consistency(figures.common_strengths({index: strengths[index] for index in well})),
+            "random_baseline": baseline,
+            "sessions": len(sessions),
+            "status": "failed" if self.failed else "stopped" if stopped else "done",
+            **({"failed": self.failed} if self.failed else {}),
+            **({"failures": {str(s): _last_line(cause) for s, cause in self.failures.items()}} if self.failures else {}),
+            **sampler_metrics(_of(self.train, well), _of(self.judged, well), policies),
+        }
+        metrics = _finite(metrics)
+        paths, t = self.run.paths, self.run.trial
+        contents: dict[int, dict[str, Any]] = {
+            index: {**scalars, "random_baseline": baseline, "status": status[index]} for index, scalars in rows.items()
+        }
+        for s, cause in self.failures.items():
+            tables = [index for index in self.failed_tables if index // policies == s] or [s * policies]
+            for index in tables:
+                content = contents.get(index) or {**_NO_SCALARS, "random_baseline": baseline, "status": "failed"}
+                contents[index] = content | {"failed": cause or "unknown cause"}
+        files.write("metrics file not written", (paths.trial_metrics(t), partial(_json, metrics)))
+        for index, content in contents.items():
+            files.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
+        return metrics
+
+    def draw_tables(self, writer: FigureWriter) -> None:
+        """Draw what needs no random baseline."""
+        paths, t, mode, labels = self.run.paths, self.run.trial, self.mode, self.labels
+        learning = figures.learning_curves(self.train)
+        returns = {index: figures.return_curves(table) for index, table in self.judged.items()}
+        of_trial: tuple[Mapping[str, Figure], ...] = (
+            figures.trial_figures(returns, labels, mode),
+            figures.trial_figures(learning, labels, "train"),
+            figures.policy_figures(returns, labels, mode),
+        )
+        for drawn in of_trial:
+            writer.write(drawn, partial(paths.trial_graph, t=t))
+        for axis in figures.SHARED_AXES if distributed(self.train) else ():
+            over = {index: figures.return_curves(table, axis.column) for index, table in self.judged.items()}
+            writer.write(figures.trial_figures(over, labels, mode, axis), partial(paths.trial_graph, t=t, axis=axis.name))
+        for index in self.train:
+            self._draw_session(writer, index, returns[index], mode)
+            self._draw_session(writer, index, learning[index], "train")
+            if mode == "eval":
+                self._draw_session(writer, index, figures.return_curves(self.train[index]), "train")
+        draw_sampler(writer, self.run, self.train, labels, self.spec.meta.sampler)
+
+    def draw_strengths(self, writer: FigureWriter, baseline: float) -> None:
+        """Draw strengths and the metrics made of them."""
+        paths, t, strengths = self.run.paths, self.run.trial, self.strengths(baseline)
+        curves = {index: metric_curves(one) for index, one in strengths.items()}
+        common = figures.common_strengths({index: strengths[index] for index in self.well})
+        writer.write(figures.trial_figures(curves, self.labels, self.mode), partial(paths.trial_graph, t=t))
+        writer.write(figures.consistency_figures(common, self.labels, self.mode), partial(paths.trial_graph, t=t))
+        for index, one in curves.items():
+            self._draw_session(writer, index, one, self.mode)
+
+    def _draw_session(self, writer: FigureWriter, index: int, curves: figures.Curves, mode: DataMode) -> None:
+        drawn = figures.session_figures(index, curves, self.labels, mode)
+        writer.write(drawn, partial(self.run.paths.session_graph, index, mode=mode, t=self.run.trial))
+
+    def _scalars(self, index: int, strengths: Strengths) -> Scalars:
+        return {
+            "total_reward_ma": final_return_ma(self.judged[index]),
+            **session_metrics(strengths),
+            "frame": last_frame(self.train[index]),
+        }
+
+    def _status(self, index: int) -> Status:
+        """Return how the table's Session ended. Without a `stop` to ask, by its last frame."""
+        if index in self.failed_tables:
+            return "failed"
+        asked = self.stop is None or self.stop.requested
+        return "stopped" if asked and (last_frame(self.train[index]) or 0) < self.spec.session_frames else "done"
+
+    @property
+    def _stop_requested(self) -> bool:
+        return self.stop is not None and self.stop.requested
 
 
-def _table(path: Path) -> Table:
+_NO_SCALARS: Scalars = dict.fromkeys(("total_reward_ma", *SESSION_METRICS, "frame"))
+
+
+def _of(tables: Mapping[int, Table], indices: Sequence[int]) -> dict[int, Table]:
+    return {index: tables[index] for index in indices}
+
+
+def _figure_writer(paths: RunPaths, files: FileWriter) -> FigureWriter | None:
     try:
-        return read_table(path)
+        return FigureWriter(paths.root, files)
     except Exception as error:
-        notice(f"{path.name} cannot be read: {error}")
-        return no_rows()
+        notice(f"cannot draw graphs: {type(error).__name__}: {error}")
+        return None
 
 
-def _session_scalars(data: _Data, index: int, strengths: Strengths) -> Scalars:
-    frame = curve(data.train[index], "frame").value
-    return {
-        "total_reward_ma": final_return_ma(data.judged[index]),
-        **session_metrics(strengths),
-        "frame": int(frame[-1]) if len(frame) else None,
-    }
+def _draw(draw: Any, writer: FigureWriter) -> None:
+    try:
+        draw(writer)
+    except Exception as error:
+        notice(f"cannot draw graphs: {type(error).__name__}: {error}")
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "unknown cause")
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON content with None in place of numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _labels(spec: Spec, t: int, data: _Data, failed: int) -> figures.Labels:
-    env = spec.env.name.rpartition(":")[2]
-    episodes: dict[DataMode, str] = {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"}
-    shared, policies = figures.distributed(data.train.values()), spec.policies
-    frames = figures.SESSION_FRAMES if shared else figures.POLICY_FRAMES if policies > 1 else figures.FRAMES
-    return figures.Labels(f"{spec.name} ({env}), trial {t}", episodes, failed, policies, spec.meta.max_session, frames)
-
-
-def _draw(spec: Spec, paths: RunPaths, t: int, data: _Data, strengths: Mapping[int, Strengths], failed: int, writer: Writer) -> None:
-    labels = _labels(spec, t, data, failed)
-    learning = figures.learning_curves(data.train)
-    judged = {index: figures.judged_curves(table, strengths[index]) for index, table in data.judged.items()}
-    album = Album(paths.root, writer)
-    of_trial = (
-        *(figures.trial_graphs(judged, labels, data.mode), figures.trial_graphs(learning, labels, "train")),
-        figures.consistency_graphs(figures.common_strengths(strengths), labels, data.mode),
-        figures.policy_graphs(judged, labels, data.mode),
-    )
-    for graphs in of_trial:
-        album.draw(graphs, partial(paths.trial_graph, t=t))
-    for axis in figures.SHARED_AXES if figures.distributed(data.train.values()) else ():
-        returns = {index: figures.return_curves(table, axis.column) for index, table in data.judged.items()}
-        album.draw(figures.trial_graphs(returns, labels, data.mode, axis), partial(paths.trial_graph, t=t, axis=axis.name))
-    for index in data.train:
-        shown: list[tuple[DataMode, figures.Curves]] = [(data.mode, judged[index]), ("train", learning[index])]
-        if data.mode == "eval":
-            shown.append(("train", figures.return_curves(data.train[index])))
-        for mode, curves in shown:
-            album.draw(figures.session_graphs(index, curves, labels, mode), partial(paths.session_graph, index, mode=mode, t=t))
-    draw_sampler(album, paths, t, data.train, labels, spec.meta.sampler)
+    return (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode()

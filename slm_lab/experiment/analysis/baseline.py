@@ -1,8 +1,8 @@
-"""Random baselines: what an agent that acts at random earns in an env, the zero of every strength.
+"""Random baselines: the mean return of an agent that acts at random, the zero of every strength.
 
-Those of the envs of our specs are shipped in baselines.json (tools/baselines.py writes it). Another env's is measured once, after
-training, with a fixed seed, and kept in the user's cache folder: one file per env, written atomically under a lock, so that of two
-runs that end together one measures and the other waits for the number.
+Those of the envs in our specs ship in baselines.json (written by tools/baselines.py). Another env's is measured once, after the graphs
+of a run are written, with a fixed seed and a time limit, and cached in the user's cache folder: one file per env, written atomically and
+without a lock. Two runs that end together both measure, and neither waits for the other.
 """
 
 from __future__ import annotations
@@ -12,61 +12,101 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from slm_lab.experiment.analysis.files import replace_file
+from slm_lab.experiment.analysis.file_writer import replace_file
 from slm_lab.experiment.paths import file_stem
+from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import notice
 from slm_lab.spec.env import EnvSpec
 
 SHIPPED = Path(__file__).with_name("baselines.json")
 """baseline_key → mean return."""
 EPISODES = 100
+TIME_LIMIT = 30.0
+"""Seconds that a measurement may add to a run."""
+_PLAYING = 0.9
+"""Part of the limit for episodes; the rest is for the last step and env.close(). An env that takes longer is left behind in its thread."""
 _SEED = 0
 _ENVS = 10
-"""Envs that step together. Each plays the same number of episodes, or short ones would count more."""
+"""Envs that step together; each contributes the same number of episodes, since the first to end are the short ones."""
 _MAX_STEPS = 300_000
-"""Vector steps after which an env whose episodes do not end is given up: above ten of Atari's longest games (27,000 steps each)."""
-_ONLY_SEEN = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
-"""Atari's arguments that change what an agent sees, not what a random one earns."""
+"""Vector steps after which an env without episode ends is given up: above ten of Atari's longest games (27,000 steps each)."""
+_OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
+"""Atari's arguments that change what an agent observes, not what a random one earns."""
 
 
-def random_baseline(spec: EnvSpec) -> float | None:
-    """Mean raw return of 100 random episodes: shipped, cached, or measured now.
+class Baseline(NamedTuple):
+    """A random agent's mean return; None where no episode ended."""
 
-    None, with a notice, where it cannot be measured or the user stops it (Ctrl-C): then nobody knows the env's strengths.
-    """
-    key = baseline_key(spec)
+    mean_return: float | None
+    episodes: int = EPISODES
+
+
+def known_baseline(spec: EnvSpec) -> Baseline | None:
+    """Return the baseline that is shipped or cached, None if it has to be measured. Takes no time and never raises."""
     try:
+        key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
-        return shipped[key] if key in shipped else _cached(spec, key)
+        return Baseline(shipped[key]) if key in shipped else _read_cache(_cache_file(spec, key))
+    except Exception:  # an env that cannot be found, a home that does not exist: measure_baseline says so
+        return None
+
+
+def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
+    """Measure the baseline and cache it. Takes at most `limit` seconds, even if the env blocks, and ends early once stop.requested.
+
+    Returns None, with a notice, where it cannot be measured or is interrupted. Where time runs out, the mean is over fewer episodes.
+    """
+    begin = time.monotonic()
+    notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
+    interrupted = False
+    try:
+        baseline = _in_thread(spec, stop, begin, limit)
     except KeyboardInterrupt:
-        notice(f"random baseline of {spec.name}: stopped; no strengths this time")
+        interrupted = True
     except Exception as error:
-        notice(f"random baseline of {spec.name} cannot be measured, so there are no strengths: {type(error).__name__}: {error}")
-    return None
+        notice(f"cannot measure the random baseline of {spec.name}, so there are no strengths: {type(error).__name__}: {error}")
+        return None
+    if interrupted or (stop is not None and stop.requested):
+        notice(f"random baseline of {spec.name}: interrupted, so there are no strengths")
+        return None
+    if baseline is None:
+        notice(f"random baseline of {spec.name}: the env did not respond within {limit:g} s, so there are no strengths")
+        return None
+    file = _write_cache(spec, baseline)
+    if baseline.mean_return is None:
+        again = f"; to measure again, delete {file}" if file else ""
+        notice(
+            f"random baseline of {spec.name}: no episode ended within {time.monotonic() - begin:.0f} s, so there are no strengths{again}"
+        )
+    elif baseline.episodes < EPISODES:
+        notice(f"random baseline of {spec.name}: {limit:g} s are over; it is the mean of {baseline.episodes} episodes")
+    return baseline.mean_return
 
 
 def baseline_key(spec: EnvSpec) -> str:
-    """The env and those arguments on which a random return depends: `LunarLander-v3 {"continuous": true}`."""
+    """Return the env and those arguments on which a random return depends: `LunarLander-v3 {"continuous": true}`."""
     kwargs = spec.kwargs
     if kwargs and spec.name.startswith("ALE/") and "obs_type" not in kwargs:
         from slm_lab.env.atari import AtariSettings
 
         defaults = vars(AtariSettings())
-        kwargs = {name: value for name, value in kwargs.items() if name not in _ONLY_SEEN and value != defaults.get(name, ...)}
+        kwargs = {name: value for name, value in kwargs.items() if name not in _OBSERVATION_KEYS and value != defaults.get(name, ...)}
     if spec.max_t is not None:
         kwargs["max_t"] = spec.max_t
     return f"{spec.name} {json.dumps(kwargs, sort_keys=True)}" if kwargs else spec.name
 
 
-def measure(spec: EnvSpec) -> float | None:
-    """Mean raw return of 100 random episodes (in Atari, games) with a fixed seed; None where no episode ends.
+def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False) -> Baseline:
+    """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of fewer once `ended()`.
 
-    Raises: SpecError where the env cannot be built, or what the env raises.
+    Raises SpecError where the env cannot be built, or what the env raises.
     """
     from slm_lab.env.make import make_env
 
@@ -77,6 +117,9 @@ def measure(spec: EnvSpec) -> float | None:
     try:
         env.reset()
         for _ in range(_MAX_STEPS):
+            if ended():
+                wanted = min(map(len, returns))  # each env still counts as much as the others
+                break
             episodes = env.step(env.sample()).episodes
             for episode in episodes:
                 returns[episode.env].append(episode.total_reward)
@@ -85,39 +128,66 @@ def measure(spec: EnvSpec) -> float | None:
     finally:
         env.close()
     counted = [value for of_env in returns for value in of_env[:wanted]]
-    return math.fsum(counted) / len(counted) if counted else None
+    return Baseline(math.fsum(counted) / len(counted) if counted else None, len(counted))
 
 
 def cache_folder() -> Path:
-    """Where measured baselines are kept: $XDG_CACHE_HOME/slm_lab/baselines, by default in ~/.cache. Raises RuntimeError without a home."""
+    """Return the folder of measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "slm_lab" / "baselines"
 
 
-def _cached(spec: EnvSpec, key: str) -> float | None:
-    """The number from the cache, or measured and put there; a cache that cannot be written costs only the next run's time."""
+def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
+    """Measure in a daemon thread, so that an env that blocks is left behind. Returns None where it blocks; raises what measuring raises."""
+    results: list[Baseline] = []
+    errors: list[Exception] = []
+
+    def ended() -> bool:
+        return time.monotonic() > begin + _PLAYING * limit or (stop is not None and stop.requested)
+
+    def work() -> None:
+        try:
+            results.append(measure(spec, ended))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="random baseline", daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < begin + limit and not (stop is not None and stop.requested):
+        thread.join(0.05)
+    if errors:
+        raise errors[0]
+    return results[0] if results else None
+
+
+def _cache_file(spec: EnvSpec, key: str) -> Path:
     name = f"{file_stem(spec.name)}_{hashlib.sha256(key.encode() + _source(spec)).hexdigest()[:16]}"
-    with _locked(name) as folder:
-        file = folder / f"{name}.json" if folder else None
-        if file:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                return _number(json.loads(file.read_text(encoding="utf-8"))["mean_return"])
-        notice(f"measuring the random baseline of {spec.name} once: {EPISODES} episodes (Ctrl-C skips it)")
-        mean_return = measure(spec)
-        if mean_return is None:
-            notice(f"random baseline of {spec.name}: no episode ended in {_MAX_STEPS * _ENVS:,} frames, so there are no strengths")
-        if file:
-            with suppress(OSError):
-                replace_file(file, json.dumps({"env": key, "episodes": EPISODES, "mean_return": mean_return}).encode())
-        return mean_return
+    return cache_folder() / f"{name}.json"
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _read_cache(file: Path) -> Baseline | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        mean_return = content["mean_return"]
+        return Baseline(None if mean_return is None else float(mean_return), int(content["episodes"]))
+    return None
+
+
+def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
+    """Write the baseline to the cache and return its file; None where that is impossible, which only costs the next run's time."""
+    try:
+        key = baseline_key(spec)
+        file = _cache_file(spec, key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps({"env": key, "episodes": baseline.episodes, "mean_return": baseline.mean_return}).encode())
+    except (OSError, RuntimeError) as error:
+        notice(f"cannot cache the random baseline: {error}")
+        return None
+    return file
 
 
 def _source(spec: EnvSpec) -> bytes:
-    """The file that defines the env: part of the cache's key, since users edit the envs they write."""
+    """Return the file that defines the env: part of the cache's key, since users edit the envs they write."""
     from slm_lab.env.arguments import env_creator
     from slm_lab.env.make import find_target
 
@@ -127,22 +197,3 @@ def _source(spec: EnvSpec) -> bytes:
     with suppress(TypeError, OSError):  # made by a partial, or in a C extension
         return Path(inspect.getsourcefile(env_creator(registration)) or os.devnull).read_bytes()
     return b""
-
-
-@contextmanager
-def _locked(name: str) -> Iterator[Path | None]:
-    """Hold the lock `name`, yielding the cache folder, or None where there can be none. A process that dies loses the lock."""
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / f"{name}.lock").open("w")
-    except (OSError, RuntimeError) as error:
-        notice(f"no cache for random baselines: {error}")
-        yield None
-        return
-    with file:
-        with suppress(ImportError, OSError):  # without locks two runs measure the same number twice
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield folder

@@ -1,24 +1,25 @@
 """Several runs side by side: which are seeds of one setting, and the numbers of each setting.
 
-A seed is what was trained independently: a Session of a plain run, with all its policies, and all Sessions together of a distributed one,
-which train one net.
+A seed is what was trained independently: a Session of a plain run, with all its policies, or all Sessions of a distributed run, which train
+one net.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.run_folder import Run, read_run, run_folders
+from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
+from slm_lab.experiment.analysis.statistics import Estimate, estimate
 from slm_lab.experiment.analysis.table import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-
-_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,19 @@ class Seed:
     """One sample: the tables of what was trained together."""
 
     tables: list[Table]
+    status: Status = "done"
 
     def curve(self, column: str, over: str) -> Curve:
-        """The column over frame, global_frame, wall_t (seconds) or opt_step; of several Sessions the mean where all have it."""
+        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean where all have it."""
         curves = [_curve(table, column, over) for table in self.tables]
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     def steps_to(self, threshold: float) -> float | None:
-        """Frames, of all Sessions together, after which the first of them had this total_reward; None: none had. Of policies, the frames of
-        the first that had."""
+        """Return the frames, of all Sessions together, at which the first table reached this total_reward; None: none did."""
         return self._first("global_frame", threshold)
 
     def seconds_to(self, threshold: float) -> float | None:
-        """The same in seconds since the start."""
+        """Return the same in seconds since the start."""
         return self._first("wall_t", threshold)
 
     def _first(self, over: str, threshold: float) -> float | None:
@@ -47,15 +48,15 @@ class Seed:
         return min(reached, default=None)
 
     def final_return(self) -> float | None:
-        """The last total_reward, mean over Sessions; None where no episode ended."""
+        """Return the last total_reward, mean over the tables; None where no episode ended."""
         return _mean([curve(table, "total_reward").value[-1:] for table in self.tables])
 
     def grad_norm(self) -> float | None:
-        """Mean over rows and Sessions."""
+        """Return the mean over rows and tables."""
         return _mean([curve(table, "grad_norm").value for table in self.tables])
 
     def updates_per_second(self) -> float | None:
-        """Optimizer steps per second of training, of all Sessions together; None where nobody knows the time."""
+        """Return the optimizer steps per second of training, of all tables together; None where the time is unknown."""
         steps = [curve(table, "opt_step", "wall_t") for table in self.tables]
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
@@ -68,60 +69,110 @@ class Setting:
     name: str
     runs: list[Run]
 
+    @cached_property
+    def all_seeds(self) -> list[Seed]:
+        return [seed for run in self.runs for seed in seeds_of(run)]
+
     @property
     def seeds(self) -> list[Seed]:
-        return [Seed(group) for run in self.runs for group in run.groups]
+        """The seeds to compare: those that are done, or all where none is."""
+        return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
+
+    @property
+    def status(self) -> str:
+        """How the seeds ended: "done", "1 failed (left out)", or where none is done "2 stopped"."""
+        counts = Counter(seed.status for seed in self.all_seeds if seed.status != "done")
+        counts += Counter({"failed": sum(_failed_without_rows(run) for run in self.runs)})
+        left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
+        return f"{', '.join(f'{count} {status}' for status, count in counts.items())}{left_out}" if counts else "done"
 
     @property
     def sessions(self) -> int:
-        return sum(len(run.tables if run.distributed else run.groups) for run in self.runs)
+        return sum(len(seed.tables) if self.distributed else 1 for seed in self.seeds)
 
     @property
     def distributed(self) -> bool:
         return any(run.distributed for run in self.runs)
 
     def aligned(self, column: str, over: str) -> Aligned:
-        """The seeds' curves, over the range that all seeds with points share; value_SF is [seeds, F]."""
+        """Return the seeds' curves, over the range that all seeds with points cover; value_SF is [seeds, F]."""
         return interpolate([seed.curve(column, over) for seed in self.seeds])
 
     def count(self) -> str:
-        """In words, as in 3 seeds, 1 seed of 4 sessions, or 2 seeds of 4 policies."""
+        """Return "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
         count, policies = len(self.seeds), max(run.policies for run in self.runs)
         of = f" of {self.sessions // count} sessions" if self.distributed else f" of {policies} policies" if policies > 1 else ""
         return f"{count} seed{'s' if count != 1 else ''}{of}"
 
 
+def seeds_of(run: Run) -> list[Seed]:
+    """Return the seeds of a run that have rows."""
+    tables = {index: table for index, table in run.tables("train").items() if len(table["frame"])}
+    if run.distributed:
+        return [Seed(list(tables.values()), run.status)] if tables else []
+    of_session: dict[int, list[Table]] = {}
+    for index, table in tables.items():
+        of_session.setdefault(index // run.policies, []).append(table)
+    return [Seed(own, run.sessions[s]) for s, own in of_session.items()]
+
+
+def _failed_without_rows(run: Run) -> int:
+    """Return the number of Sessions that failed before their first row."""
+    if run.distributed:
+        return 0
+    return sum(status == "failed" and not _has_rows(run, s) for s, status in run.sessions.items())
+
+
+def _has_rows(run: Run, s: int) -> bool:
+    return any(index // run.policies == s and len(table["frame"]) for index, table in run.tables("train").items())
+
+
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
     """Group the runs that `words` name, by their labels, or by the names of their specs where there are none.
 
-    A word is a run's folder or a pattern of such. Raises UserError. Runs of one group whose specs differ, and runs of different envs,
-    are notices.
+    A word is a run folder or a pattern of such. Raises UserError. Runs of one group whose specs differ, runs of different envs, and runs
+    that failed or have not ended are notices.
     """
     if not words:
         raise UserError("compare takes run folders, such as data/ppo_cartpole_2026_01_31_120000")
     if labels and len(labels) != len(words):
         runs = f"{len(words)} RUN{'s' if len(words) > 1 else ''}"
-        raise UserError(f"--label is given {len(labels)} times for {runs}; allowed: one for each RUN, or none")
+        raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
     if not all(label.strip() for label in labels):
-        raise UserError("--label is empty; allowed: a name for each RUN")
+        raise UserError("--label is empty; expected a name for each RUN")
     groups: dict[str, dict[Path, Run]] = {}
     for index, word in enumerate(words):
         for folder in run_folders(word):
-            run = read_run(folder)
+            run = load_run(folder)
+            if not seeds_of(run):
+                raise UserError(f"'{folder}' has no rows yet: no table of a Session in {run.paths.info_dir}")
             group = groups.setdefault(labels[index] if labels else run.name, {})
             if folder.resolve() in group:
                 notice(f"{folder} is given twice; it counts once")
             group[folder.resolve()] = run
     settings = [Setting(name, list(runs.values())) for name, runs in groups.items()]
     for setting in settings:
-        _tell_differences(setting)
+        _report_status(setting)
+        _report_differences(setting)
     envs = {run.env: setting.name for setting in settings for run in setting.runs}
     if len(envs) > 1:
         notice(f"the runs are of different envs: {', '.join(f'{env} ({name})' for env, name in envs.items())}")
     return settings
 
 
-def _tell_differences(setting: Setting) -> None:
+def _report_status(setting: Setting) -> None:
+    any_done = any(seed.status == "done" for seed in setting.all_seeds)
+    outcome = "left out" if any_done else f"compared all the same, since no seed of '{setting.name}' is done"
+    for run in setting.runs:
+        if run.status == "running":
+            notice(f"{run.paths.root}: the run has not ended, or was killed; {outcome}")
+            continue
+        sessions = Counter(status for status in run.sessions.values() if status != "done")
+        for status, count in sessions.items():
+            notice(f"{run.paths.root}: {count} Session{'s' if count > 1 else ''} {status}; {outcome}")
+
+
+def _report_differences(setting: Setting) -> None:
     specs = [run.settings() for run in setting.runs]
     differing = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
     if differing:
@@ -129,33 +180,15 @@ def _tell_differences(setting: Setting) -> None:
         notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; --label tells settings apart")
 
 
-class Estimate(NamedTuple):
-    """A statistic over seeds and its 95 % interval (percentile bootstrap), which one seed alone does not have."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def estimate(values: Sequence[float | None], statistic: Callable[..., Any]) -> Estimate | None:
-    """`statistic` (np.mean, np.median) of the values that are known; None where there are none. The same values give the same interval."""
-    known = np.array([value for value in values if value is not None])
-    if not len(known):
-        return None
-    if len(known) == 1:
-        return Estimate(float(known[0]), None, None)
-    drawn = known[np.random.default_rng(0).integers(len(known), size=(_RESAMPLES, len(known)))]
-    low, high = np.percentile(statistic(drawn, axis=1), (2.5, 97.5))
-    return Estimate(float(statistic(known)), float(low), float(high))
-
-
 @dataclass(frozen=True)
 class Summary:
-    """What the table says of a setting; None where it is not known."""
+    """The numbers of a setting in the table; None where unknown."""
 
     name: str
     seeds: int
     sessions: int
+    status: str
+    """How its seeds ended (see Setting.status)."""
     solved: int | None
     """Seeds that reached the threshold; None without one."""
     steps: Estimate | None
@@ -172,35 +205,37 @@ class Summary:
 
 
 def summarize(setting: Setting, threshold: float | None) -> Summary:
-    """The numbers of a setting; a seed has solved once a row of one of its Sessions has a total_reward of at least `threshold`."""
+    """Return the numbers of a setting; a seed has solved once a row of one of its Sessions has a total_reward of at least `threshold`."""
     seeds = setting.seeds
     steps = [None if threshold is None else seed.steps_to(threshold) for seed in seeds]
     seconds = [None if threshold is None else seed.seconds_to(threshold) for seed in seeds]
     finals = [seed.final_return() for seed in seeds]
-    median = estimate(finals, np.median)
-    updates, norms = (
-        estimate(values, np.mean) for values in ([seed.updates_per_second() for seed in seeds], [s.grad_norm() for s in seeds])
-    )
     return Summary(
         name=setting.name,
         seeds=len(seeds),
         sessions=setting.sessions,
+        status=setting.status,
         solved=None if threshold is None else sum(value is not None for value in steps),
-        steps=estimate(steps, np.median),
-        seconds=estimate(seconds, np.median),
-        final_return=estimate(finals, np.mean),
-        final_return_median=median.value if median else None,
-        updates_per_second=updates.value if updates else None,
-        grad_norm=norms.value if norms else None,
+        steps=estimate(steps, "median"),
+        seconds=estimate(seconds, "median"),
+        final_return=estimate(finals, "mean"),
+        final_return_median=_average(finals, np.median),
+        updates_per_second=_average([seed.updates_per_second() for seed in seeds], np.mean),
+        grad_norm=_average([seed.grad_norm() for seed in seeds], np.mean),
     )
 
 
 def _curve(table: Table, column: str, over: str) -> Curve:
-    """A Session that trains a net of its own has no frames but its own."""
+    """Return the curve; a Session that trains a net of its own has no global frames but its own."""
     return curve(table, column, "frame" if over == "global_frame" and over not in table else over)
 
 
 def _mean(rows: Sequence[np.ndarray]) -> float | None:
-    """Mean over Sessions of the mean over rows, of those that have any."""
+    """Return the mean over tables of the mean over rows, of those that have any."""
     means = [float(one.mean()) for one in rows if len(one)]
     return float(np.mean(means)) if means else None
+
+
+def _average(values: Sequence[float | None], statistic: Callable[..., Any]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(statistic(known)) if known else None

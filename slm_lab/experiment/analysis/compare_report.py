@@ -1,4 +1,4 @@
-"""A comparison of runs as graphs, as files and as text: the command compare."""
+"""The command compare: runs as graphs, files and text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.album import Album
-from slm_lab.experiment.analysis.compare import Estimate, Setting, Summary, read_settings, summarize
-from slm_lab.experiment.analysis.figures import FRAMES, SESSION_FRAMES, SHARED_AXES, Axis
-from slm_lab.experiment.analysis.files import Writer
-from slm_lab.experiment.analysis.graph import GREY, MEAN_COLOUR, SESSION_COLOURS, Graph, Line
+from slm_lab.experiment.analysis.compare import Setting, Summary, read_settings, summarize
+from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.analysis.figure_writer import FigureWriter
+from slm_lab.experiment.analysis.file_writer import FileWriter
+from slm_lab.experiment.analysis.statistics import INTERVAL, Estimate
 from slm_lab.experiment.analysis.table import Aligned, Curve
+from slm_lab.experiment.analysis.trial_figures import FRAMES, SESSION_FRAMES, SHARED_AXES, Axis
 from slm_lab.experiment.paths import ComparisonPaths, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
 from slm_lab.lib.log import notice
 
 AXES = {axis.column: axis for axis in (FRAMES, *SHARED_AXES, Axis("opt_steps", "opt_step", "optimizer steps"))}
-"""What --by takes."""
+"""Values of --by."""
 _COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 _BAND = "mean ± 1 standard deviation over seeds"
 
@@ -39,13 +40,13 @@ def compare(
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> str:
-    """Compare the runs in the folders (or patterns) `words` over a column of AXES; returns the table as text, with the graphs' files.
+    """Compare the runs in the folders (or patterns) `words` over a column of AXES; return the table as text, with the files written.
 
-    `solve` is the total_reward that counts as solved, `labels` one name per word, `out` where to write instead of a new folder in
+    `solve` is the total_reward that counts as solved, `labels` one name per word, `out` the folder to write in instead of a new one in
     `data_dir`. Raises UserError, with nothing written. A file or graph that fails is a notice.
     """
     if by not in AXES:
-        raise UserError(f"'{by}' is none of {', '.join(AXES)}")
+        raise UserError(f"invalid column '{by}'; expected {', '.join(AXES)}")
     settings = read_settings(words, labels)
     summaries = [summarize(setting, solve) for setting in settings]
     graphs = comparison_graphs(settings, by, solve)
@@ -53,46 +54,50 @@ def compare(
         paths = new_comparison(data_dir, out)
     except OSError as error:
         raise UserError(f"cannot write in {out or data_dir}: {error.strerror or error}") from None
-    axis, writer = AXES[by], Writer()
+    axis, writer = AXES[by], FileWriter()
     writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve)))
     writer.write("table not written", (paths.table("csv"), lambda: _csv(summaries)))
     try:
-        Album(paths.root, writer).draw(graphs, partial(paths.graph, axis=axis.name))
+        FigureWriter(paths.root, writer).write(graphs, partial(paths.graph, axis=axis.name))
     except Exception as error:
-        notice(f"graphs failed: {type(error).__name__}: {error}")
+        notice(f"cannot draw graphs: {type(error).__name__}: {error}")
     writer.close()
     return "\n".join([text_table(summaries), *_files(paths, graphs, axis)])
 
 
-def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None) -> dict[str, Graph]:
-    """Return, gradient norm and variance of the return between seeds, each where a setting has it."""
+def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None) -> dict[str, Figure]:
+    """Return figures of the return, the gradient norm and the variance of the return between seeds, each where a setting has it."""
     axis, title = _axis(by, settings), _title(settings)
     returns = [setting.aligned("total_reward", by) for setting in settings]
     norms = [setting.aligned("grad_norm", by) for setting in settings]
-    mean_returns = [*_threshold(returns, solve), *_lines(settings, returns)]
-    graphs = {
-        "mean_returns": Graph(f"{title}: return, {_BAND}", "mean return (last 100 episodes)", mean_returns),
-        "grad_norm": Graph(f"{title}: gradient norm, {_BAND}", "norm of the gradient before clipping", _lines(settings, norms)),
-        "return_variance": Graph(
-            f"{title}: variance of the return between seeds", "variance of the mean return between seeds", _variances(settings, returns)
-        ),
+    variance = "variance of the return between seeds"
+    texts = {
+        "mean_returns": (f"return, {_BAND}", "mean return (last 100 episodes)", [*_threshold(returns, solve), *_lines(settings, returns)]),
+        "grad_norm": (f"gradient norm, {_BAND}", "norm of the gradient before clipping", _lines(settings, norms)),
+        "return_variance": (variance, "variance of the mean return between seeds", _variances(settings, returns)),
     }
-    return {name: replace(graph, x_label=axis.label) for name, graph in graphs.items() if graph.lines or name == "mean_returns"}
+    return {
+        name: Figure(f"{title}: {what}", (Panel(y_label, lines, x_label=axis.label),))
+        for name, (what, y_label, lines) in texts.items()
+        if lines or name == "mean_returns"
+    }
 
 
 def text_table(summaries: Sequence[Summary]) -> str:
-    """The table as people read it; the columns of solving only where there is a threshold."""
-    judged = any(one.solved is not None for one in summaries)
+    """Return the table for the terminal; with columns of solving only if there is a threshold, of status only if a seed is not done."""
+    judged, marked = any(one.solved is not None for one in summaries), any(one.status != "done" for one in summaries)
     solving = ("solved", "global frames to solve", "seconds to solve") if judged else ()
-    lines = [("name", "seeds", "sessions", *solving, "final return", "median", "updates/s", "grad norm")]
+    head = ("name", "seeds", "sessions", *(("status",) if marked else ()), *solving, "final return", "median", "updates/s", "grad norm")
+    lines: list[tuple[str, ...]] = [head]
     for one in summaries:
+        status = (one.status,) if marked else ()
         solved = (f"{one.solved} of {one.seeds}", _text(one.steps), _text(one.seconds)) if judged else ()
         others = (one.final_return_median, one.updates_per_second, one.grad_norm)
-        lines.append((one.name, str(one.seeds), str(one.sessions), *solved, _text(one.final_return), *map(number, others)))
+        lines.append((one.name, str(one.seeds), str(one.sessions), *status, *solved, _text(one.final_return), *map(number, others)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    solving_is = "; global frames and seconds to solve: median over the seeds that solved" if judged else ""
-    return "\n".join([*rows, f"[low, high]: 95 % bootstrap interval over seeds{solving_is}"])
+    explained = "; global frames and seconds to solve: median over the seeds that solved" if judged else ""
+    return "\n".join([*rows, f"[low, high]: {INTERVAL}{explained}"])
 
 
 def _axis(by: str, settings: Sequence[Setting]) -> Axis:
@@ -108,7 +113,7 @@ def _title(settings: Sequence[Setting]) -> str:
 
 
 def _lines(settings: Sequence[Setting], of_settings: Sequence[Aligned]) -> list[Line]:
-    """One line for each setting that has points; a band where there are two seeds."""
+    """Return a line for each setting that has points, with a band where there are two seeds."""
     lines = []
     for order, (setting, aligned) in enumerate(zip(settings, of_settings, strict=True)):
         band = aligned.std() if len(aligned.value_SF) > 1 else None
@@ -117,7 +122,7 @@ def _lines(settings: Sequence[Setting], of_settings: Sequence[Aligned]) -> list[
 
 
 def _variances(settings: Sequence[Setting], of_settings: Sequence[Aligned]) -> list[Line]:
-    """Of those settings that have two seeds; unbiased, since settings may differ in their number."""
+    """Return lines of the settings that have two seeds; unbiased, since settings may differ in their number of seeds."""
     return [
         Line(_legend(setting), Curve(aligned.frame, aligned.value_SF.var(axis=0, ddof=1)), _colour(order))
         for order, (setting, aligned) in enumerate(zip(settings, of_settings, strict=True))
@@ -141,7 +146,7 @@ def _colour(order: int) -> str:
 
 
 def _row(one: Summary) -> dict[str, Any]:
-    """The columns of the files."""
+    """Return the columns of the files."""
     parts = {"steps_to_threshold": one.steps, "seconds_to_threshold": one.seconds, "final_return": one.final_return}
     estimates = {
         f"{name}{suffix}": getattr(part, field) if part else None
@@ -152,6 +157,7 @@ def _row(one: Summary) -> dict[str, Any]:
         "name": one.name,
         "seeds": one.seeds,
         "sessions": one.sessions,
+        "status": one.status,
         "solved": one.solved,
         **estimates,
         "final_return_median": one.final_return_median,
@@ -161,8 +167,8 @@ def _row(one: Summary) -> dict[str, Any]:
 
 
 def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, solve: float | None) -> bytes:
-    rows = [_row(one) | {"runs": [str(run.root) for run in setting.runs]} for setting, one in zip(settings, summaries, strict=True)]
-    content = {"by": by, "solve": solve, "interval": "95 % percentile bootstrap over seeds", "settings": rows}
+    rows = [_row(one) | {"runs": [str(run.paths.root) for run in setting.runs]} for setting, one in zip(settings, summaries, strict=True)]
+    content = {"by": by, "solve": solve, "interval": INTERVAL, "settings": rows}
     return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -174,8 +180,8 @@ def _csv(summaries: Sequence[Summary]) -> bytes:
     return text.getvalue().encode()
 
 
-def _files(paths: ComparisonPaths, graphs: dict[str, Graph], axis: Axis) -> list[str]:
-    """What has been written, by name."""
+def _files(paths: ComparisonPaths, graphs: dict[str, Figure], axis: Axis) -> list[str]:
+    """Return the files that were written, by name."""
     drawn = [paths.graph(name, ext, axis.name) for name in graphs for ext in ("html", "png")]
     return [str(file) for file in (paths.table("json"), paths.table("csv"), *drawn) if file.is_file()]
 

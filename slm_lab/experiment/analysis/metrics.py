@@ -1,7 +1,7 @@
-"""The metrics of docs/equations.md, and how they grow over a Session.
+"""The metrics of docs/equations.md, as numbers and as curves over a Session.
 
-Everywhere s (strength) is total_reward less the random baseline at the rows that have a total_reward. A metric whose denominator is
-zero is None.
+The strength s is total_reward minus the random baseline, at the rows that have a total_reward. A metric whose denominator is zero is
+None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficie
 
 @dataclass(frozen=True)
 class Strengths:
-    """s at each row that has one, and where in the training it is. All float64 [rows]."""
+    """The strength s at each row that has one, with its frame and optimizer step. All float64 [rows]."""
 
     frame: np.ndarray
     opt_step: np.ndarray
@@ -27,7 +27,7 @@ class Strengths:
 
     @staticmethod
     def of(table: Table, baseline: float | None) -> Strengths:
-        """From a table and the env's random baseline; without a baseline there are none."""
+        """Return the strengths of a table; none without a baseline."""
         total_reward = table.get("total_reward", np.empty(0))
         if baseline is None or not len(total_reward):
             return Strengths(np.empty(0), np.empty(0), np.empty(0))
@@ -37,7 +37,7 @@ class Strengths:
 
 
 def session_metrics(strengths: Strengths) -> Scalars:
-    """SESSION_METRICS of one Session."""
+    """Return the SESSION_METRICS of one Session."""
     s = strengths.value
     if not len(s):
         return dict.fromkeys(SESSION_METRICS)
@@ -52,7 +52,7 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_curves(strengths: Strengths) -> dict[str, Curve]:
-    """Over frames: the strengths themselves, and the other metrics as they were up to that row, where they are defined."""
+    """Return curves over frames: the strengths, and the other metrics up to each row where they are defined."""
     s = strengths.value
     over_frames = {
         "strengths": s,
@@ -64,37 +64,37 @@ def metric_curves(strengths: Strengths) -> dict[str, Curve]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent` are frames or optimizer steps. NaN where the denominator is zero.
+    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent`: frames or optimizer steps. NaN where the denominator is zero.
 
-    A row before the first optimizer step has no training efficiency: it is left out of both sums.
+    Rows before the first optimizer step have no training efficiency: both sums leave them out.
     """
     begun = spent > 0
     return _ratio(np.cumsum(np.where(begun, _ratio(s, spent), 0.0)), np.cumsum(np.where(begun, s, 0.0)))
 
 
 def stabilities(s: np.ndarray) -> np.ndarray:
-    """1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN where a denominator is zero, so for N = 1."""
+    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN where a denominator is zero, so for N = 1."""
     falls = np.cumsum(np.minimum(np.diff(s), 0.0))
     return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
 
 
 def consistencies(strengths: Aligned) -> np.ndarray:
-    """1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population)."""
+    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population)."""
     return 1.0 - 2.0 * _ratio(np.cumsum(strengths.std()), np.cumsum(strengths.mean().value))
 
 
 def consistency_curve(strengths: Aligned) -> Curve:
-    """The same over frames, where it is defined. `strengths` are at the frames that every Session has."""
+    """Return the same over frames, where it is defined. `strengths` are at the frames that every Session has."""
     return _finite(strengths.frame, consistencies(strengths))
 
 
 def consistency(strengths: Aligned) -> float | None:
-    """The consistency of a trial."""
+    """Return the consistency of a trial."""
     return _last(consistencies(strengths))
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Mean of each metric over the Sessions that have it; that of integers, which are counts, is an integer too."""
+    """Return the mean of each metric over the Sessions that have it; the mean of counts (integers) is rounded to an integer."""
     names = sessions[0] if sessions else {}
     known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
     return {name: _mean(values) if values else None for name, values in known.items()}
@@ -106,7 +106,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def final_return_ma(table: Table) -> float | None:
-    """The last total_reward_ma there is."""
+    """Return the last known total_reward_ma."""
     return _last(curve(table, "total_reward_ma").value)
 
 

@@ -1,4 +1,4 @@
-"""What a run with rollout workers and a learner has to show beside its returns: waits, policy lag, policies and their history."""
+"""Figures and metrics of runs with rollout workers: utilization, policy lag, several policies and population-based training."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.album import Album
-from slm_lab.experiment.analysis.figures import Axis, Labels
-from slm_lab.experiment.analysis.graph import POLICY_COLOURS, Graph, Line, Mark
+from slm_lab.experiment.analysis.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
+from slm_lab.experiment.analysis.figure_writer import FigureWriter
 from slm_lab.experiment.analysis.metrics import final_return_ma
-from slm_lab.experiment.analysis.panels import Panels
-from slm_lab.experiment.analysis.table import Curve, Table, curve, number, read_records
-from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Timeline, read_spans
+from slm_lab.experiment.analysis.run import Run
+from slm_lab.experiment.analysis.table import Curve, Table, curve, numbers
+from slm_lab.experiment.analysis.timeline import KIND_COLOURS, spans_of, timeline_figure
+from slm_lab.experiment.analysis.trial_figures import Axis, Labels
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.lib.log import notice
 from slm_lab.spec.sampler import SamplerSpec
@@ -28,12 +28,11 @@ _ROLE_LINES = {
     "learner": ("learner: training", KIND_COLOURS["train"]),
 }
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
-"""Column of the history → along the axis."""
-_LAG_BAND = "minimum to maximum"
+"""Column of the history → vertical axis."""
 
 
 def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
-    """The role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and the shares of all, 0..1.
+    """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and the shares of all, 0..1.
 
     Means over the second half of each table's rows, then over the tables. None where a role has no values.
     """
@@ -49,9 +48,10 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
 
 
 def sampler_metrics(train: Mapping[int, Table], judged: Mapping[int, Table], policies: int) -> dict[str, Any]:
-    """What the tables, by index, say of the trial: bottleneck and busy; of several policies each one's final return and the best.
+    """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), where these were measured.
 
-    `busy` is role → share. `policies` holds means over Sessions of the last total_reward_ma, None where no episode ended.
+    With several policies also `policies`, the means over Sessions of the last total_reward_ma (None where no episode ended), and
+    `best_policy`.
     """
     metrics: dict[str, Any] = {}
     if (found := bottleneck(list(train.values()))) is not None:
@@ -65,103 +65,98 @@ def sampler_metrics(train: Mapping[int, Table], judged: Mapping[int, Table], pol
     return metrics
 
 
-def table_graphs(table: Table, title: str, axis: Axis) -> dict[str, Graph]:
-    """Policy lag and how busy each role was, each where the table has it; `title` says whose the table is."""
-    graphs = {"policy_lag": _lag(table, title, axis), "busy": _busy(table, title, axis), "lag_masked": _masked(table, title, axis)}
-    return {name: graph for name, graph in graphs.items() if graph.lines}
+def table_figures(table: Table, title: str, axis: Axis) -> dict[str, Figure]:
+    """Return policy lag, utilization and masked transitions, each where the table has it; `title` says whose the table is."""
+    figures = {"policy_lag": _lag(table, title, axis), "busy": _busy(table, title, axis), "lag_masked": _masked(table, title, axis)}
+    return {name: figure for name, figure in figures.items() if figure.panel.lines}
 
 
-def _lag(table: Table, title: str, axis: Axis) -> Graph:
-    """The mean between minimum and maximum."""
+def _lag(table: Table, title: str, axis: Axis) -> Figure:
+    """Return the mean between minimum and maximum."""
     mean, low, high = (curve(table, f"lag_{what}") for what in ("mean", "min", "max"))
     edges = (low.value, high.value) if len(mean.frame) == len(low.frame) == len(high.frame) else None
     lines = [Line("mean", mean, edges=edges)] if len(mean.frame) else []
-    most = max((float(one.value.max()) for one in (mean, high) if len(one.value)), default=0.0) or 1.0
-    label = "policy lag (gradient steps)"
-    return Graph(f"{title}: policy lag", label, lines, x_label=axis.label, y_limits=_from_zero(most), band=_LAG_BAND)
+    top = max((float(one.value.max()) for one in (mean, high) if len(one.value)), default=0.0) or 1.0
+    panel = Panel("policy lag (gradient steps)", lines, x_label=axis.label, y_limits=_from_zero(top), band="minimum to maximum")
+    return Figure(f"{title}: policy lag", (panel,))
 
 
-def _busy(table: Table, title: str, axis: Axis) -> Graph:
+def _busy(table: Table, title: str, axis: Axis) -> Figure:
     lines = [Line(_ROLE_LINES[role][0], _percent(curve(table, column)), _ROLE_LINES[role][1]) for role, column in ROLES.items()]
     lines = [line for line in lines if len(line.curve.frame)]
-    return Graph(f"{title}: who is busy", "busy share of wall-clock time (%)", lines, x_label=axis.label, y_limits=_from_zero(100.0))
+    panel = Panel("busy share of wall-clock time (%)", lines, x_label=axis.label, y_limits=_from_zero(100.0))
+    return Figure(f"{title}: utilization", (panel,))
 
 
-def _masked(table: Table, title: str, axis: Axis) -> Graph:
-    """Without lines where nothing was left out."""
+def _masked(table: Table, title: str, axis: Axis) -> Figure:
+    """Return the share of transitions that were masked; without lines where none was."""
     masked = _percent(curve(table, "lag_masked"))
-    lines = [Line("not trained on", masked)] if masked.value.any() else []
+    lines = [Line("masked", masked)] if masked.value.any() else []
     limits = _from_zero(float(masked.value.max(initial=1.0)))
-    label = "transitions above max_policy_lag (%)"
-    return Graph(f"{title}: transitions too old to train on", label, lines, x_label=axis.label, y_limits=limits)
+    panel = Panel("transitions above max_policy_lag (%)", lines, x_label=axis.label, y_limits=limits)
+    return Figure(f"{title}: transitions masked for their policy lag", (panel,))
 
 
-def _from_zero(most: float) -> tuple[float, float]:
-    """So that lines at the edges are seen."""
-    return -0.02 * most, 1.05 * most
+def _from_zero(top: float) -> tuple[float, float]:
+    """Return limits with a margin, so that lines at the edges are visible."""
+    return -0.02 * top, 1.05 * top
 
 
 def _percent(share: Curve) -> Curve:
     return Curve(share.frame, 100 * share.value)
 
 
-def timeline(path: Path, title: str, sampler: SamplerSpec) -> Timeline | None:
-    """The timeline in a file; None where there is none."""
-    spans = read_spans(path)
-    turns = "asynchronous" if sampler.async_rl else "synchronous"
-    return Timeline(f"{title}: {turns}{', serial' if sampler.serial_mode else ''} timeline", spans) if spans else None
-
-
-def pbt_panels(path: Path, title: str, axis: Axis) -> Panels | None:
-    """The history of population-based training in a file: what mutates, and who took over whose weights; None where there is none."""
-    rows = read_records(path)
-    policies = sorted({int(policy) for row in rows if np.isfinite(policy := number(row.get("policy", "")))})
-    graphs = []
+def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> Figure | None:
+    """Return the history of population-based training: what mutates, and who took over whose weights; None without rows."""
+    history = {name: numbers(cells) for name, cells in columns.items()}
+    policies = sorted({int(policy) for policy in history.get("policy", ()) if np.isfinite(policy)})
+    panels = []
     for column, label in _TUNED.items():
-        lines = [_history(rows, policy, column) for policy in policies]
+        lines = [_history(history, policy, column) for policy in policies] if {"frame", "source", column} <= history.keys() else []
         lines = [line for line in lines if len(line.curve.frame)]
         if len(np.unique([value for line in lines for value in line.curve.value])) > (column == "gamma"):
-            graphs.append(Graph(label, label, lines, x_label=axis.label))
-    return Panels(f"{title}: population-based training", graphs) if graphs else None
+            panels.append(Panel(label, lines, x_label=axis.label, height=150))
+    return Figure(f"{title}: population-based training", tuple(panels)) if panels else None
 
 
-def _history(rows: Sequence[Mapping[str, str]], policy: int, column: str) -> Line:
-    """A hyperparameter of a policy, marked where the policy was replaced."""
-    points = [
-        (number(row.get("frame", "")), number(row.get(column, "")), number(row.get("source", "")))
-        for row in rows
-        if number(row.get("policy", "")) == policy
-    ]
-    points = sorted(point for point in points if np.isfinite(point[:2]).all())
-    frame, value, _ = np.array(points).reshape(-1, 3).T
+def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Line:
+    """Return a hyperparameter of a policy, marked where the policy was replaced."""
+    points = np.stack([history["frame"], history[column], history["source"]], axis=1)
+    points = points[(history["policy"] == policy) & np.isfinite(points[:, :2]).all(axis=1)]
+    points = points[np.lexsort((points[:, 1], points[:, 0]))]
+    frame, value, _ = points.T
     marks = [
-        Mark(at, of, f"policy {policy} took over the weights of policy {source:.0f}") for at, of, source in points if np.isfinite(source)
+        Mark(at, of, f"policy {policy} took over the weights of policy {source:.0f}")
+        for at, of, source in points.tolist()
+        if np.isfinite(source)
     ]
     colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
     return Line(f"policy {policy}", Curve(frame, value), colour, steps=True, marks=tuple(marks))
 
 
 def _timeline_path(paths: RunPaths, s: int, t: int, name: str, ext: str) -> Path:
-    """Of the graph."""
     return paths.timeline_graph(s, ext, t)
 
 
-def draw_sampler(album: Album, paths: RunPaths, t: int, tables: Mapping[int, Table], labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Draw what there is of the Sessions of these tables; a file that cannot be read is a notice."""
+def draw_sampler(writer: FigureWriter, run: Run, tables: Mapping[int, Table], labels: Labels, sampler: SamplerSpec | None) -> None:
+    """Write the figures of the Sessions of these tables; a file that cannot be read is a notice."""
+    paths, t = run.paths, run.trial
     for index, table in tables.items():
-        graphs = table_graphs(table, f"{labels.title}, {labels.of(index)}", labels.frames)
-        album.draw(graphs, partial(paths.session_graph, index, t=t))
+        figures = table_figures(table, f"{labels.title}, {labels.of(index)}", labels.frames)
+        writer.write(figures, partial(paths.session_graph, index, t=t))
     if sampler is None:
         return
+    turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"
     for s in sorted({index // sampler.num_policies for index in tables}):
         title = f"{labels.title}, session {s}"
         try:
-            if (spans := timeline(paths.timeline(s, t), title, sampler)) is not None:
-                album.draw({"timeline": spans}, partial(_timeline_path, paths, s, t))
+            if spans := spans_of(run.timeline(s)):
+                figure = timeline_figure(f"{title}: {turns} timeline", spans)
+                writer.write({"timeline": figure}, partial(_timeline_path, paths, s, t))
         except Exception as error:
-            notice(f"{paths.timeline(s, t).name} cannot be drawn: {error}")
+            notice(f"cannot draw {paths.timeline(s, t).name}: {error}")
         try:
-            if (history := pbt_panels(paths.pbt(s, t), title, labels.frames)) is not None:
-                album.draw({"pbt": history}, partial(paths.session_graph, s, t=t))
+            if (history := pbt_figure(run.pbt(s), title, labels.frames)) is not None:
+                writer.write({"pbt": history}, partial(paths.session_graph, s, t=t))
         except Exception as error:
-            notice(f"{paths.pbt(s, t).name} cannot be drawn: {error}")
+            notice(f"cannot draw {paths.pbt(s, t).name}: {error}")

@@ -16,14 +16,21 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.base import Tuning
-from slm_lab.experiment.analysis.figures import FRAMES
-from slm_lab.experiment.analysis.sampler import pbt_panels
-from slm_lab.experiment.analysis.table import read_records
+from slm_lab.experiment.analysis.sampler import pbt_figure
+from slm_lab.experiment.analysis.table import read_columns
+from slm_lab.experiment.analysis.trial_figures import FRAMES
 from slm_lab.experiment.paths import new_run
 from slm_lab.experiment.sampler.pbt import COLUMNS, Member, Population, take_over
 from slm_lab.experiment.sampler.session import SampledSession
 from slm_lab.spec.sampler import PBTSpec
 from tests.experiment.sampler.conftest import sampled
+
+
+def records(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    columns = read_columns(path)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
 
 Open = Callable[[Any], SampledSession]
 BEST = 6.0
@@ -223,7 +230,7 @@ def test_the_table_of_rounds_is_as_its_reader_takes_it(tmp_path: Path) -> None:
     one = population([2.0, -5.0, None], path, mutation_rate=1.0, optimize_gamma=True, replace_fraction=0.3)
     one.members[1].frame = 1_234_567_891
     one.step(1)
-    rows = read_records(path)
+    rows = records(path)
     assert tuple(rows[0]) == COLUMNS
     assert [(row["frame"], row["policy"], row["total_reward"], row["source"]) for row in rows] == [
         ("0", "0", "2", ""),
@@ -234,10 +241,10 @@ def test_the_table_of_rounds_is_as_its_reader_takes_it(tmp_path: Path) -> None:
     assert float(rows[3]["lr"]) == pytest.approx(toys(one)[1].lr)
     assert float(rows[3]["gamma"]) == pytest.approx(toys(one)[1].spec.gamma)
     assert float(rows[0]["entropy_coef"]) == 0.01
-    panels = pbt_panels(path, "small", FRAMES)
-    assert panels is not None
-    assert [graph.title for graph in panels.graphs] == ["learning rate", "entropy coefficient", "gamma"]
-    lines = {line.name: line for line in panels.graphs[0].lines}
+    figure = pbt_figure(read_columns(path), "small", FRAMES)
+    assert figure is not None
+    assert [panel.y_label for panel in figure.panels] == ["learning rate", "entropy coefficient", "gamma"]
+    lines = {line.name: line for line in figure.panel.lines}
     assert lines["policy 1"].curve.frame.tolist() == [0.0, 1_234_567_891.0]
     assert [(mark.frame, mark.text) for mark in lines["policy 1"].marks] == [
         (1_234_567_891.0, "policy 1 took over the weights of policy 0")
@@ -319,7 +326,7 @@ def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
     session = open_session(sampled(sampler=SMALL | {"pbt": PBT}, env={"max_frame": 1024}))
     paths = new_run(tmp_path, "small")
     session.run(paths)
-    rows = read_records(paths.pbt(0))
+    rows = records(paths.pbt(0))
     for policy, student in enumerate(session.students):
         its = [row for row in rows if row["policy"] == str(policy)]
         frames = [int(row["frame"]) for row in its]

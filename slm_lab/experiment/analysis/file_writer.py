@@ -1,4 +1,4 @@
-"""Files of a finished run: each is whole or not there, and one that cannot be written never ends a run."""
+"""Write files atomically: a file is complete or absent, and one that cannot be written never ends a run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slm_lab.lib.log import notice
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Writer:
-    """Writes files one after another. A failure is a notice; after a full disk the rest is not even tried, and one notice tells all."""
+class FileWriter:
+    """Writes files one after another. A failure is a notice; once the disk is full the rest is skipped and counted in one notice."""
 
     def __init__(self) -> None:
         self.full = False
         self._missing: dict[str, int] = {}
 
     def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
-        """Make and write the `files` of one thing, of which `what` says the kind ("graph not drawn"); None: not to be counted."""
+        """Make and write the `files` of one item; `what` ("graph not drawn") counts it when the disk is full, None does not."""
         for path, content in files:
             if self.full:
                 break
@@ -35,17 +35,16 @@ class Writer:
             self._missing[what] = self._missing.get(what, 0) + 1
 
     def close(self) -> None:
-        """Tell what a full disk left out."""
+        """Report in one notice what was skipped on a full disk."""
         if self.full:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"disk full: {', '.join(kinds)}")
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `path` in one step: it has its old content or all of the new. Raises OSError, with nothing left behind.
+    """Replace the content of `path` atomically. Raises OSError, with the old content kept and nothing left behind.
 
-    The temporary file lies in the same folder, since only there a rename is one step; its name is short, since `path` may have the
-    longest a disk takes.
+    The temporary file is in the same folder, where a rename is atomic; its name is short, since that of `path` may have the maximum length.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:

@@ -1,0 +1,248 @@
+"""Render a figure as PNG by matplotlib, of which only the canvas is loaded: the whole package takes seconds to import."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.analysis.figure import (
+    BAND_OPACITY,
+    EMPTY,
+    FAINT_OPACITY,
+    GREY,
+    GRID,
+    INK,
+    MARK,
+    MAX_MARKERS,
+    Bars,
+    Figure,
+    Line,
+    Panel,
+    band_edges,
+    shorten,
+    thin,
+    visible_lines,
+    y_range,
+)
+
+_WIDTH, _HEIGHT = 800, 450
+"""Pixels of a picture; one with panels of their own height is as high as these need."""
+_LEFT, _AXES_WIDTH = 0.115, 0.845
+"""The axes, in widths of the picture."""
+_ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
+"""Pixels above the legend, of a subtitle, and below all panels."""
+_PANEL, _BETWEEN = 150, 24
+"""Pixels of one of several panels, and between two."""
+_LEGEND_ROW = 20.25
+"""Pixels."""
+_LEGEND_LETTERS = 100
+"""Characters in a row of the legend; the line beside a name is as wide as _HANDLE characters."""
+_HANDLE = 6
+_MAX_NAMES = 3
+"""The legend counts more faint lines than this instead of naming each."""
+_TITLE_LETTERS = 76
+"""Characters of a title at full size; a longer one is smaller."""
+_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
+
+
+class PNGRenderer:
+    """Renders figures as PNG. Standard ones use one canvas again and again: to make a new one takes longer than to draw."""
+
+    def __init__(self) -> None:
+        self._standard = _Canvas(_HEIGHT, 1)
+
+    def render(self, figure: Figure) -> bytes:
+        panels = figure.panels
+        if len(panels) == 1 and panels[0].height is None:
+            return self._standard.draw(figure)
+        heights = [panel.height or _PANEL for panel in panels]
+        rows = _legend_form([name for name, _ in _legend_of(panels)])[1]
+        above = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * rows
+        height = above + sum(heights) + _BETWEEN * (len(panels) - 1) + _BELOW
+        return _Canvas(round(height), len(panels)).draw(figure)
+
+
+class _Canvas:
+    """A picture with a title, a legend and axes below each other."""
+
+    def __init__(self, height: int, panels: int) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as MatplotlibFigure
+
+        self.height = height
+        self.picture: Any = MatplotlibFigure(figsize=(_WIDTH / 100, height / 100), dpi=100, facecolor="white")  # hardly typed
+        self.canvas: Any = FigureCanvasAgg(self.picture)
+        self.title, self.subtitle = self._text(22.5, weight="bold"), self._text(46, size=10)
+        self.axes = [self._new_axes() for _ in range(panels)]
+
+    def draw(self, figure: Figure) -> bytes:
+        """Draw a figure in place of what was drawn before, and return the PNG."""
+        title = shorten(figure.title)
+        self.title.set_text(title)
+        self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
+        self.subtitle.set_text(figure.subtitle)
+        entries = _legend_of(figure.panels)
+        columns, rows = _legend_form([name for name, _ in entries])
+        above = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1)
+        between = _BETWEEN * (len(self.axes) - 1)
+        free = max(self.height - above - _BELOW - between, 0.3 * self.height)
+        requested = [panel.height or free / len(self.axes) for panel in figure.panels]
+        bottom = _BELOW + sum(requested) + between
+        last = len(self.axes) - 1
+        for order, (axes, panel, height) in enumerate(zip(self.axes, figure.panels, requested, strict=True)):
+            bottom -= height
+            axes.set_position((_LEFT, bottom / self.height, _AXES_WIDTH, height / self.height))
+            bottom -= _BETWEEN
+            _draw_panel(axes, panel, numbered=order == last)
+        for legend in self.picture.legends[:]:
+            legend.remove()
+        if entries:
+            place = (_LEFT - 0.01 * _AXES_WIDTH, self.axes[0].get_position().y1)
+            names, handles = [name for name, _ in entries], [make() for _, make in entries]
+            self.picture.legend(handles, names, loc="lower left", bbox_to_anchor=place, borderaxespad=0.2, ncols=columns, **_LEGEND)
+        return self._png()
+
+    def _text(self, below: float, **style: Any) -> Any:
+        """Make an empty text, centred so many pixels below the top."""
+        return self.picture.text(0.02, 1 - below / self.height, "", color=INK, va="center", parse_math=False, **style)
+
+    def _new_axes(self) -> Any:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        axes = self.picture.add_axes((_LEFT, 0.1, _AXES_WIDTH, 0.8))
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GREY)
+        axes.tick_params(labelcolor=INK, labelsize=9, bottom=False, left=False)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(format_tick))
+        # fixed positions of the labels save the search for them
+        axes.xaxis.set_label_coords(_LEFT + _AXES_WIDTH / 2, 23.4 / self.height, transform=self.picture.transFigure)
+        axes.yaxis.set_label_coords(-0.104, 0.5)
+        return axes
+
+    def _png(self) -> bytes:
+        from PIL import Image
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # glyphs that the font lacks
+            self.canvas.draw()
+        content = BytesIO()
+        # without savefig and the alpha channel: a fifth faster
+        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
+        return content.getvalue()
+
+
+def format_tick(value: float, position: int | None) -> str:
+    """Return 1,500 0.25 2e-5: matplotlib's own format may move a power of ten out of the axis."""
+    if 0 < abs(value) < 0.001:
+        digits, _, power = f"{value:.2e}".partition("e")
+        text = f"{float(digits):g}e{int(power)}"
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def _draw_panel(axes: Any, panel: Panel, *, numbered: bool) -> None:
+    """Draw a panel in place of what the axes showed; `numbered`: with numbers and label of the horizontal axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    for artist in (*axes.lines, *axes.collections, *axes.texts, *axes.patches):
+        artist.remove()
+    if panel.rows:
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(list(panel.rows.values()), labels=list(panel.rows))
+        axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.tick_params(labelbottom=numbered)
+    axes.set_xlabel(panel.x_label if numbered else "", color=INK, size=10)
+    axes.set_ylabel(panel.y_label, color=INK, size=10)
+    for kind in panel.bars:
+        _draw_bars(axes, kind)
+    names = _names(panel)
+    for line in map(thin, visible_lines(panel)):
+        _draw_line(axes, line, GREY if line.faint and names[line.name] != line.name else line.colour)
+    for line in panel.lines:
+        if line.marks:
+            axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
+    if panel.empty:
+        axes.text(0.5, 0.5, EMPTY, transform=axes.transAxes, ha="center", color=GREY)
+    last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
+    axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
+    axes.set_ylim(*y_range(panel))
+
+
+def _draw_line(axes: Any, line: Line, colour: str) -> None:
+    frame, value = line.curve
+    if line.banded:
+        axes.fill_between(frame, *band_edges(line), color=colour, alpha=BAND_OPACITY, linewidth=0)
+    axes.plot(frame, value, drawstyle="steps-post" if line.steps else "default", **_line_style(line, colour))
+
+
+def _draw_bars(axes: Any, kind: Bars) -> None:
+    lengths, begins = [bar.end - bar.begin for bar in kind.bars], [bar.begin for bar in kind.bars]
+    middles, thickness = [bar.middle for bar in kind.bars], [bar.thickness for bar in kind.bars]
+    edge = {"edgecolor": "white"} if kind.edge else {}
+    axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
+
+
+_MARK_STYLE: dict[str, Any] = {"marker": "X", "s": 70, "edgecolor": INK, "linewidth": 0.8, "zorder": 3}
+_MARK_SAMPLE: dict[str, Any] = {"marker": "X", "markersize": 8, "color": "white", "markeredgecolor": INK, "markeredgewidth": 0.8, "lw": 0}
+
+
+def _line_style(line: Line, colour: str) -> dict[str, Any]:
+    return {
+        "color": colour,
+        "alpha": FAINT_OPACITY if line.faint else 1.0,
+        "linewidth": 1.0 if line.faint else 2.0,
+        "marker": "o" if len(line.curve.frame) <= MAX_MARKERS else "",
+        "markersize": 2.5 if line.faint else 4,
+    }
+
+
+def _names(panel: Panel) -> dict[str, str]:
+    """Return the names of the lines → those of the legend, where many faint lines have one together."""
+    faint = [line.name for line in panel.lines if line.faint]
+    together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
+    return {line.name: together if line.faint and together else line.name for line in panel.lines}
+
+
+def _legend_of(panels: tuple[Panel, ...]) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the names in the legend, each once, and what makes the sample beside it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: dict[str, Callable[[], Any]] = {}
+    for panel in panels:
+        for kind in panel.bars:
+            entries.setdefault(kind.name, partial(Patch, color=kind.colour))
+        names = _names(panel)
+        lines = [line for line in visible_lines(panel) if len(line.curve.frame)]
+        for line in lines:
+            colour = line.colour if names[line.name] == line.name else GREY
+            entries.setdefault(names[line.name], partial(Line2D, [], [], **_line_style(line, colour)))
+        for line in lines if panel.one_band else ():
+            if line.banded:
+                entries.setdefault(panel.band, partial(Patch, color=line.colour, alpha=BAND_OPACITY, linewidth=0))
+        if any(line.marks for line in lines):
+            entries.setdefault(MARK, partial(Line2D, [], [], **_MARK_SAMPLE))
+    return list(entries.items())
+
+
+def _legend_form(names: list[str]) -> tuple[int, int]:
+    """Return the columns and rows of a legend of these names."""
+    columns = next((n for n in range(8, 1, -1) if _fits(names, n)), 1)
+    return columns, -(-len(names) // columns)
+
+
+def _fits(names: list[str], columns: int) -> bool:
+    """Whether so many columns, which matplotlib fills one after another, as evenly as it can, fit beside each other."""
+    widths = [len(name) + _HANDLE for name in names]
+    return sum(max(column.tolist(), default=0) for column in np.array_split(widths, columns)) <= _LEGEND_LETTERS

@@ -1,0 +1,239 @@
+"""Read a run folder: its spec, tables, metrics and status. Read only; the run may still be training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_columns, read_table
+from slm_lab.experiment.paths import DataMode, RunPaths, run_in
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.log import notice
+from slm_lab.spec.report import nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["done", "stopped", "failed", "running"]
+"""stopped: ended early on request; failed: a Session failed; running: no metrics file yet, so still training, or killed."""
+_COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
+
+
+class Run:
+    """One trial of a run folder. Files are read on first use and kept; make a new Run to see what was written since.
+
+    `train` and `eval` are pandas DataFrames; everything inside the analysis uses the numpy tables below them (`tables`), so that pandas is
+    imported only by those who ask for a DataFrame.
+    """
+
+    def __init__(self, paths: RunPaths, trial: int = 0) -> None:
+        self.paths, self.trial = paths, trial
+        self._tables: dict[DataMode, dict[int, Table]] = {}
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.paths.root)!r}, {self.status})"
+
+    @property
+    def train(self) -> pd.DataFrame:
+        """The rows of training of all Sessions: columns session and policy, then those of the CSV files."""
+        return self._frame("train")
+
+    @property
+    def eval(self) -> pd.DataFrame:
+        """The rows of evaluation, in the same form."""
+        return self._frame("eval")
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the spec."""
+        return self._named_spec[0]
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The spec as saved. It is not validated, since another version may have written it. Raises UserError if it cannot be read."""
+        return self._named_spec[1]
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The trial's metrics, {} until they are written."""
+        return _read_json(self.paths.trial_metrics(self.trial)) or {}
+
+    @cached_property
+    def status(self) -> Status:
+        """How the run ended; by its tables where the metrics file does not tell."""
+        if not self.paths.trial_metrics(self.trial).is_file():
+            return "running"
+        if self.metrics.get("failed"):
+            return "failed"
+        return "stopped" if self.metrics.get("status") == "stopped" or "stopped" in self.sessions.values() else "done"
+
+    @cached_property
+    def sessions(self) -> dict[int, Status]:
+        """Session index → how it ended, of Sessions with a table or a metrics file."""
+        found = {index // self.policies: index for index in reversed(self.paths.sessions("train", self.trial))}
+        found |= {s: found.get(s, s * self.policies) for s in map(int, self.metrics.get("failures", {}))}
+        return {s: self._session_status(s, found[s]) for s in sorted(found)}
+
+    @property
+    def policies(self) -> int:
+        """Number of policies that each Session trains."""
+        return int((self._section("meta").get("sampler") or {}).get("num_policies", 1))
+
+    @property
+    def env(self) -> str:
+        """Name of the env, without the module that registers it."""
+        return str(self._section("env").get("name", "?")).rpartition(":")[2]
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the Sessions train one net together."""
+        return distributed(self.tables("train"))
+
+    def tables(self, mode: DataMode) -> dict[int, Table]:
+        """Tables by index (see RunPaths.session_df) of all Sessions that have one of training; one that cannot be read is a notice."""
+        if mode not in self._tables:
+            indices = self.paths.sessions("train", self.trial)
+            self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
+        return self._tables[mode]
+
+    def timeline(self, s: int) -> dict[str, list[str]]:
+        """Columns of a Session's timeline, as text. Raises OSError like read_columns."""
+        return read_columns(self.paths.timeline(s, self.trial))
+
+    def pbt(self, s: int) -> dict[str, list[str]]:
+        """Columns of the history of a Session's population-based training, as text. Raises OSError like read_columns."""
+        return read_columns(self.paths.pbt(s, self.trial))
+
+    def settings(self) -> dict[str, Any]:
+        """Return every key of the spec by its path, without those that differ between two runs of one setting: seed and provenance."""
+        return {key: value for key, value in _flat(self.spec) if key != "meta.random_seed" and not key.startswith("meta.run.")}
+
+    @cached_property
+    def _named_spec(self) -> tuple[str, dict[str, Any]]:
+        try:
+            ((name, body),) = json.loads(self.paths.spec.read_text(encoding="utf-8")).items()
+            return str(name), dict(body)
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise UserError(f"{self.paths.spec} cannot be read as a saved spec: {error}") from None
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        section = self.spec.get(name)
+        return section if isinstance(section, dict) else {}
+
+    def _session_status(self, s: int, index: int) -> Status:
+        """How Session `s` ended, by its metrics file, or by whether its table `index` ends at the last frame."""
+        metrics = _read_json(self.paths.session_metrics(index, self.trial))
+        if metrics is None:
+            if not self.paths.trial_metrics(self.trial).is_file():
+                return "running"
+            return "failed" if self.metrics.get("failed") else self._status_by_frame(index)
+        if metrics.get("failed"):
+            return "failed"
+        return metrics["status"] if metrics.get("status") in ("done", "stopped") else self._status_by_frame(index)
+
+    def _status_by_frame(self, index: int) -> Status:
+        env, meta = self._section("env"), self._section("meta")
+        quota = env.get("max_frame")
+        if not isinstance(quota, int | float):
+            return "done"
+        if meta.get("distributed"):
+            quota /= meta.get("max_session") or 1
+        frame = self.tables("train").get(index, no_rows())["frame"]
+        return "done" if len(frame) and frame[-1] >= quota else "stopped"
+
+    def _frame(self, mode: DataMode) -> pd.DataFrame:
+        import pandas as pd
+
+        frames = [
+            pd.DataFrame(
+                {"session": index // self.policies, "policy": index % self.policies}
+                | {name: _column(name, values) for name, values in table.items()}
+            )
+            for index, table in self.tables(mode).items()
+            if len(table["frame"])
+        ]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["session", "policy", "frame"])
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read the run in a folder. Raises UserError where it is not a run folder, holds several trials or an unreadable spec.
+
+    >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
+    >>> run.train.groupby("session").total_reward_ma.last(), run.metrics["strength"], run.spec["env"], run.status
+    """
+    folder = Path(folder)
+    paths = run_in(folder) if folder.is_dir() else None
+    if paths is None:
+        inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and run_in(path)), None) if folder.is_dir() else None
+        hint = f"; did you mean {inside}?" if inside else ""
+        raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json{hint}")
+    trials = paths.trials()
+    if len(trials) > 1:
+        raise UserError(f"'{folder}' holds {len(trials)} trials; expected a folder of one")
+    run = Run(paths, trials[0] if trials else 0)
+    _ = run.spec  # read here, so that a damaged spec is an error at once
+    return run
+
+
+def run_folders(word: str) -> list[Path]:
+    """Return the folder `word`, or the folders that match it as a pattern with *, ? or [. Raises UserError if there are none."""
+    if word and Path(word).is_dir():
+        return [Path(word)]
+    if word and has_magic(word):
+        found = sorted(path for path in map(Path, glob(word)) if path.is_dir())
+        if found:
+            return found
+        raise UserError(f"no folder matches '{word}'")
+    parent = Path(word).parent
+    siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # a name without its timestamp
+    hint = f"; did you mean '{max(longer)}'?" if longer else nearest(Path(word).name, siblings, 0.5)
+    raise UserError(f"'{word}' is not a folder{hint}; expected a run folder, as under data/")
+
+
+def distributed(tables: Mapping[int, Table]) -> bool:
+    """Whether the Sessions of these tables train one net together."""
+    return any("global_frame" in table for table in tables.values())
+
+
+def last_frame(table: Table) -> int | None:
+    frame = curve(table, "frame").value
+    return int(frame[-1]) if len(frame) else None
+
+
+def _table(path: Path) -> Table:
+    try:
+        return read_table(path)
+    except Exception as error:
+        notice(f"cannot read {path.name}: {error}")
+        return no_rows()
+
+
+def _column(name: str, values: np.ndarray) -> np.ndarray:
+    """Return counts as int64 where all are known, other values as they are."""
+    return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file, None if it does not exist, {} with a notice if it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        notice(f"cannot read {path}: {error}")
+        return {}
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in body.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

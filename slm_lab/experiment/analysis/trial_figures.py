@@ -1,0 +1,207 @@
+"""The figures of a Session and of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slm_lab.experiment.analysis.figure import POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve, metric_curves
+from slm_lab.experiment.analysis.run import distributed
+from slm_lab.experiment.analysis.table import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
+from slm_lab.experiment.paths import DataMode
+
+Curves = dict[str, Curve]
+"""Name of a figure → the curve of one table in it."""
+
+RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
+_POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
+"""Names of figures with a curve per policy → those with a curve per table."""
+_LEARNING = {"loss": "loss", "entropy": "entropy", "explore_var": "explore_var"}
+"""Names of figures → columns."""
+_SHARED = {"grad_norm": "grad_norm", "staleness": "staleness", "lock_wait": "lock_wait"}
+"""The same for Sessions that train one net together."""
+_CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
+_TEXTS = {
+    "mean_returns": ("mean return", "mean return ({episodes})"),
+    "mean_returns_ma": ("mean return, moving average", "mean return, moving average (last 100 rows)"),
+    "policy_returns": ("mean return of each policy", "mean return ({episodes})"),
+    "policy_returns_ma": ("moving average of each policy", "mean return, moving average (last 100 rows)"),
+    "loss": ("loss", "loss"),
+    "entropy": ("entropy", "entropy of the policy (nats)"),
+    "explore_var": ("explore_var", "explore_var"),
+    "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
+    "staleness": ("staleness", "staleness (updates by others, pull to push)"),
+    "lock_wait": ("waiting time for the lock", "waiting time of an update for the lock (ms)"),
+    "strengths": ("strength", "strength (mean return above random)"),
+    "sample_efficiencies": ("sample efficiency", "sample efficiency (1 / frame)"),
+    "training_efficiencies": ("training efficiency", "training efficiency (1 / optimizer step)"),
+    "stabilities": ("stability", "stability"),
+    "consistencies": ("consistency", "consistency"),
+}
+"""What is drawn, in the title and along the vertical axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis."""
+
+    name: str
+    """In file names."""
+    column: str
+    label: str
+
+
+FRAMES = Axis("frames", "frame", "frames")
+SESSION_FRAMES = Axis("frames", "frame", "frames (of each session)")
+"""Where the Sessions train one net."""
+POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
+"""Where a Session trains several policies."""
+SHARED_AXES = (
+    Axis("global_frames", "global_frame", "global frames (of all sessions together)"),
+    Axis("wall_t", "wall_t", "wall-clock time (s)"),
+)
+"""Additional axes for the returns where the Sessions train one net."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Titles and names in the figures of a trial."""
+
+    title: str
+    """Spec, env and trial."""
+    episodes: Mapping[DataMode, str]
+    """The episodes over which a return is the mean."""
+    failed: int = 0
+    """Number of failed Sessions, which the means of the trial leave out."""
+    policies: int = 1
+    """Number of policies of each Session."""
+    sessions: int = 1
+    """Number of Sessions of the trial."""
+    frames: Axis = FRAMES
+    failed_tables: Set[int] = frozenset()
+    """Indices of the tables of failed Sessions."""
+
+    def of(self, index: int) -> str:
+        """Return the Session, and its policy, that the table of this index belongs to."""
+        session, policy = divmod(index, self.policies)
+        return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
+
+    def name(self, index: int) -> str:
+        """Return the same for a legend."""
+        name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.of(index)
+        return f"{name} (failed)" if index in self.failed_tables else name
+
+    @property
+    def each(self) -> str:
+        """What has a table of its own."""
+        return "policies" if self.policies > 1 else "sessions"
+
+    @property
+    def missing(self) -> str:
+        """Return ", 1 failed", or with several policies ", 1 session failed"."""
+        sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
+        return f", {self.failed}{sessions} failed" if self.failed else ""
+
+    def count(self, tables: int) -> str:
+        """Return "2 sessions, 1 failed", or "6 policies, 1 session failed"."""
+        return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else 'session'}{self.missing}"
+
+
+def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:
+    """Return the curves of each table that describe its updates; without waits for the lock where there are none."""
+    columns = _LEARNING | _SHARED if distributed(tables) else _LEARNING
+    if not any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values()):
+        columns = {name: column for name, column in columns.items() if name != "lock_wait"}
+    return {index: {name: curve(table, column) for name, column in columns.items()} for index, table in tables.items()}
+
+
+def return_curves(table: Table, over: str = "frame") -> Curves:
+    return {name: curve(table, column, over) for name, column in RETURNS.items()}
+
+
+def session_figures(index: int, curves: Curves, labels: Labels, mode: DataMode) -> dict[str, Figure]:
+    """Return the figures of those curves that have points."""
+    suffix = ", evaluation" if mode == "eval" else ""
+    titled = replace(labels, title=f"{labels.title}, {labels.of(index)}{suffix}")
+    return {name: _figure(name, [Line(labels.name(index), one)], titled, mode) for name, one in curves.items() if len(one.frame)}
+
+
+def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, axis: Axis | None = None) -> dict[str, Figure]:
+    """Return figures of each table's curves and their mean ± one standard deviation.
+
+    Returns over frames are always drawn, other figures only where there are points.
+    """
+    figures = {}
+    for name in next(iter(tables.values()), {}):
+        lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
+        if lines or (name in RETURNS and axis not in SHARED_AXES):
+            figures[name] = _figure(name, lines, labels, mode, axis)
+    return figures
+
+
+def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode) -> dict[str, Figure]:
+    """Return figures of the returns with a curve per policy, ± one standard deviation over several Sessions; {} for one policy."""
+    figures: dict[str, Figure] = {}
+    for name, of_table in _POLICY_RETURNS.items() if labels.policies > 1 else ():
+        lines = []
+        for policy in range(labels.policies):
+            own = {index: one[of_table] for index, one in tables.items() if index % labels.policies == policy}
+            curves = [one for index, one in own.items() if len(one.frame) and index not in labels.failed_tables]
+            together = align_or_interpolate(curves, min(len(curves), 2))
+            aligned = together if len(together.frame) else align(curves)
+            std = aligned.std() if len(curves) > 1 else None
+            colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
+            lines += [Line(f"policy {policy}", aligned.mean(), colour, std)] if len(aligned.frame) else []
+        figure = _figure(name, lines, labels, mode)
+        several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.std is not None for line in lines) else ""
+        figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
+    return figures
+
+
+def common_strengths(strengths: Mapping[int, Strengths]) -> Aligned:
+    """Return the strengths at the frames that all tables with strengths have."""
+    curves = [Curve(one.frame, one.value) for one in strengths.values() if len(one.value)]
+    return align_or_interpolate(curves, len(curves))
+
+
+def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict[str, Figure]:
+    """Return the consistency over Sessions, or over their policies; {} for one alone, of which it says nothing."""
+    one, count = consistency_curve(common), len(common.value_SF)
+    if count < 2 or not len(one.frame):
+        return {}
+    return {"consistencies": _figure("consistencies", [Line(f"over {labels.count(count)}", one)], labels, mode)}
+
+
+def judged_curves(table: Table, strengths: Strengths) -> Curves:
+    """Return the returns and the metrics made of them."""
+    return {**return_curves(table), **metric_curves(strengths)}
+
+
+def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
+    """Return a line of each table and their mean, which leaves out those of failed Sessions.
+
+    The mean needs two Sessions at a frame: the last row of a stopped Session lies off the grid of the others. Over axes other than frames
+    each Session has a grid of its own, and the mean goes over the range that all cover.
+    """
+    well = {index: one for index, one in curves.items() if index not in labels.failed_tables}
+    name = f"mean of {labels.count(len(well))}"
+    faint = [
+        Line(labels.name(index), one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
+        for order, (index, one) in enumerate(curves.items())
+    ]
+    if len(well) == 1:
+        ((index, one),) = well.items()
+        failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
+        return [*failed, Line(name if labels.failed else labels.name(index), one)]
+    aligned = interpolate(list(well.values())) if axis in SHARED_AXES else align_or_interpolate(list(well.values()), 2)
+    return [*faint, Line(name, aligned.mean(), std=aligned.std())] if len(aligned.frame) else faint
+
+
+def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis | None = None) -> Figure:
+    what, y_label = _TEXTS[name]
+    y_label = y_label.format(episodes=labels.episodes[mode])
+    panel = Panel(y_label, lines, name in _CORE_RANGE, (axis or labels.frames).label, each=labels.each)
+    return Figure(f"{labels.title}: {what}", (panel,))

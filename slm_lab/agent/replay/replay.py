@@ -12,7 +12,7 @@ from torch import Tensor
 from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore
 from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.machine import memory_bytes
+from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 from slm_lab.spec.base import Problem, SpecError

@@ -9,7 +9,7 @@ import numpy as np
 from slm_lab.agent.replay.replay import REPLAYS, Replay
 from slm_lab.agent.rollout.storage import RolloutStorage, build_memory, slab_bytes
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.machine import memory_bytes
+from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.algorithm import ReplayAlgorithmSpec

@@ -10,7 +10,7 @@ import torch
 
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, slab_bytes
-from slm_lab.lib.machine import memory_bytes
+from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, SharedArrays, attach_parts, prefixed

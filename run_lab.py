@@ -3,18 +3,18 @@
 import sys
 from importlib.util import find_spec
 
-PACKAGES = ("rich", "torch", "gymnasium", "matplotlib", "numpy", "PIL", "plotly", "pydantic", "pydash", "yaml")
+PACKAGES = ("rich", "torch", "gymnasium", "matplotlib", "numpy", "pandas", "PIL", "plotly", "pydantic", "pydash", "yaml")
 ADVICE = "run `make setup` and use .venv/bin/python"
 
 
 def main() -> int:
-    """The exit code; 2 where this Python is not the one that slm_lab was installed for."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - that is what it is for
-        sys.stderr.write("slm_lab needs Python 3.11 or newer, and this is {}.{}: {}\n".format(*sys.version_info[:2], ADVICE))
+    """Run the command line; return 2 if this Python lacks slm_lab's packages."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - older Pythons run this line
+        sys.stderr.write("slm_lab needs Python 3.11 or newer, not {}.{}: {}\n".format(*sys.version_info[:2], ADVICE))
         return 2
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        sys.stderr.write(f"slm_lab's packages are missing here (No module named '{missing[0]}'): {ADVICE}\n")
+        sys.stderr.write(f"missing package '{missing[0]}': {ADVICE}\n")
         return 2
     from slm_lab.cli import main as command
 

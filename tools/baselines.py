@@ -1,7 +1,7 @@
 """Measure the random baselines that ship (slm_lab/experiment/analysis/baselines.json): python tools/baselines.py [ENV_ID …]
 
-Without ids all are measured: about twenty minutes on one core, of which Enduro with its long games takes six.
-Uses Gymnasium's own envs (backend sync) and ALE's vector env.
+Without ids all of them: about 20 minutes on one core (6 for Enduro, whose games are long).
+Uses backend sync for Gymnasium's envs and ALE's vector env.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Write the generated files of the spec room: python tools/generate.py [--check]
+"""Write the generated files of slm_lab.spec: python tools/generate.py [--check]
 
 - slm_lab/spec/known_envs.py from Gymnasium's registry and ALE's list of games,
 - slm_lab/spec/torch_names.py from torch,
 - slm_lab/spec/spec.schema.json from the models.
-With --check nothing is written; the exit status tells whether a file is out of date.
+With --check nothing is written; exit status 1 if a file is out of date.
 """
 
 from __future__ import annotations

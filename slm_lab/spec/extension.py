@@ -66,7 +66,7 @@ def find_model(name: str, kind: type[Component]) -> type[Component]:
     try:
         found.model_rebuild()
     except Exception as error:  # an annotation that pydantic cannot resolve
-        raise ExtensionError(f"'{name}' is not a valid pydantic model: {error}") from error
+        raise ExtensionError(f"'{name}' is not a valid pydantic model: {str(error).splitlines()[0]}") from error
     return found
 
 

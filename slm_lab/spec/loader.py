@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -19,9 +19,9 @@ from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.hints import meant_by
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules
 from slm_lab.spec.search import check_search, prune_search
-from slm_lab.spec.resolve import resolve
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls
@@ -91,7 +91,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
             if (folder / inside).is_file():
                 return folder / inside
     except (OSError, ValueError) as error:  # a path too long, or with a null character
-        raise SpecError(str(path), [Problem("", f"no such file: {error}")]) from None
+        raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
     shipped = [
         file.name for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name != "spec.schema.json"
@@ -111,7 +111,7 @@ def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Lo
         for made, spec, report in _load_entry(key, entries[key], arguments, used):
             if name not in (None, key, made):
                 continue  # another expansion of spec_params than the one asked for
-            problems += [Problem(f"{prefix}{p.path}".rstrip("."), p.message) for p in report.problems]
+            problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
             loaded.specs += [spec] if spec else []
             loaded.notes += [f"{made}: {note}" for note in report.notes]
     loaded.notes += _unused(arguments, used, [entries[key] for key in keys])

@@ -73,7 +73,9 @@ def _resolved_meta(spec: Spec, report: Report) -> MetaSpec:
     if not meta.distributed:
         return meta.model_copy(update=_without_effect(meta, ("meta",), GLOBAL_NET, "meta.distributed is false", report))
     if meta.max_session == 1:
-        report.note(("meta", "max_session"), f"1: only one Session trains the global net; '{meta.distributed}' needs 2 or more to be of use")
+        report.note(
+            ("meta", "max_session"), f"1: only one Session trains the global net; '{meta.distributed}' needs 2 or more to be of use"
+        )
     return meta
 
 
@@ -140,7 +142,10 @@ def _resolved_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
                 f"{rollout} is used",
             )
         if algorithm.training_frequency not in (None, algorithm.time_horizon):
-            report.note((*ALGORITHM, "training_frequency"), f"has no effect: {algorithm.name} trains every time_horizon ({algorithm.time_horizon}) steps; ignored")
+            report.note(
+                (*ALGORITHM, "training_frequency"),
+                f"has no effect: {algorithm.name} trains every time_horizon ({algorithm.time_horizon}) steps; ignored",
+            )
         change["training_frequency"] = None
     return algorithm.model_copy(update=change)
 
@@ -150,14 +155,10 @@ def _resolved_vtrace(algorithm: VTraceSpec, report: Report) -> dict[str, Any]:
     if not algorithm.with_vtrace:
         return _without_effect(algorithm, ALGORITHM, bounds, "with_vtrace is false", report)
     if algorithm.c_bar > algorithm.rho_bar:
-        report.note(
-            (*ALGORITHM, "c_bar"), f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace assumes c_bar ≤ rho_bar"
-        )
+        report.note((*ALGORITHM, "c_bar"), f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace assumes c_bar ≤ rho_bar")
     for key in bounds:
         if getattr(algorithm, key) < 1:
-            report.note(
-                (*ALGORITHM, key), f"{getattr(algorithm, key):g} is below 1, so even on-policy actions are weighted down"
-            )
+            report.note((*ALGORITHM, key), f"{getattr(algorithm, key):g} is below 1, so even on-policy actions are weighted down")
     return {}
 
 
@@ -178,7 +179,9 @@ def _resolved_memory(agent: AgentSpec, report: Report) -> Any:
     if agent.algorithm.self_imitation:
         uniform = not isinstance(memory.sil_replay, PriorityKeys)
         keys = PriorityKeys.model_fields if uniform else ()
-        return memory.model_copy(update=_without_effect(memory, ("agent", "memory"), keys, "sil_replay_name names a uniform replay", report))
+        return memory.model_copy(
+            update=_without_effect(memory, ("agent", "memory"), keys, "sil_replay_name names a uniform replay", report)
+        )
     imitate = [name for name, model in ALGORITHMS.items() if model.self_imitation]
     unused = [key for key in SILReplayKeys.model_fields if getattr(memory, key) is not None]
     for key in unused:
@@ -201,9 +204,7 @@ def _resolved_net(net: NetSpec, place: Path, spec: Spec, report: Report) -> NetS
         change |= _without_effect(net, place, OF_ACTOR, "agent.critic_net is for the critics only", report)
         change |= _target_net(net, place, algorithm, report)
     elif spec.agent.critic_net is not None and algorithm.soft:
-        change |= _without_effect(
-            net, place, OF_CRITICS, "the critics use agent.critic_net and its keys", report
-        )
+        change |= _without_effect(net, place, OF_CRITICS, "the critics use agent.critic_net and its keys", report)
     else:
         change |= _resolved_optimizers(net, algorithm, report)
         change |= _target_net(net, place, algorithm, report)

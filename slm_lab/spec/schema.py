@@ -39,7 +39,7 @@ _WORDS = {"init_fn": INIT_FUNCTIONS}
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema of a spec file, an object of named specs. It allows more than the loader: nulls, ${var}, keys of your own classes."""
+    """Return the schema of a spec file, an object of named specs. It allows more than the loader (nulls, ${var}, keys of user classes)."""
     root = Spec.model_json_schema()
     definitions: dict[str, Any] = root.pop("$defs")
     del root["properties"]["name"]

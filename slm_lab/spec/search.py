@@ -158,19 +158,17 @@ def _wrong_arguments(distribution: str, args: Any) -> str | None:
 
 def _check_values(key: SearchKey, where: Path, base: dict[str, Any], report: Report) -> None:
     """Validate the spec with each value of the key (with the bounds, for a range)."""
-    path = (
-        (*key.path[:2], "name") if key.path in ((*NET, "type"), ("agent", "critic_net", "type")) else key.path
-    )  # as in the models
+    path = (*key.path[:2], "name") if key.path in ((*NET, "type"), ("agent", "critic_net", "type")) else key.path  # as in the models
     form = DISTRIBUTIONS[key.distribution]
     values = key.args[:1000] if form is None else key.args[:2] if form.ordered else key.args[:1]
     for value in values:
-        attempt, found = copy.deepcopy(base), Report()
-        override(attempt, path, int(value) if form is not None and form.whole else value, found)
-        spec = None if found.problems else validate(attempt, found)
+        attempt, setting, found = copy.deepcopy(base), Report(), Report()
+        override(attempt, path, int(value) if form is not None and form.whole else value, setting)
+        spec = None if setting.problems else validate(attempt, found)
         for place in ("net", "critic_net"):
             if spec is not None and (net := getattr(spec.agent, place)) is not None:
                 check_net(net, ("agent", place), found)
-        for problem in found.problems:
+        for problem in setting.problems + found.problems:
             report.fail(where, f"invalid value {show(value)}: {problem}")
         if any(problem.code == "unknown" for problem in found.problems):
             return  # the same for every value

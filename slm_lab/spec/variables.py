@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slm_lab.spec.base import Problem, SpecError
@@ -53,7 +53,7 @@ def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
     for problem in error.problems:
         place = to_path(problem.path)
         named = mark(problem.message, place[1:], given)  # with several specs, paths begin with the name of the spec
-        problems.append(Problem(problem.path, mark(named, place, given)))
+        problems.append(replace(problem, message=mark(named, place, given)))
     return SpecError(source, problems)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,12 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
+from slm_lab.cli.commands import COMMANDS
+from slm_lab.cli.parser import make_parser
+from slm_lab.experiment.plan import Plan
+from tests.wording import check_wording
 
 ROOT = Path(slm_lab.__file__).parent.parent
-SpecBody = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def spec_file(spec_body: SpecBody, tmp_path: Path) -> Path:
-    path = tmp_path / "specs.json"
-    path.write_text(json.dumps({"small": spec_body(), "other": spec_body(meta={"random_seed": 1})}))
-    return path
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
@@ -35,50 +31,56 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["SPECS", "small", "trian"], "'trian' is no mode; did you mean 'train'?"),
-        (["SPECS", "small", "enjoi@latest"], "did you mean 'enjoy@latest'?"),
-        (["SPECS", "small", "enjoy"], "did you mean 'enjoy@latest'?"),
-        (["SPECS", "small", "search"], "modes: train, dev, enjoy@"),
-        (["SPECS", "small", "train", "again"], "too many arguments: 'again'"),
-        (["SPECS", "smal"], "did you mean 'small'?"),
-        (["SPECS"], "which spec? small, other"),
-        (["nowhere.json", "small"], "no such file"),
-        (["chek", "SPECS"], "did you mean 'check'?"),
-        (["check"], "check takes a spec file"),
-        (["run", "--jbos", "2"], "did you mean '--jobs'?"),
-        (["check", "SPECS", "small", "train"], "too many arguments: 'train' after check FILE NAME"),
-        (["SPECS", "train"], "'train' is a MODE; the spec's NAME comes before it: SPECS NAME train (names: small, other)"),
-        ([""], "FILE is empty"),
-        (["ppo_cartpole"], "but a spec: demo.json ppo_cartpole"),
-        (["SPECS", "small", "-s", "agent.algorithm.action_pdtype=Normal"], "SPECS small: 1 problem"),
-        (["--jobs", "0"], "'0' is no number of Sessions; allowed: 1 or more"),
-        (["--device", "gpu"], "'gpu' is none of cpu, cuda, cuda:N"),
-        (["--build"], "--build belongs to the command check"),
-        (["--solve", "-200"], "--solve belongs to the command compare"),
-        (["check", "SPECS", "--jobs", "2"], "--jobs belongs to the command run"),
-        (["check", "SPECS", "--data-dir", "x"], "--data-dir belongs to the commands run and compare"),
-        (["compar", "SPECS"], "did you mean 'compare'?"),
-        (["SPECS", "small", "-s", "env.max_frame=-5"], "env.max_frame"),
-        (["SPECS", "small", "-s", "agent.algorithm.gama=1"], "did you mean 'gamma'?"),
-        (["SPECS", "small", "enjoy@latest"], "no run of 'small'"),
-        (["SPECS", "small", "enjoy@nowhere"], "no run of 'small' in the folder 'nowhere'"),
-        (["SPECS", "small", "train", "--data-dir", "SPECS"], "is no folder"),
-        (["SPECS", "small", "train", "--data-dir", "SPECS/below"], "is no folder"),
-        (["SPECS", "small", "--device", "cuda:99"], "cuda device"),
-    ],
-)
+USER_ERRORS = [
+    "SPECS small trian",
+    "SPECS small enjoi@latest",
+    "SPECS small enjoy",
+    "SPECS small search",
+    "SPECS small train again",
+    "SPECS smal",
+    "SPECS",
+    "nowhere.json small",
+    "chek SPECS",
+    "check",
+    "run --jbos 2",
+    "check SPECS small train",
+    "SPECS train",
+    "",
+    "ppo_cartpole",
+    "--jobs 0",
+    "--device gpu0",
+    "compare --by frme",
+    "compare --solve nan",
+    "--build",
+    "--solve -200",
+    "check SPECS --jobs 2",
+    "check SPECS --data-dir x",
+    "SPECS small -s env.max_frame=-5",
+]
+
+
+@pytest.mark.parametrize("line", USER_ERRORS)
 def test_an_error_of_the_user(
-    words: list[str], says: str, spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str, spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, one clear answer, no traceback, nothing written."""
+    """Exit code 2, one message, no traceback, nothing written."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    code, text = answer(capsys, *[word.replace("SPECS", str(spec_file)) for word in words])
+    code, text = answer(capsys, *[word.replace("SPECS", str(spec_file)) for word in line.split(" ")])
     assert (code, "Traceback" in text) == (2, False)
-    assert says.replace("SPECS", str(spec_file)) in text
+    assert sorted(tmp_path.rglob("*")) == before
+    check_wording(
+        "test_cli.test_an_error_of_the_user", [text.replace(str(tmp_path), "FOLDER").replace(sys.argv[0].rsplit("/")[-1], "PROG")]
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["SPECS small train --data-dir SPECS", "SPECS small train --data-dir SPECS/below", "SPECS small --device cuda:99"]
+)
+def test_an_error_of_the_user_that_the_run_finds(line: str, spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    code, text = answer(capsys, *[word.replace("SPECS", str(spec_file)) for word in line.split(" ")])
+    assert (code, "Traceback" in text) == (2, False)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -134,7 +136,32 @@ def test_check_one_or_all(spec_file: Path, capsys: pytest.CaptureFixture[str]) -
 def test_what_building_shows_of_a_set_key_says_where_it_comes_from(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = answer(capsys, spec_file, "small", "-s", "agent.algorithm.action_pdtype=Normal")
     assert code == 2
-    assert "allowed: default, Categorical, Argmax, GumbelSoftmax (from --set)" in text
+    assert "agent.algorithm.action_pdtype: " in text
+    assert "(from --set)" in text
+
+
+@pytest.mark.parametrize(("distributed", "told"), [('"synced"', True), ("false", False)])
+def test_jobs_has_no_effect_with_distributed(
+    distributed: str, told: bool, spec_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans: list[Plan] = []
+
+    class Trial:
+        def __init__(self, spec: object, plan: Plan) -> None:
+            plans.append(plan)
+
+        def run(self) -> None:
+            return None
+
+    monkeypatch.setattr("slm_lab.experiment.trial.Trial", Trial)
+    assert main([str(spec_file), "small", "--jobs", "2", "-s", f"meta.distributed={distributed}", "-s", "meta.max_session=3"]) == 0
+    assert plans[0].jobs == 2
+    assert any("--jobs" in record.getMessage() for record in caplog.records) == told
+
+
+def test_each_option_belongs_to_a_command() -> None:
+    options = {option for command in COMMANDS.values() for option in command.options}
+    assert options == set(vars(make_parser().parse_args([]))) - {"words"}
 
 
 def test_options_may_stand_anywhere(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,9 +169,11 @@ def test_options_may_stand_anywhere(spec_file: Path, capsys: pytest.CaptureFixtu
     assert (code, "did you mean 'train'?" in text) == (2, True)
 
 
-def command(*words: str, stdout: Any = subprocess.PIPE, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def command(
+    *words: str, stdout: Any = subprocess.PIPE, options: Sequence[str] = (), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, *options, str(ROOT / "run_lab.py"), *words]
-    return subprocess.run(line, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return subprocess.run(line, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, env=os.environ | (env or {}))
 
 
 def test_an_output_that_cannot_be_written(spec_file: Path) -> None:
@@ -157,47 +186,60 @@ def test_an_output_that_cannot_be_written(spec_file: Path) -> None:
     assert (closed.returncode, closed.stderr) == (0, b"")
 
 
+def test_an_output_that_is_not_utf_8(spec_file: Path) -> None:
+    spec_file.write_text(spec_file.read_text().replace("small", "größe"), encoding="utf-8")
+    done = command("check", str(spec_file), env={"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "gr??e: valid\nother: valid\n", "")
+
+
 def test_a_python_without_the_packages(spec_file: Path) -> None:
     done = command("check", str(spec_file), options=["-S"])
-    says = "slm_lab's packages are missing here (No module named 'rich'): run `make setup` and use .venv/bin/python\n"
+    says = "missing package 'rich': run `make setup` and use .venv/bin/python\n"
     assert (done.returncode, done.stderr) == (2, says)
 
 
-def timed(*words: str) -> tuple[float, str]:
-    """Seconds of a whole command, and its output."""
-    return best_of_three(str(ROOT / "run_lab.py"), *words)
+def seconds_of(*words: str) -> tuple[float, str]:
+    """Seconds of a Python process, and its output."""
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    return time.perf_counter() - begin, done.stdout + done.stderr
 
 
-def best_of_three(*words: str) -> tuple[float, str]:
-    best = float("inf")
+@pytest.mark.parametrize(
+    ("words", "limit", "factor", "unit", "says"),
+    [
+        (["--help"], 0.3, 3.0, "pass", "exit codes"),
+        (["SPECS", "small", "-s", "env.nme=3", "-s", "env.max_frame=no"], 0.7, 4.0, "import pydantic.main", "env.max_frame"),
+    ],
+)
+def test_help_and_a_spec_error_answer_at_once(words: list[str], limit: float, factor: float, unit: str, says: str, spec_file: Path) -> None:
+    """Within a limit, or on a busy machine within a multiple of what Python and pydantic alone take there."""
+    line = [word.replace("SPECS", str(spec_file)) for word in words]
     for _ in range(3):
-        begin = time.perf_counter()
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-        best = min(best, time.perf_counter() - begin)
-    return best, done.stdout + done.stderr
+        seconds, text = seconds_of(str(ROOT / "run_lab.py"), *line)
+        assert says in text
+        if seconds < limit:
+            return
+        limit = max(limit, factor * seconds_of("-c", unit)[0])
+    pytest.fail(f"{seconds:.2f} s, allowed {limit:.2f}")
 
 
-def test_help_and_a_spec_error_answer_at_once(spec_file: Path) -> None:
-    bare, pydantic = (best_of_three("-c", code)[0] for code in ("pass", "import pydantic.main"))  # what this machine needs now
-    seconds, text = timed("--help")
-    assert "exit codes" in text
-    assert "compare  draw runs in one graph" in text
-    assert seconds < max(0.3, 3.0 * bare)
-    seconds, text = timed(str(spec_file), "small", "-s", "env.nme=3", "-s", "env.max_frame=no")
-    assert "env.max_frame" in text
-    assert seconds < max(0.7, 4.0 * pydantic)
-    assert timed("--version")[1] == f"slm-lab {slm_lab.__version__}\n"
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("--help", "--version"):
+        with pytest.raises(SystemExit) as stop:
+            main([word])
+        assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command.usage in text for command in COMMANDS.values())
+    assert text.endswith(f"slm-lab {slm_lab.__version__}\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["SPECS", "smal"], ["check", "SPECS"], ["compare", "nowhere"]])
-def test_nothing_heavy_is_loaded_for_a_quick_answer(words: list[str], spec_file: Path) -> None:
+def test_nothing_heavy_is_loaded_for_a_quick_answer(spec_file: Path) -> None:
+    lines = [[str(spec_file), "smal"], ["check", str(spec_file)], ["compare", "nowhere"]]
     code = f"""
 import sys
 from slm_lab.cli import main
-try:
-    main({[word.replace("SPECS", str(spec_file)) for word in words]!r})
-except SystemExit:
-    pass
+assert [main(words) for words in {lines!r}] == [2, 0, 2]
 sys.exit(", ".join({{"torch", "pandas", "plotly", "matplotlib", "ray"}} & set(sys.modules)) or None)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

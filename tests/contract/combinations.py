@@ -9,8 +9,8 @@ from slm_lab.spec.algorithm import Algorithm
 from slm_lab.spec.memory import Memory
 from slm_lab.spec.net import Net
 from slm_lab.spec.report import Report
-from slm_lab.spec.rules import check_rules
 from slm_lab.spec.resolve import resolve
+from slm_lab.spec.rules import check_rules
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.validate import members
 

@@ -350,7 +350,7 @@ def test_an_error_of_the_user(
 
 
 def test_the_columns_that_the_command_line_takes() -> None:
-    assert list(AXES) == list(cli._AXES)
+    assert list(AXES) == list(cli.parser.AXES)
     with pytest.raises(UserError, match="invalid column 'epi'; expected frame, global_frame"):
         compare(["x"], by="epi")
 

@@ -1,4 +1,4 @@
-"""Spec files for the tests of the spec room."""
+"""Spec files for the tests of the spec package."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
+from tests.wording import check_wording
 
 PPO: dict[str, Any] = {
     "agent": {"name": "PPO", "algorithm": {"name": "PPO"}, "memory": {"name": "OnPolicyBatchReplay"}, "net": {"type": "MLPNet"}},
@@ -40,8 +41,8 @@ def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 class Specs:
     """Writes a spec file and loads it."""
 
-    def __init__(self, folder: Path, log: pytest.LogCaptureFixture) -> None:
-        self.folder, self.log = folder, log
+    def __init__(self, folder: Path, log: pytest.LogCaptureFixture, test: str) -> None:
+        self.folder, self.log, self.test = folder, log, test
 
     def file(self, content: Any, name: str = "specs.json") -> Path:
         path = self.folder / name
@@ -53,29 +54,35 @@ class Specs:
         return load_spec(self.file({"ppo": changed(PPO, changes or {})}), "ppo", sets or [])
 
     def problems(self, changes: dict[str, Any], sets: list[str] | None = None) -> list[str]:
-        """The problems of the changed PPO spec, as lines."""
+        """The problems of the changed PPO spec: path, and code unless it is "invalid"."""
+        return self.found(self.load, changes, sets)
+
+    def messages(self, changes: dict[str, Any]) -> list[str]:
+        """The problems of the changed PPO spec, in full."""
         with pytest.raises(SpecError) as caught:
-            self.load(changes, sets)
+            self.load(changes)
         return [str(problem) for problem in caught.value.problems]
 
+    def found(self, call: Callable[..., Any], *arguments: Any) -> list[str]:
+        """The problems of the SpecError that a call raises."""
+        with pytest.raises(SpecError) as caught:
+            call(*arguments)
+        problems = caught.value.problems
+        check_wording(self.test, [str(problem).replace(str(self.folder), "FOLDER") for problem in problems])
+        return [f"{problem.path} ({problem.code})" if problem.code != "invalid" else problem.path for problem in problems]
+
     def notices(self) -> list[str]:
-        """Notices told so far."""
+        """Paths of the notices so far; "--set x" for a variable that nothing uses."""
+        texts = [record.getMessage() for record in self.log.records]
+        check_wording(self.test, texts)
+        return [text.split(": ")[0 if text.startswith("--set") else 1] for text in texts]
+
+    def told(self) -> list[str]:
+        """The notices so far, in full."""
         return [record.getMessage() for record in self.log.records]
 
 
 @pytest.fixture
-def specs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Specs:
+def specs(tmp_path: Path, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest) -> Specs:
     caplog.set_level(logging.WARNING, logger="slm_lab")
-    return Specs(tmp_path, caplog)
-
-
-@pytest.fixture
-def spec_error() -> Callable[[Callable[[], Any]], list[str]]:
-    """Runs something and gives the problems of its SpecError."""
-
-    def run(call: Callable[[], Any]) -> list[str]:
-        with pytest.raises(SpecError) as caught:
-            call()
-        return [str(problem) for problem in caught.value.problems]
-
-    return run
+    return Specs(tmp_path, caplog, f"{request.path.stem}.{request.node.originalname}")

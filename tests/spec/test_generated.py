@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,11 @@ import pytest
 from slm_lab.spec import schema, torch_check, torch_names
 from slm_lab.spec.loader import SPEC_FOLDER
 from slm_lab.spec.validate import SECTION_KEYS
+
+
+@cache
+def current_schema() -> dict[str, Any]:
+    return schema.json_schema()
 
 
 def test_torch_names_are_those_of_torch() -> None:
@@ -54,13 +60,11 @@ def test_known_envs_are_those_of_gymnasium() -> None:
 
 
 def test_shipped_schema_is_today_s() -> None:
-    assert json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8")) == schema.json_schema(), (
-        "run: python tools/generate.py"
-    )
+    assert json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8")) == current_schema(), "run: python tools/generate.py"
 
 
 def test_schema_describes_every_key() -> None:
-    definitions: dict[str, Any] = schema.json_schema()["$defs"]
+    definitions: dict[str, Any] = current_schema()["$defs"]
     bare = [
         (name, key)
         for name, part in definitions.items()
@@ -75,7 +79,7 @@ def test_schema_describes_every_key() -> None:
 
 def test_schema_is_what_the_loader_takes() -> None:
     """By hand, for want of a validator: nulls, ${var}, `type` and `name`, names of torch, numbers above 0."""
-    definitions = schema.json_schema()["$defs"]
+    definitions = current_schema()["$defs"]
     mlp = definitions["MLPNetSpec"]
     assert mlp["properties"]["type"]["const"] == mlp["properties"]["name"]["const"] == "MLPNet"
     assert mlp["anyOf"] == [{"required": ["type"]}, {"required": ["name"]}]

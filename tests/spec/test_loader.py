@@ -14,7 +14,6 @@ import pytest
 
 from slm_lab.spec import loader
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.checks import check
 from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
 from tests.spec.conftest import PPO, Specs, changed
 
@@ -58,12 +57,6 @@ ppo_arc:
 """
 
 
-def problems(call: Any, *args: Any) -> list[str]:
-    with pytest.raises(SpecError) as caught:
-        call(*args)
-    return [str(problem) for problem in caught.value.problems]
-
-
 def test_yaml_file_as_published(specs: Specs) -> None:
     spec = load_spec(specs.file(YAML, "a.yaml"), "ppo_arc", ["env=HalfCheetah-v5", "max_frame=1e6"])
     assert (spec.name, spec.env.name, spec.env.max_frame) == ("ppo_arc_halfcheetah", "HalfCheetah-v5", 1_000_000)
@@ -71,7 +64,7 @@ def test_yaml_file_as_published(specs: Specs) -> None:
     assert spec.agent.net.optim_spec.model_dump() == {"name": "AdamW", "lr": 1e-4}
     assert spec.agent.net.lr_scheduler_spec is not None
     assert spec.agent.net.lr_scheduler_spec.kwargs == {"frame": 1e6}
-    assert specs.notices() == ["ppo_arc_halfcheetah: agent.net.hid_layers_activation: has no effect in TorchArcNet; dropped"]
+    assert specs.notices() == ["agent.net.hid_layers_activation"]
 
 
 @pytest.mark.parametrize(
@@ -105,38 +98,20 @@ def test_names_that_are_no_specs(specs: Specs) -> None:
     )
     assert spec_names(file) == ["ppo", "a2c"]
     assert [spec.name for spec in load_specs(file)] == ["ppo", "a2c"]
-    assert problems(load_spec, file, "pop") == ["no spec 'pop'; did you mean 'ppo'?"]
-    assert problems(load_spec, file, "zzzz") == ["no spec 'zzzz'; it has ppo, a2c"]
-    assert problems(load_spec, file, "_base") != []
+    for name in ("pop", "zzzz", "_base"):
+        assert specs.found(load_spec, file, name) == [""]
 
 
 def test_all_specs_of_a_file_are_told_together(specs: Specs) -> None:
     file = specs.file(
         {"one": changed(PPO, {"agent.algorithm.gama": 1}), "two": PPO, "three": 3, "four": changed(PPO, {"env.max_frame": -1})}
     )
-    assert problems(check, file) == [
-        "one.agent.algorithm.gama: unknown key; did you mean 'gamma'?",
-        "three: a spec must be an object with agent and env, not 3",
-        "four.env.max_frame: must be a whole number > 0, not -1",
-    ]
-
-
-def test_check_gives_notes_and_a_line_for_each_spec(specs: Specs) -> None:
-    file = specs.file(
-        {"ppo": changed(PPO, {"agent.net.normalize": True, "search": {"agent.algorithm.lam__uniform": [0.1, 0.9]}}), "two": PPO}
-    )
-    assert check(file, None, ["x=1"]) == [
-        "ppo: agent.net.normalize: has no effect in MLPNet; dropped",
-        "--set x: no ${x} in the spec; not used",
-        "ppo: ok (PPO MLPNet, CartPole-v1 × 4, 1,000 frames, 2 sessions, searches 1 keys)",
-        "two: ok (PPO MLPNet, CartPole-v1 × 4, 1,000 frames, 2 sessions)",
-    ]
-    assert specs.notices() == []
+    assert specs.found(load_specs, file) == ["one.agent.algorithm.gama (unknown)", "three", "four.env.max_frame"]
 
 
 @pytest.mark.parametrize("content", [[], 3, {}, {"_a": {}}, {"a/b": PPO}, {"..": PPO}, {"": PPO}, {"a" * 200: PPO}])
 def test_files_that_hold_no_specs(specs: Specs, content: Any) -> None:
-    assert problems(load_specs, specs.file(content))
+    assert specs.found(load_specs, specs.file(content))
 
 
 def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +128,8 @@ def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pyt
     assert find_spec_file("benchmark/ppo/ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
     assert find_spec_file("slm_lab/spec/benchmark/ppo/ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
     assert find_spec_file("both.json") == Path("both.json")
-    assert problems(find_spec_file, "dmo.json") == ["no such file, here or under slm_lab/spec/; did you mean 'demo.json'?"]
-    assert problems(find_spec_file, "package") == ["is a folder, not a spec file"]
-    assert problems(find_spec_file, str(specs.folder / "no.json"))[0].startswith("no such file")
-    assert problems(find_spec_file, "a\0b")
-    assert problems(find_spec_file, "a" * 10_000)
+    for name in ("dmo.json", "package", str(specs.folder / "no.json"), "a\0b", "a" * 10_000):
+        assert specs.found(find_spec_file, name) == [""]
 
 
 def test_an_error_crosses_process_borders() -> None:
@@ -167,22 +139,22 @@ def test_an_error_crosses_process_borders() -> None:
     assert str(error) == "file: 2 problems\n  a.b: wrong\n  \\ud800"
 
 
-@pytest.mark.parametrize("name", ["bad", "good"])
-def test_a_spec_answers_fast_and_without_heavy_imports(specs: Specs, name: str) -> None:
+def test_loading_is_fast_and_imports_nothing_heavy(specs: Specs) -> None:
     file = specs.file({"good": PPO, "bad": changed(PPO, {"agent.algorithm.gama": 1, "env.name": "CartPol-v1"})})
     code = f"""
 import sys
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import load_spec
+load_spec({str(file)!r}, "good")
 try:
-    load_spec({str(file)!r}, {name!r})
+    load_spec({str(file)!r}, "bad")
 except SpecError as error:
     assert len(error.problems) == 2, error
 heavy = {{"torch", "pandas", "plotly", "ray", "gymnasium", "yaml", "pydash"}} & set(sys.modules)
 assert not heavy, heavy
 """
     # CPU seconds, Python's start included; beside those of pydantic alone, for a machine that is busy counts them slower
-    assert min(cpu_seconds(code) for _ in range(2)) < max(0.5, 6 * cpu_seconds("import pydantic.main"))
+    assert cpu_seconds(code) < 0.5 or min(cpu_seconds(code) for _ in range(2)) < 6 * cpu_seconds("import pydantic.main")
 
 
 def cpu_seconds(code: str) -> float:

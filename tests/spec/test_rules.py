@@ -23,94 +23,90 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"agent.algorithm": {"name": "ActorCritic", "lam": 0.9, "num_step_returns": 5}}, "agent.algorithm.num_step_returns: excludes lam"),
-        ({"agent.net": ...}, "agent.net: missing; PPO needs a net"),
-        ({"agent.memory.name": "OnPolicyReplay"}, "agent.memory.name: must be 'OnPolicyBatchReplay'"),
+        ({"agent.algorithm": {"name": "ActorCritic", "lam": 0.9, "num_step_returns": 5}}, "agent.algorithm.num_step_returns"),
+        ({"agent.net": ...}, "agent.net (missing)"),
+        ({"agent.memory.name": "OnPolicyReplay"}, "agent.memory.name"),
         (
             {"agent.algorithm.entropy_coef_spec": DECAY | {"start_step": 11}},
-            "agent.algorithm.entropy_coef_spec.end_step: must be at least start_step (11), not 10",
+            "agent.algorithm.entropy_coef_spec.end_step",
         ),
         (
             {"agent.algorithm.clip_eps_spec": DECAY | {"start_val": -1}},
-            "agent.algorithm.clip_eps_spec.start_val: must be a number ≥ 0, not -1",
+            "agent.algorithm.clip_eps_spec.start_val",
         ),
         (
             {"agent.algorithm.action_policy": "boltzmann"},
-            "agent.algorithm.explore_var_spec: missing; the action_policy 'boltzmann' needs it",
+            "agent.algorithm.explore_var_spec (missing)",
         ),
         (
             {"agent.net.optim_spec": {"name": "LBFGS"}},
-            "agent.net.optim_spec.name: 'LBFGS' is no optimizer of torch.optim to use here; LBFGS calls the loss again",
+            "agent.net.optim_spec.name",
         ),
-        ({"agent.net.optim_spec": {"name": "SparseAdam"}}, "takes sparse gradients only"),
-        ({"agent.net.optim_spec": {"name": "adamw"}}, "did you mean 'AdamW'?"),
+        ({"agent.net.optim_spec": {"name": "SparseAdam"}}, "agent.net.optim_spec.name"),
+        ({"agent.net.optim_spec": {"name": "adamw"}}, "agent.net.optim_spec.name"),
         (
             {"agent.net.optim_spec": {"name": "Adam", "bets": [0.9, 0.9]}},
-            "agent.net.optim_spec.bets: Adam takes no such argument; did you mean 'betas'?",
+            "agent.net.optim_spec.bets (unknown)",
         ),
-        ({"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdm"}}, "agent.net.optim_spec.optimizer: 'RAdm' is no optimizer"),
+        ({"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdm"}}, "agent.net.optim_spec.optimizer"),
         (
             {"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdam", "moment": 1}},
-            "agent.net.optim_spec.moment: Lookahead around RAdam takes no such",
+            "agent.net.optim_spec.moment (unknown)",
         ),
-        ({"agent.net.lr_scheduler_spec": {"name": "ReduceLROnPlateau"}}, "needs a metric at each step"),
-        ({"agent.net.lr_scheduler_spec": {"name": "SequentialLR"}}, "made of other schedulers"),
-        ({"agent.net.lr_scheduler_spec": {"name": "ChainedScheduler"}}, "made of other schedulers"),
-        ({"agent.net.lr_scheduler_spec": {"name": "LambdaLR"}}, "needs a function"),
-        ({"agent.net.lr_scheduler_spec": {"name": "MultiplicativeLR"}}, "needs a function"),
-        ({"agent.net.lr_scheduler_spec": {"name": "StepLR"}}, "agent.net.lr_scheduler_spec.step_size: missing; StepLR needs it"),
-        ({"agent.net.lr_scheduler_spec": {"name": "LinearToZero"}}, "agent.net.lr_scheduler_spec.frame: missing; LinearToZero needs it"),
+        ({"agent.net.lr_scheduler_spec": {"name": "ReduceLROnPlateau"}}, "agent.net.lr_scheduler_spec.name"),
+        ({"agent.net.lr_scheduler_spec": {"name": "SequentialLR"}}, "agent.net.lr_scheduler_spec.name"),
+        ({"agent.net.lr_scheduler_spec": {"name": "LambdaLR"}}, "agent.net.lr_scheduler_spec.name"),
+        ({"agent.net.lr_scheduler_spec": {"name": "StepLR"}}, "agent.net.lr_scheduler_spec.step_size (missing)"),
+        ({"agent.net.lr_scheduler_spec": {"name": "LinearToZero"}}, "agent.net.lr_scheduler_spec.frame (missing)"),
         (
             {"agent.net.loss_spec": {"name": "MSE"}},
-            "agent.net.loss_spec.name: 'MSE' is no regression loss of torch.nn to use here; did you mean 'MSELoss'?",
+            "agent.net.loss_spec.name",
         ),
         (
             {"agent.net.hid_layers_activation": "reluu"},
-            "agent.net.hid_layers_activation: 'reluu' is no activation of torch.nn; did you mean 'ReLU'?",
+            "agent.net.hid_layers_activation",
         ),
         (
             {"agent.net.init_fn": "orthogonal"},
-            "agent.net.init_fn: 'orthogonal' is no function of torch.nn.init to use here; did you mean 'orthogonal_'?",
+            "agent.net.init_fn",
         ),
-        ({"agent.net": {"type": "TorchArcNet"}}, "agent.net.arc: missing"),
-        ({"agent.net": {"type": "TorchArcNet", "actor_arc": arc({"Tanh": None})["agent.net"]["arc"]}}, "agent.net.critic_arc: missing"),
+        ({"agent.net": {"type": "TorchArcNet"}}, "agent.net.arc (missing)"),
+        ({"agent.net": {"type": "TorchArcNet", "actor_arc": arc({"Tanh": None})["agent.net"]["arc"]}}, "agent.net.critic_arc (missing)"),
         (
             arc({"LazyLiner": {"out_features": 1}}),
-            "agent.net.arc.modules.body.Sequential[0].LazyLiner: no layer of torch.nn; did you mean 'LazyLinear'?",
+            "agent.net.arc.modules.body.Sequential[0].LazyLiner",
         ),
         (
-            arc({"LazyLinear": {"features": 1}}),
-            "agent.net.arc.modules.body.Sequential[0].LazyLinear.features: LazyLinear takes no such argument",
+            arc({"LazyLinear": {"out_features": 1, "features": 1}}),
+            "agent.net.arc.modules.body.Sequential[0].LazyLinear.features (unknown)",
         ),
         (
             arc({"Tanh": None}, graph=GRAPH | {"modules": {"bdy": ["x"]}}),
-            "agent.net.arc.graph.modules.bdy: no such name among the modules; did you mean 'body'?",
+            "agent.net.arc.graph.modules.bdy",
         ),
         (
             {"agent.net": {"type": "ConvNet", "conv_hid_layers": [[32, 0]]}},
-            "agent.net.conv_hid_layers[0][1]: must be a kernel above 0, not 0",
+            "agent.net.conv_hid_layers[0][1]",
         ),
-        ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional: must be false, not true"),
-        ({"env.backend": "ale"}, "env.backend: 'ale' steps the envs ALE/… only"),
-        ({"env.name": ""}, "env.name: must be a Gymnasium id (as CartPole-v1) or package.module:EnvId; it is empty"),
+        ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional"),
+        ({"env.backend": "ale"}, "env.backend"),
+        ({"env.name": ""}, "env.name"),
         (
             {"env.name": "MiniGrid-Empty-5x5-v0"},
-            "env.name: no env of the name 'MiniGrid-Empty-5x5-v0' is registered with Gymnasium "
-            "(an env of another package: install that, and write 'package.module:MiniGrid-Empty-5x5-v0')",
+            "env.name",
         ),
-        ({"env.name": "CartPol-v1"}, "env.name: no env of the name 'CartPol-v1' is registered with Gymnasium; did you mean 'CartPole-v1'?"),
+        ({"env.name": "CartPol-v1"}, "env.name"),
         ({"env.name": "Pong-v6"}, None),
-        ({"env.name": "ALE/Pongg-v5"}, "did you mean 'ALE/Pong-v5'?"),
-        ({"env.name": "no_such_package.envs:MyEnv-v0"}, "no package 'no_such_package' is installed"),
-        ({"env.name": "a b:c"}, "env.name: must be a Gymnasium id, or package.module:EnvId"),
+        ({"env.name": "ALE/Pongg-v5"}, "env.name"),
+        ({"env.name": "no_such_package.envs:MyEnv-v0"}, "env.name"),
+        ({"env.name": "a b:c"}, "env.name"),
     ],
 )
 def test_what_contradicts(specs: Specs, changes: dict[str, Any], problem: str | None) -> None:
     if problem is None:
         assert specs.load(changes).env.name == "ALE/Pong-v5"  # any version of an Atari id is the one there is
         return
-    found = specs.problems(changes)
-    assert any(problem in line for line in found), found
+    assert specs.problems(changes) == [problem]
 
 
 @pytest.mark.parametrize(
@@ -143,12 +139,12 @@ def test_what_is_fine(specs: Specs, changes: dict[str, Any]) -> None:
 def test_minibatch_larger_than_the_rollout_is_clamped(specs: Specs) -> None:
     spec = specs.load({"agent.algorithm.minibatch_size": 1000, "agent.algorithm.time_horizon": 32})
     assert spec.agent.algorithm.model_dump()["minibatch_size"] == 128
-    assert specs.notices() == ["ppo: agent.algorithm.minibatch_size: 1000 is larger than the rollout of 32 steps × 4 envs; 128 is used"]
+    assert specs.notices() == ["agent.algorithm.minibatch_size"]
 
 
 def test_training_frequency_of_ppo_is_its_horizon(specs: Specs) -> None:
     assert specs.load({"agent.algorithm.training_frequency": 1}).agent.algorithm.model_dump()["training_frequency"] is None
-    assert "training_frequency" in specs.notices()[0]
+    assert specs.notices() == ["agent.algorithm.training_frequency"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +167,7 @@ def test_separate_optimizers(specs: Specs, changes: dict[str, Any], same: bool, 
 
 def test_explore_var_without_a_policy_that_explores(specs: Specs) -> None:
     assert specs.load({"agent.algorithm.explore_var_spec": DECAY}).agent.algorithm.explore_var_spec is None
-    assert "no effect with the action_policy 'default'" in specs.notices()[0]
+    assert specs.notices() == ["agent.algorithm.explore_var_spec"]
 
 
 def test_activation_with_an_underscore(specs: Specs) -> None:
@@ -182,7 +178,7 @@ def test_activation_with_an_underscore(specs: Specs) -> None:
 
 def test_env_key_near_a_known_one(specs: Specs) -> None:
     assert specs.load({"env.clip_rewards": 1, "env.continuous": True}).env.kwargs == {"clip_rewards": 1, "continuous": True}
-    assert specs.notices() == ["ppo: env.clip_rewards: goes to the env's constructor; did you mean 'clip_reward'?"]
+    assert specs.notices() == ["env.clip_rewards"]
 
 
 @pytest.mark.parametrize(

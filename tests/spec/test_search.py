@@ -33,6 +33,10 @@ def test_every_distribution(specs: Specs, distribution: str) -> None:
     assert parse_search(spec.search) == [SearchKey(tuple(key.split(".")), distribution, tuple(GOOD[distribution]))]
 
 
+def test_an_empty_list_searches_nothing(specs: Specs) -> None:
+    assert specs.load({"search": []}).search is None
+
+
 def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
     search = {
         "agent": {"algorithm": {"lam__uniform": [0.5, 0.9]}, "net.hid_layers[0]__choice": [8, 16]},
@@ -50,36 +54,28 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
 @pytest.mark.parametrize(
     ("search", "problem"),
     [
-        (
-            {"agent.algorithm.gama__uniform": [0, 1]},
-            "search.agent.algorithm.gama__uniform: 0 does not fit: agent.algorithm.gama: unknown key; did you mean 'gamma'?",
-        ),
+        ({"agent.algorithm.gama__uniform": [0, 1]}, "agent.algorithm.gama__uniform"),
         (
             {"agent": {"algorithm": {"lam__unifrm": [0, 1]}}},
-            "search.agent.algorithm.lam__unifrm: 'unifrm' is no distribution; did you mean 'uniform'?",
+            "agent.algorithm.lam__unifrm",
         ),
-        ({"agent": {"algorithm": {"lam": 0.9}}}, "search.agent.algorithm.lam: must be key__distribution, or an object of such keys"),
-        ({"agent.algorithm.lam__uniform": [0.5, 2]}, "2 does not fit: agent.algorithm.lam: must be a number from 0 to 1, not 2"),
-        ({"agent.algorithm.lam__uniform": [0.9, 0.5]}, "uniform needs low < high"),
-        ({"agent.algorithm.lam__uniform": 0.9}, "uniform takes numbers [low, high], not 0.9"),
-        ({"agent.algorithm.lam__uniform": [0.5]}, "uniform takes numbers [low, high], not [0.5]"),
-        ({"agent.algorithm.lam__loguniform": [0, 0.5]}, "loguniform needs a low bound above 0, not 0"),
-        ({"agent.algorithm.lam__quniform": [0, 0.5, 0]}, "quniform needs a step above 0"),
-        ({"agent.algorithm.lam__normal": [0.5, -1]}, "normal needs a deviation ≥ 0"),
-        ({"agent.algorithm.time_horizon__randint": [1.5, 3]}, "randint takes whole numbers"),
-        ({"agent.algorithm.lam__choice": []}, "choice takes a list of values (not empty)"),
-        ({"agent.algorithm.lam__choice": [0.9, "x"]}, '"x" does not fit'),
-        ({"agent.net.optim_spec.name__choice": ["Adam", "Adm"]}, "'Adm' is no optimizer of torch.optim to use here; did you mean 'Adam'?"),
-        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "Adam takes no such argument; did you mean 'betas'?"),
-        ([], "search: must be an object, not []"),
+        ({"agent": {"algorithm": {"lam": 0.9}}}, "agent.algorithm.lam"),
+        ({"agent.algorithm.lam__uniform": [0.5, 2]}, "agent.algorithm.lam__uniform"),
+        ({"agent.algorithm.lam__uniform": [0.9, 0.5]}, "agent.algorithm.lam__uniform"),
+        ({"agent.algorithm.lam__uniform": 0.9}, "agent.algorithm.lam__uniform"),
+        ({"agent.algorithm.lam__uniform": [0.5]}, "agent.algorithm.lam__uniform"),
+        ({"agent.algorithm.lam__loguniform": [0, 0.5]}, "agent.algorithm.lam__loguniform"),
+        ({"agent.algorithm.lam__quniform": [0, 0.5, 0]}, "agent.algorithm.lam__quniform"),
+        ({"agent.algorithm.lam__normal": [0.5, -1]}, "agent.algorithm.lam__normal"),
+        ({"agent.algorithm.time_horizon__randint": [1.5, 3]}, "agent.algorithm.time_horizon__randint"),
+        ({"agent.algorithm.lam__choice": []}, "agent.algorithm.lam__choice"),
+        ({"agent.algorithm.lam__choice": [0.9, "x"]}, "agent.algorithm.lam__choice"),
+        ({"agent.net.optim_spec.name__choice": ["Adam", "Adm"]}, "agent.net.optim_spec.name__choice"),
+        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "agent.net.optim_spec.betass__choice"),
     ],
 )
 def test_search_that_does_not_fit(specs: Specs, search: Any, problem: str) -> None:
-    if search == []:
-        assert specs.load({"search": search}).search is None  # nothing to search
-        return
-    found = specs.problems({"search": search})
-    assert any(problem in line for line in found), found
+    assert specs.problems({"search": search}) == [f"search.{problem}"]
 
 
 def test_search_over_an_optimizer_that_serves_both(specs: Specs) -> None:
@@ -89,13 +85,13 @@ def test_search_over_an_optimizer_that_serves_both(specs: Specs) -> None:
     search = {"agent": {"net": {"actor_optim_spec": {"lr__choice": [0.1, 0.2]}, "critic_optim_spec": {"lr__choice": [0.1]}}}}
     spec = specs.load({"agent.net": net, "search": search})
     assert spec.search == {"agent.net.optim_spec.lr__choice": [0.1, 0.2]}
-    assert specs.notices()[-1] == "ppo: search.agent.net.critic_optim_spec.lr__choice: has no effect in this spec; dropped"
+    assert specs.notices()[-1] == "search.agent.net.critic_optim_spec.lr__choice"
 
 
 def test_search_over_nets(specs: Specs) -> None:
     assert specs.load({"search": {"agent.net.type__choice": ["MLPNet", "RecurrentNet"]}}).search
     found = specs.problems({"search": {"agent.net.type__choice": ["MLPNt"]}})
-    assert "did you mean 'MLPNet'?" in found[0]
+    assert found == ["search.agent.net.type__choice"]
 
 
 def test_retired_keys_and_keys_without_effect_are_dropped(specs: Specs) -> None:
@@ -103,5 +99,5 @@ def test_retired_keys_and_keys_without_effect_are_dropped(specs: Specs) -> None:
     search = {"agent": {"algorithm": {f"{key}__uniform": [0, 1] for key in keys}}, "agent.algorithm.lam__uniform": [0.5, 0.9]}
     assert specs.load({"search": search}).search == {"agent": {"algorithm": {}}, "agent.algorithm.lam__uniform": [0.5, 0.9]}
     assert len(specs.notices()) == len(keys)
-    assert specs.notices()[0] == "ppo: search.agent.algorithm.clip_eps__uniform: is no longer searched over; dropped"
-    assert specs.notices()[-1] == "ppo: search.agent.algorithm.training_iter__uniform: has no effect in this spec; dropped"
+    assert specs.notices()[0] == "search.agent.algorithm.clip_eps__uniform"
+    assert specs.notices()[-1] == "search.agent.algorithm.training_iter__uniform"

@@ -50,15 +50,15 @@ def test_variables_fill_values_and_text_and_name_the_spec(specs: Specs) -> None:
 
 def test_env_names_the_spec_only_where_it_is_used(specs: Specs) -> None:
     assert specs.load({}, ["env=ALE/Pong-v5"]).name == "ppo"
-    assert specs.notices() == ["--set env: no ${env} in the spec; not used; did you mean env.name=ALE/Pong-v5?"]
+    assert specs.notices() == ["--set env"]
 
 
 def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(specs: Specs) -> None:
     problems = specs.problems(VARS | {"agent.algorithm.gama": 1}, ["max_frame=10"])
     assert problems == [
-        "agent.name: ${env} has no value; give one with --set env=…",
-        "env.name: ${env} has no value; give one with --set env=…",
-        "agent.algorithm.gama: unknown key; did you mean 'gamma'?",
+        "agent.name (missing)",
+        "env.name (missing)",
+        "agent.algorithm.gama (unknown)",
     ]
 
 
@@ -96,30 +96,29 @@ def test_overrides_go_into_the_v4_form(specs: Specs) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("agent.algorithm.gama=0.5", "agent.algorithm.gama: unknown key; did you mean 'gamma'? (from --set)"),
-        ("agnt.algorithm.gamma=0.5", "agnt: unknown key; did you mean 'agent'? (from --set)"),
-        ("agent.net.hid_layers[5]=1", "agent.net.hid_layers[5]: the list has 2 items; --set agent.net.hid_layers[5] finds none there"),
-        ("env.name.x=1", 'env.name: is "CartPole-v1", which has no keys; --set env.name.x cannot go below it'),
-        ("gamma", 'must be name=value or path.to.key=value, not "gamma"'),
-        ("env.max_frame=abc", 'env.max_frame: must be a whole number > 0, not "abc" (from --set)'),
-        ("agent.net.hid_layers.0=-1", "agent.net.hid_layers[0]: must be a whole number > 0, not -1 (from --set)"),
-        ("agent.net.name=MLP", "did you mean 'MLPNet'? (from --set)"),
+        ("agent.algorithm.gama=0.5", "agent.algorithm.gama (unknown)"),
+        ("agnt.algorithm.gamma=0.5", "agnt (unknown)"),
+        ("agent.net.hid_layers[5]=1", "agent.net.hid_layers[5]"),
+        ("env.name.x=1", "env.name"),
+        ("gamma", ""),
+        ("env.max_frame=abc", "env.max_frame"),
+        ("agent.net.hid_layers.0=-1", "agent.net.hid_layers[0]"),
+        ("agent.net.name=MLP", "agent.net.type"),
     ],
 )
 def test_overrides_that_do_not_fit(specs: Specs, text: str, problem: str) -> None:
-    (found,) = specs.problems({"agent.net.hid_layers": [8, 8]}, [text])
-    assert found.endswith(problem)
+    assert specs.problems({"agent.net.hid_layers": [8, 8]}, [text]) == [problem]
 
 
 def test_problems_say_whether_they_come_from_set(specs: Specs) -> None:
     changes = {"env.name": "${env}", "env.num_envs": 0, "env.normalize_state": "${norm}", "agent.algorithm.lam": "${lam}"}
     found = specs.problems(changes | {"spec_params": {"lam": [7]}}, ["env=CartPol-v1", "norm=8", "agent.algorithm.gamma=2"])
     assert found == [
-        "agent.algorithm.gamma: must be a number from 0 to 1, not 2 (from --set)",
-        "agent.algorithm.lam: must be a number from 0 to 1, not 7",
-        "env.num_envs: must be a whole number > 0, not 0",
-        "env.normalize_state: must be true or false, not 8 (from --set)",
-        "env.name: no env of the name 'CartPol-v1' is registered with Gymnasium; did you mean 'CartPole-v1'? (from --set)",
+        "agent.algorithm.gamma",
+        "agent.algorithm.lam",
+        "env.num_envs",
+        "env.normalize_state",
+        "env.name",
     ]
     body = changed(PPO, {}) | {"agent": [PPO["agent"]]}
     with pytest.raises(SpecError, match=r"agent\[0\].algorithm.gamma: .* not 2 \(from --set\)"):
@@ -129,26 +128,26 @@ def test_problems_say_whether_they_come_from_set(specs: Specs) -> None:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("gamma=0.5", "; did you mean agent.algorithm.gamma=0.5?"),
-        ("gama=0.5", "; did you mean agent.algorithm.gamma=0.5?"),
-        ("lr=1e-4", "; did you mean agent.net.optim_spec.lr=0.0001?"),
-        ("betas=[0, 0]", "; did you mean agent.net.optim_spec.betas=[0, 0]?"),
-        ("net=ConvNet", "; did you mean agent.net.name=ConvNet?"),
-        ("max_t=5", "; did you mean env.max_t=5?"),
-        ("cpu=2", "; did you mean meta.search_resources.cpu=2?"),
+        ("gamma=0.5", "agent.algorithm.gamma=0.5?"),
+        ("gama=0.5", "agent.algorithm.gamma=0.5?"),
+        ("lr=1e-4", "agent.net.optim_spec.lr=0.0001?"),
+        ("betas=[0, 0]", "agent.net.optim_spec.betas=[0, 0]?"),
+        ("net=ConvNet", "agent.net.name=ConvNet?"),
+        ("max_t=5", "env.max_t=5?"),
+        ("cpu=2", "meta.search_resources.cpu=2?"),
         ("zzz=1", ""),
     ],
 )
 def test_a_variable_that_no_spec_has_may_be_a_key(specs: Specs, text: str, meant: str) -> None:
     specs.load({"agent.net.optim_spec": {"lr": 0.1, "betas": [0, 0.9]}}, [text])
-    name = text.partition("=")[0]
-    assert specs.notices() == [f"--set {name}: no ${{{name}}} in the spec; not used{meant}"]
+    (notice,) = specs.told()
+    assert notice.partition("; did you mean ")[2] == meant
 
 
 def test_a_variable_that_no_spec_has_may_be_another_variable(specs: Specs) -> None:
     problems = specs.problems({"agent.algorithm.lam": "${lam}"}, ["lm=0.5"])
-    assert problems == ["agent.algorithm.lam: ${lam} has no value; give one with --set lam=…"]
-    assert specs.notices() == ["--set lm: no ${lm} in the spec; not used; did you mean lam=0.5?"]
+    assert problems == ["agent.algorithm.lam (missing)"]
+    assert specs.notices() == ["--set lm"]
 
 
 def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:
@@ -161,13 +160,13 @@ def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:
     assert load_spec(file, "ppo_qbert_0_9").agent.algorithm.model_dump()["lam"] == 0.9
     assert load_spec(file, "ppo", ["env=ALE/Pong-v5", "lam=0.5"]).name == "ppo_pong"
     assert spec_names(file) == ["ppo", "other"]
-    with pytest.raises(ValueError, match="makes 4 specs; name one of them: ppo_pong_0_9"):
+    with pytest.raises(ValueError, match="ppo_pong_0_9, ppo_pong_0_95"):
         load_spec(file, "ppo")
 
 
 @pytest.mark.parametrize("params", [[], {"env": "CartPole-v1"}, {"env": []}, {f"v{n}": [1, 2, 3] for n in range(20)}])
 def test_spec_params_that_are_none(specs: Specs, params: object) -> None:
-    assert specs.problems({"spec_params": params})[0].startswith("spec_params:")
+    assert specs.problems({"spec_params": params}) == ["spec_params"]
 
 
 def test_only_keys_that_were_set_are_marked() -> None:

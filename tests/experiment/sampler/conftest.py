@@ -9,8 +9,8 @@ import pytest
 
 from slm_lab.experiment.sampler.session import SampledSession
 from slm_lab.spec.report import Report
-from slm_lab.spec.rules import check_rules
 from slm_lab.spec.resolve import resolve
+from slm_lab.spec.rules import check_rules
 from slm_lab.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]

@@ -1,0 +1,28 @@
+"""A spec file for the tests of the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL: dict[str, Any] = {
+    "agent": {
+        "name": "PPO",
+        "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 64, "training_epoch": 2},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"},
+    },
+    "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1000},
+    "meta": {"max_session": 1, "log_frequency": 250, "random_seed": 5},
+}
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    """A file with two specs, small and other."""
+    path = tmp_path / "specs.json"
+    path.write_text(json.dumps({"small": SMALL, "other": SMALL | {"meta": {"random_seed": 1}}}))
+    return path

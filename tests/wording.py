@@ -1,0 +1,35 @@
+"""The wording of messages, in one snapshot file: tests check paths and codes, and this file alone the text.
+
+`WORDING=write pytest -n 0 tests/spec tests/cli` renews the entries of the tests that ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).parent / "wording.json"
+_written: dict[str, set[str]] = {}
+
+
+@cache
+def _snapshot() -> dict[str, list[str]]:
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+def check_wording(test: str, messages: Iterable[str]) -> None:
+    """Compare the messages that a test has seen with the snapshot's, in any order."""
+    messages = list(messages)
+    if os.environ.get("WORDING") == "write":
+        _written.setdefault(test, set()).update(messages)
+        kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+        content = {**kept, **{key: sorted(lines) for key, lines in _written.items() if lines}}
+        FILE.write_text(json.dumps(dict(sorted(content.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return
+    new = [message for message in messages if message not in _snapshot().get(test, [])]
+    assert not new, f"the wording changed; see {__name__}: {new}"

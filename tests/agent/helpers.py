@@ -9,7 +9,7 @@ import numpy as np
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace, VecStep
+from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 
@@ -71,14 +71,31 @@ def agent_of(toy: Spec, env_info: EnvInfo, seed: int = 0) -> Agent:
     return build_agent(toy, env_info, session_seeds(seed, 0, 0), Clock())
 
 
+class Acting:
+    """Carries an agent's hidden state from step to step, as a Session does."""
+
+    def __init__(self, agent: Agent, num_envs: int) -> None:
+        self.agent = agent
+        self.state_N, self.first_N = agent.policy.initial_state(num_envs), np.ones(num_envs, np.bool_)
+
+    def act(self, obs_N: np.ndarray) -> ActOut:
+        return self.agent.act(obs_N, self.state_N)
+
+    def observe(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
+        self.agent.observe(obs_N, self.first_N, self.state_N, out, step)
+        self.first_N = step.first_N
+        if out.state_N is not None:
+            self.state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
+
+
 def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
     """Act, step, observe and update for so many vector steps; returns the metrics of the updates."""
-    obs, out = env.reset(), []
+    obs, out, acting = env.reset(), [], Acting(agent, env.info.num_envs)
     for _ in range(steps):
-        act = agent.act(obs)
+        act = acting.act(obs)
         step = env.step(act.action_N)
         agent.clock.tick(env.info.num_envs)
-        agent.observe(obs, act, step)
+        acting.observe(obs, act, step)
         if agent.ready():
             out.append(agent.update())
         obs = step.obs_N

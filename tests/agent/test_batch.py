@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
-from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
+from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.net import MLPNetSpec, RecurrentNetSpec
 from tests.agent.helpers import ToyEnv, info
@@ -82,7 +82,7 @@ def test_every_epoch_sees_each_valid_transition_once(spec: MLPNetSpec | Recurren
     batch = batch_of(rollout, net, seq_len)
     valid = torch.arange(rollout.reward_TN.numel()).view_as(rollout.reward_TN)[rollout.valid_TN].tolist()
     assert len(valid) < rollout.reward_TN.numel()  # there were dummy rows
-    assert sorted(next(batch.pieces())[0].advantage_B.tolist()) == valid
+    assert sorted(next(batch.microbatches())[0].advantage_B.tolist()) == valid
     minibatches = list(batch.epochs(2, 16, np.random.default_rng(0)))
     half = len(minibatches) // 2
     epochs = [[x for m in part for x in m.advantage_B.tolist()] for part in (minibatches[:half], minibatches[half:])]
@@ -121,27 +121,27 @@ def test_minibatch_sizes_are_even() -> None:
 
 def test_sequences_carry_their_state() -> None:
     net, rollout, _ = make(RNN_SPEC)
-    whole, share = next(batch_of(rollout, net, 6).pieces())
-    assert share == 1.0
+    whole, weight = next(batch_of(rollout, net, 6).microbatches())
+    assert weight == 1.0
     assert isinstance(whole.inputs, Sequences)
     assert whole.inputs.obs_LM.shape[:2] == (6, 9)
     assert torch.equal(whole.inputs.state_MS[:3], rollout.state_NS)
 
 
 @pytest.mark.parametrize(("spec", "seq_len"), [(MLP_SPEC, 1), (RNN_SPEC, 5)])
-def test_pieces_add_up_to_the_whole(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of many pieces, weighed by their shares, is that of one batch."""
+def test_microbatches_add_up_to_the_whole(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of many microbatches, weighted by their size, is that of one batch."""
     net, rollout, _ = make(spec, next_step=True)
     gradients = []
     for limit in (2**20, 16 * 4 * seq_len):
-        monkeypatch.setattr("slm_lab.agent.rollout.minibatch.PIECE_BYTES", limit)
+        monkeypatch.setattr("slm_lab.agent.rollout.minibatch.MICROBATCH_BYTES", limit)
         net.zero_grad()
-        pieces = list(batch_of(rollout, net, seq_len).pieces())
-        for piece, share in pieces:
-            (share * piece.forward(net)[1].square().mean()).backward()
+        parts = list(batch_of(rollout, net, seq_len).microbatches())
+        for part, weight in parts:
+            (weight * part.forward(net)[1].square().mean()).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
-        assert sum(share for _, share in pieces) == pytest.approx(1.0)
-    assert len(pieces) > 2
+        assert sum(weight for _, weight in parts) == pytest.approx(1.0)
+    assert len(parts) > 2
     assert torch.allclose(*gradients, atol=1e-5)
 
 

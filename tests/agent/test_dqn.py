@@ -10,9 +10,9 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
+from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
 from slm_lab.lib.records import ActOut, VecStep
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec

@@ -1,4 +1,4 @@
-"""One net that several Sessions train: semantics, step by step, with the Sessions side by side in this process."""
+"""Parameters that several processes share: semantics, step by step, with the processes side by side in this one."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop
-from slm_lab.env.normalize import RunningStats
+from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop, shared_statistics
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import session_seeds
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, shared_file
 from slm_lab.spec.spec import Spec
-from tests.agent.helpers import ToyEnv, info
+from tests.agent.helpers import Acting, ToyEnv, info
 from tests.contract.combinations import Case
 
-Heaps = Callable[..., list[CommonHeap]]
+Stores = Callable[..., list[SharedArrays]]
 
 
 @pytest.fixture
-def heaps() -> Iterator[Heaps]:
-    """heaps(n, synced=…): n Sessions' views of one new memory."""
+def stores() -> Iterator[Stores]:
+    """stores(n, synced=…): n processes' views of one new shared file."""
     files: list[int] = []
 
-    def make(count: int = 2, synced: bool = True, **keys: Any) -> list[CommonHeap]:
-        files.append(common_file())
-        return [CommonHeap(files[-1], index, count, synced=synced, **keys) for index in range(count)]
+    def make(count: int = 2, synced: bool = True, **keys: Any) -> list[SharedArrays]:
+        files.append(shared_file())
+        return [SharedArrays(files[-1], index, count, synced=synced, **keys) for index in range(count)]
 
     yield make
     for fd in files:
@@ -47,8 +46,12 @@ def a3c(optimizer: str = "GlobalAdam", **net: Any) -> Spec:
     return case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}, **net})
 
 
-def session(spec: Spec, heap: Heap, env_info: EnvInfo | None = None) -> Agent:
-    return build_agent(spec, env_info or info(2), session_seeds(0, 0, 0), Clock(heap), heap=heap)
+def session(spec: Spec, store: SharedArrays | None, env_info: EnvInfo | None = None) -> Agent:
+    clock = Clock()
+    agent = build_agent(spec, env_info or info(2), session_seeds(0, 0, 0), clock)
+    if store is not None:
+        store.attach({"agent": agent, "clock": clock})
+    return agent
 
 
 class Worker:
@@ -57,13 +60,14 @@ class Worker:
     def __init__(self, agent: Agent, seed: int, env_info: EnvInfo | None = None) -> None:
         self.agent, self.env = agent, ToyEnv(env_info or info(2), seed)
         self.obs_N, self.gathered = self.env.reset(), False
+        self.acting = Acting(agent, self.env.info.num_envs)
 
     def gather(self) -> None:
         while not self.gathered:
-            out = self.agent.act(self.obs_N)
+            out = self.acting.act(self.obs_N)
             step = self.env.step(out.action_N)
             self.agent.clock.tick(self.env.info.num_envs)
-            self.agent.observe(self.obs_N, out, step)
+            self.acting.observe(self.obs_N, out, step)
             self.obs_N, self.gathered = step.obs_N, self.agent.ready()
 
     def update(self) -> Metrics:
@@ -95,6 +99,22 @@ def flat(agent: Agent) -> Any:
 # ---- optimizers
 
 
+class Stepped:
+    """A parameter with an optimizer whose statistics are shared."""
+
+    def __init__(self, param: torch.Tensor, make: Callable[[torch.Tensor, torch.Tensor], FlatOptimizer]) -> None:
+        self.param, self.grad, self.make = param, torch.zeros_like(param), make
+        self.optimizer = make(param, self.grad)
+
+    def shared_arrays(self) -> Named:
+        return {"param": SharedArray(self.param.numpy(), "step"), **shared_statistics(self.optimizer)}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.param = torch.from_numpy(arrays["param"])
+        self.optimizer = self.make(self.param, self.grad)
+        self.optimizer.use_statistics(arrays)
+
+
 @pytest.mark.parametrize(
     ("make", "torchs"),
     [
@@ -108,35 +128,36 @@ def flat(agent: Agent) -> Any:
     ids=["adam", "rmsprop", "rmsprop centered"],
 )
 def test_processes_that_step_in_turn_are_one_optimizer(
-    heaps: Heaps, make: Callable[[torch.Tensor, torch.Tensor], FlatOptimizer], torchs: Callable[[torch.nn.Parameter], torch.optim.Optimizer]
+    stores: Stores,
+    make: Callable[[torch.Tensor, torch.Tensor], FlatOptimizer],
+    torchs: Callable[[torch.nn.Parameter], torch.optim.Optimizer],
 ) -> None:
     torch.manual_seed(0)
     initial, grads = torch.randn(37), torch.randn(9, 37)
     sides = []
-    for heap in heaps(3):
-        param, grad = torch.from_numpy(heap.array(initial.numpy().copy())), torch.zeros(37)
-        optimizer = make(param, grad)
-        optimizer.share(heap)  # type: ignore[attr-defined]
-        sides.append((optimizer, param, grad))
+    for store in stores(3):
+        part = Stepped(initial.clone(), make)
+        store.attach({"part": part})
+        sides.append(part)
     alone = torch.nn.Parameter(initial.clone())
     reference = torchs(alone)
     for turn, gradient in enumerate(grads):
-        optimizer, _, grad = sides[(turn * 2) % 3]
-        grad.copy_(gradient)
-        optimizer.step()
+        part = sides[(turn * 2) % 3]
+        part.grad.copy_(gradient)
+        part.optimizer.step()
         alone.grad = gradient.clone()
         reference.step()
-    for _, param, _ in sides:
-        assert torch.equal(param, alone.detach())
+    for part in sides:
+        assert torch.equal(part.param, alone.detach())
 
 
 # ---- gradients
 
 
-def test_synced_gradients_are_applied_one_after_another(heaps: Heaps) -> None:
+def test_synced_gradients_are_applied_one_after_another(stores: Stores) -> None:
     """Both gradients are of the same old weights; the second is applied to what the first made, by the statistics in common."""
-    workers = [Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps())]
-    alone = [Worker(session(a3c("Adam"), PRIVATE), seed) for seed in range(2)]
+    workers = [Worker(session(a3c(), store), seed) for seed, store in enumerate(stores())]
+    alone = [Worker(session(a3c("Adam"), None), seed) for seed in range(2)]
     grads = [gradients(worker.agent) for worker in alone]
     param = flat(alone[0].agent).param.clone()
     assert torch.equal(flat(workers[1].agent).param, param)  # drawn from the same seed
@@ -158,8 +179,8 @@ def test_synced_gradients_are_applied_one_after_another(heaps: Heaps) -> None:
     assert staleness == [0.0, 1.0]
 
 
-def test_within_a_rollout_a_synced_policy_does_not_change(heaps: Heaps) -> None:
-    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps()))
+def test_within_a_rollout_a_synced_policy_does_not_change(stores: Stores) -> None:
+    one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores()))
     obs_N = one.env.reset()
     before = one.agent.policy.net.actor(torch.from_numpy(obs_N)).detach().clone()  # type: ignore[union-attr]
     acts = one.agent.policy._fast(obs_N)  # type: ignore[misc]
@@ -170,8 +191,8 @@ def test_within_a_rollout_a_synced_policy_does_not_change(heaps: Heaps) -> None:
     assert torch.equal(flat(one.agent).param, flat(other.agent).master)
 
 
-def test_every_read_of_a_shared_net_is_of_the_latest(heaps: Heaps) -> None:
-    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
+def test_every_read_of_a_shared_net_is_of_the_latest(stores: Stores) -> None:
+    one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     obs_N = one.env.reset()
     reads: dict[str, Callable[[Agent], Any]] = {
         "act": lambda agent: (agent.act(obs_N), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
@@ -186,9 +207,9 @@ def test_every_read_of_a_shared_net_is_of_the_latest(heaps: Heaps) -> None:
         assert metrics.extra["staleness"] == 0.0  # it read the latest, and nobody came in between
 
 
-def test_weights_to_keep_are_those_that_were_evaluated(heaps: Heaps) -> None:
+def test_weights_to_keep_are_those_that_were_evaluated(stores: Stores) -> None:
     """What others do during an evaluation is no part of what it has judged."""
-    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
+    one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     other.update()
     one.agent.evaluator()
     judged = {name: weight.clone() for name, weight in other.agent.weights().items()}
@@ -197,18 +218,18 @@ def test_weights_to_keep_are_those_that_were_evaluated(heaps: Heaps) -> None:
         assert torch.equal(weight, judged[name]), name
 
 
-def test_a_shared_gradient_is_that_of_one_net(heaps: Heaps) -> None:
+def test_a_shared_gradient_is_that_of_one_net(stores: Stores) -> None:
     """What another Session steps between the forward and the backward pass has no part in it."""
-    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
-    alone = Worker(session(a3c(), PRIVATE), 0)
+    one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
+    alone = Worker(session(a3c(), None), 0)
     grads, expected = gradients(one.agent), gradients(alone.agent)
     trainer = one.agent.algorithm.trainer
     assert trainer is not None
     backward = trainer.backward
 
-    def late(loss: torch.Tensor) -> None:
+    def late(loss: torch.Tensor, weight: float = 1.0) -> float:
         other.update()
-        backward(loss)
+        return backward(loss, weight)
 
     trainer.backward = late  # type: ignore[method-assign]
     metrics = one.update()
@@ -217,17 +238,17 @@ def test_a_shared_gradient_is_that_of_one_net(heaps: Heaps) -> None:
     assert metrics.extra["staleness"] == 1.0
 
 
-def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(heaps: Heaps) -> None:
+def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(stores: Stores) -> None:
     """Whenever another Session comes in between: what it did is no longer news to the step that follows."""
     case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
-    one, other = (Worker(session(case.spec(), heap, case.info()), seed, case.info()) for seed, heap in enumerate(heaps(synced=False)))
+    one, other = (Worker(session(case.spec(), store, case.info()), seed, case.info()) for seed, store in enumerate(stores(synced=False)))
     algorithm = one.agent.algorithm
     assert isinstance(algorithm, SoftActorCritic)
     staleness = []
     trainers = {"_critic_step": algorithm.trainer, "_actor_step": algorithm.actor_trainer}
 
     def late(name: str) -> Callable[..., Any]:
-        step, common = getattr(algorithm, name), trainers[name].common
+        step, common = getattr(algorithm, name), trainers[name].shared
         assert common is not None
 
         def wrapped(*args: Any) -> Any:
@@ -244,9 +265,9 @@ def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(heaps: Hea
     assert staleness == [0.0] * 4  # training_iter 2
 
 
-def test_statistics_of_other_optimizers_are_the_sessions_own(heaps: Heaps) -> None:
-    workers = [Worker(session(a3c("Adam"), heap), seed) for seed, heap in enumerate(heaps())]
-    alone = Worker(session(a3c("Adam"), PRIVATE), 0)
+def test_statistics_of_other_optimizers_are_the_sessions_own(stores: Stores) -> None:
+    workers = [Worker(session(a3c("Adam"), store), seed) for seed, store in enumerate(stores())]
+    alone = Worker(session(a3c("Adam"), None), 0)
     workers[0].update(), workers[1].update(), alone.update()
     for worker in workers:
         optimizer = worker.agent.algorithm.trainer.groups[0].optimizer  # type: ignore[union-attr]
@@ -254,8 +275,8 @@ def test_statistics_of_other_optimizers_are_the_sessions_own(heaps: Heaps) -> No
     assert not torch.equal(flat(workers[0].agent).master, flat(alone.agent).param)  # the second one's step is in it too
 
 
-def test_optimizers_that_look_at_shapes_step_the_global_net(heaps: Heaps) -> None:
-    workers = [Worker(session(a3c("Adafactor"), heap), seed) for seed, heap in enumerate(heaps())]
+def test_optimizers_that_look_at_shapes_step_the_global_net(stores: Stores) -> None:
+    workers = [Worker(session(a3c("Adafactor"), store), seed) for seed, store in enumerate(stores())]
     before = flat(workers[0].agent).master.clone()
     workers[0].update()
     assert not torch.equal(flat(workers[1].agent).master, before)
@@ -267,11 +288,11 @@ def test_optimizers_that_look_at_shapes_step_the_global_net(heaps: Heaps) -> Non
 @pytest.mark.parametrize("synced", [False, True], ids=["shared", "synced"])
 @pytest.mark.parametrize("algorithm", ["ActorCritic", "DQN", "SoftActorCritic"])
 def test_what_is_not_finite_stays_out_of_the_global_net(
-    heaps: Heaps, algorithm: str, synced: bool, caplog: pytest.LogCaptureFixture
+    stores: Stores, algorithm: str, synced: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = Case(algorithm, "OnPolicyBatchReplay" if algorithm == "ActorCritic" else "Replay", "MLPNet")
     spec = case.spec(2, {"optim_spec": {"name": "GlobalAdam", "lr": 0.01}})
-    sick, well = (Worker(session(spec, heap, case.info()), seed, case.info()) for seed, heap in enumerate(heaps(synced=synced)))
+    sick, well = (Worker(session(spec, store, case.info()), seed, case.info()) for seed, store in enumerate(stores(synced=synced)))
     before = flat(well.agent).master.clone()
     step = sick.env.step
     sick.env.step = lambda action_N: step(action_N)._replace(reward_N=np.full(2, np.nan, np.float32))  # type: ignore[method-assign]
@@ -290,9 +311,9 @@ def test_what_is_not_finite_stays_out_of_the_global_net(
 # ---- what else is global
 
 
-def test_schedules_and_the_learning_rate_count_the_frames_of_all(heaps: Heaps) -> None:
+def test_schedules_and_the_learning_rate_count_the_frames_of_all(stores: Stores) -> None:
     spec = a3c(lr_scheduler_spec={"name": "LinearToZero", "frame": 100})
-    one, other = (Worker(session(spec, heap), seed) for seed, heap in enumerate(heaps()))
+    one, other = (Worker(session(spec, store), seed) for seed, store in enumerate(stores()))
     other.update()
     other.update()
     assert other.agent.clock.global_frame == 40
@@ -314,48 +335,50 @@ def test_centred_rmsprop_stands_another_in_between() -> None:
     assert param.isfinite().all()
 
 
-def test_a_new_process_is_not_stale(heaps: Heaps) -> None:
-    first, second = heaps()
-    one, other = (Worker(session(a3c(), heap), seed) for seed, heap in enumerate((first, second)))
+def test_a_new_process_is_not_stale(stores: Stores) -> None:
+    first, second = stores()
+    one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate((first, second)))
     for _ in range(5):
         one.update(), other.update()
-    again = Worker(session(a3c(), CommonHeap(second.fd, 1, 2, synced=True, fresh=False)), 7)
+    again = Worker(session(a3c(), SharedArrays(second.fd, 1, 2, synced=True, fresh=False)), 7)
     assert torch.equal(flat(again.agent).param, flat(one.agent).master)
     assert again.update().extra["staleness"] == 0.0
 
 
-def test_a_session_goes_on_from_the_count_of_the_one_before(heaps: Heaps) -> None:
-    first, second = heaps()
-    clock, other = Clock(first), Clock(second)
+def test_a_session_goes_on_from_the_count_of_the_one_before(stores: Stores) -> None:
+    first, second = stores()
+    clock, other, after = Clock(), Clock(), Clock()
+    first.attach({"clock": clock})
+    second.attach({"clock": other})
     clock.begin()
     clock.tick(8)
     other.tick(4)
-    after = Clock(CommonHeap(first.fd, 0, 2, synced=True, fresh=False))
+    SharedArrays(first.fd, 0, 2, synced=True, fresh=False).attach({"clock": after})
     after.begin()
     assert (after.frame, after.prev_frame, after.global_frame) == (8, 8, 12)
     assert after.wall_t >= clock.wall_t - 0.01
 
 
-def test_a_new_process_leaves_the_global_net_as_it_is(heaps: Heaps) -> None:
+def test_a_new_process_leaves_the_global_net_as_it_is(stores: Stores) -> None:
     case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
     spec = case.spec(2, {"optim_spec": {"name": "GlobalAdam", "lr": 0.01}})
-    first, second = heaps(synced=False)
-    workers = [Worker(session(spec, heap, case.info()), seed, case.info()) for seed, heap in enumerate((first, second))]
+    first, second = stores(synced=False)
+    workers = [Worker(session(spec, store, case.info()), seed, case.info()) for seed, store in enumerate((first, second))]
     for _ in range(4):
         for worker in workers:
             worker.update()
     trained = workers[0].agent.state_dict()["algorithm"]
-    again = session(spec, CommonHeap(second.fd, 1, 2, synced=False, fresh=False), case.info())
+    again = session(spec, SharedArrays(second.fd, 1, 2, synced=False, fresh=False), case.info())
     state = again.state_dict()["algorithm"]
-    for part in ("trainer", "actor_trainer", "critics", "temperature"):
+    for part in ("trainer", "actor_trainer", "target", "temperature"):
         assert str(state[part]) == str(trained[part]), part
 
 
 @pytest.mark.parametrize("update_type", ["replace", "polyak"])
-def test_target_nets_follow_once_for_all(heaps: Heaps, update_type: str) -> None:
+def test_target_nets_follow_once_for_all(stores: Stores, update_type: str) -> None:
     case = Case("DQN", "Replay", "MLPNet")
     spec = case.spec(2, {"update_type": update_type, "update_frequency": 16, "polyak_coef": 0.5})
-    one, other = (session(spec, heap, case.info()).algorithm for heap in heaps())
+    one, other = (session(spec, store, case.info()).algorithm for store in stores())
     assert one.target is not None
     assert other.target is not None
     assert one.trainer is not None
@@ -368,15 +391,17 @@ def test_target_nets_follow_once_for_all(heaps: Heaps, update_type: str) -> None
     other.target.follow(31)
     expected = zero + (1.0 if update_type == "replace" else 0.5)
     assert torch.allclose(one.target.flat.param, expected)
+    one.target.refresh()
     assert torch.equal(other.target.flat.param, one.target.flat.param)
     assert (one.target.followed, other.target.followed) == (1, 1)
     other.target.follow(64)
+    one.target.refresh()
     assert torch.allclose(one.target.flat.param, zero + (1.0 if update_type == "replace" else 1.0 - 0.5**4))
 
 
-def test_alpha_is_global(heaps: Heaps) -> None:
+def test_alpha_is_global(stores: Stores) -> None:
     case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
-    one, other = (Worker(session(case.spec(), heap, case.info()), seed, case.info()) for seed, heap in enumerate(heaps()))
+    one, other = (Worker(session(case.spec(), store, case.info()), seed, case.info()) for seed, store in enumerate(stores()))
     one.update()
     assert isinstance(one.agent.algorithm, SoftActorCritic)
     assert isinstance(other.agent.algorithm, SoftActorCritic)
@@ -384,9 +409,9 @@ def test_alpha_is_global(heaps: Heaps) -> None:
     assert float(other.agent.algorithm.temperature.optimizer.statistics["step"]) == 2.0  # training_iter of the one
 
 
-def test_batch_norm_statistics_are_global(heaps: Heaps) -> None:
+def test_batch_norm_statistics_are_global(stores: Stores) -> None:
     spec = a3c(batch_norm=True)
-    one, other = (Worker(session(spec, heap), seed) for seed, heap in enumerate(heaps()))
+    one, other = (Worker(session(spec, store), seed) for seed, store in enumerate(stores()))
     before = flat(other.agent).buffer.clone()
     one.update()
     after = flat(one.agent).buffer.clone()
@@ -399,10 +424,10 @@ def test_batch_norm_statistics_are_global(heaps: Heaps) -> None:
 
 
 @pytest.mark.parametrize("synced", [True, False])
-def test_batch_statistics_are_the_mean_over_sessions(synced: bool, heaps: Heaps) -> None:
+def test_batch_statistics_are_the_mean_over_sessions(synced: bool, stores: Stores) -> None:
     """By hand: of three updates that began from the same statistics, each stale one adds its change divided by their number so far."""
-    agents = [session(a3c(batch_norm=True), heap) for heap in heaps(3, synced=synced)]
-    nets = [agent.algorithm.trainer.common for agent in agents]  # type: ignore[union-attr]
+    agents = [session(a3c(batch_norm=True), store) for store in stores(3, synced=synced)]
+    nets = [agent.algorithm.trainer.shared for agent in agents]  # type: ignore[union-attr]
     base = flat(agents[0]).master_buffer.clone()
     changes = [torch.full_like(base, value) for value in (0.5, -0.25, 1.0)]
     for net in nets:
@@ -411,29 +436,31 @@ def test_batch_statistics_are_the_mean_over_sessions(synced: bool, heaps: Heaps)
     for net, change in zip(nets, changes, strict=True):
         assert net is not None
         net.flat.buffer.add_(change)
-        net.push(lambda: None, 1.0)
+        with net.updating():
+            pass
         assert torch.equal(net.flat.buffer, net.flat.master_buffer), "pulled"
     expected = base + 0.5 - 0.25 / 2 + 1.0 / 3
     assert torch.allclose(flat(agents[0]).master_buffer, expected)
 
 
-def test_stale_batch_statistics_stay_within_bounds(heaps: Heaps) -> None:
+def test_stale_batch_statistics_stay_within_bounds(stores: Stores) -> None:
     """A variance that all workers see as small does not become negative, however stale their updates are."""
-    agents = [session(a3c(batch_norm=True), heap) for heap in heaps(16)]
-    nets = [agent.algorithm.trainer.common for agent in agents]  # type: ignore[union-attr]
+    agents = [session(a3c(batch_norm=True), store) for store in stores(16)]
+    nets = [agent.algorithm.trainer.shared for agent in agents]  # type: ignore[union-attr]
     for _ in range(20):
         for net in nets:
             assert net is not None
             net.flat.buffer.lerp_(torch.full_like(net.flat.buffer, 1e-3), 0.1)  # as batch norm does, from the statistics of its last pull
         for net in nets:
             assert net is not None
-            net.push(lambda: None, 1.0)
+            with net.updating():
+                pass
             assert (net.flat.master_buffer > -1e-6).all()
     assert (flat(agents[0]).master_buffer < 0.5).all()
 
 
-def test_batch_statistics_that_are_not_finite_stay_out(heaps: Heaps) -> None:
-    sick, well = (Worker(session(a3c(batch_norm=True), heap), seed) for seed, heap in enumerate(heaps(synced=False)))
+def test_batch_statistics_that_are_not_finite_stay_out(stores: Stores) -> None:
+    sick, well = (Worker(session(a3c(batch_norm=True), store), seed) for seed, store in enumerate(stores(synced=False)))
     sick.gather()
     memory = sick.agent.algorithm.memory
     rollout = memory.rollout()  # type: ignore[union-attr]
@@ -445,25 +472,11 @@ def test_batch_statistics_that_are_not_finite_stay_out(heaps: Heaps) -> None:
     assert math.isfinite(well.update().loss)
 
 
-def test_normaliser_statistics_are_those_of_all_samples(heaps: Heaps) -> None:
-    rng = np.random.default_rng(0)
-    batches = [rng.normal(3.0, 2.0, (5, 4)) for _ in range(7)]
-    sides = [RunningStats((4,), heap) for heap in heaps(3)]
-    alone = RunningStats((4,))
-    for index, batch in enumerate(batches):
-        sides[index % 3].update(batch)
-        alone.update(batch)
-    sides[0].update(np.full((1, 4), np.nan))
-    for stats in sides:
-        assert stats.count == 35
-        np.testing.assert_array_equal(stats.mean, alone.mean)
-        np.testing.assert_array_equal(stats.m2, alone.m2)
-    np.testing.assert_array_equal(sides[0].inv_std, alone.inv_std)  # it took in the last batch
-
-
-def test_scales_of_returns_are_global(heaps: Heaps) -> None:
-    first, second = heaps()
-    one, other, alone = RunningScale(first), RunningScale(second), RunningScale()
+def test_scales_of_returns_are_global(stores: Stores) -> None:
+    one, other, alone = RunningScale(), RunningScale(), RunningScale()
+    sides = PercentileScale(), PercentileScale()
+    for store, scale, percentile in zip(stores(), (one, other), sides, strict=True):
+        store.attach({"scale": scale, "percentile": percentile})
     valid = torch.ones(4, 2, dtype=torch.bool)
     for index in range(6):
         returns = torch.full((4, 2), float(index)) + torch.arange(2)
@@ -472,15 +485,14 @@ def test_scales_of_returns_are_global(heaps: Heaps) -> None:
     one.update(torch.full((4, 2), torch.inf), valid)
     assert one.state_dict() == other.state_dict() == alone.state_dict()
     assert (one.mean, one.std) == (alone.mean, alone.std)
-    sides = PercentileScale(first), PercentileScale(second)
     sides[0](torch.ones(3), torch.arange(100.0))
     sides[1](torch.ones(3), torch.full((5,), torch.inf))
     assert sides[1].range == sides[0].range == pytest.approx(89.1)
 
 
-def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(heaps: Heaps) -> None:
+def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores: Stores) -> None:
     case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
-    agents = [session(case.spec(), heap, case.info()) for heap in heaps()]
+    agents = [session(case.spec(), store, case.info()) for store in stores()]
     assert isinstance(agents[0].algorithm, SoftActorCritic)
     assert agents[0].algorithm.temperature.max_frame == 2 * case.info().max_frame
     agents[1].clock.frame = 4096

@@ -10,8 +10,8 @@ import torch
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.fast import fast_actor
 from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.net import HydraMLPNetSpec
 from tests.agent.helpers import ToyEnv, agent_of, drive, info, spec

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.fast import ACTIVATIONS, LEARNING_ROWS, LEARNING_SMALL, SLOPES, LearningTwin, add_learning_twins, fast_actor
+from slm_lab.agent.net.learning_twin import ACTIVATIONS, LEARNING_ROWS, LEARNING_SMALL, SLOPES, LearningTwin, add_learning_twins
 from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec

@@ -205,7 +205,7 @@ def test_trainer_step_is_torch_by_hand() -> None:
     spec = MLPNetSpec(name="MLPNet", clip_grad_val=0.5, optim_spec=OptimSpec(lr=0.01))
     ours, theirs = nn.Linear(3, 1), nn.Linear(3, 1)
     theirs.load_state_dict(ours.state_dict())
-    trainer = Trainer(ours, spec)
+    trainer = Trainer(FlatParams(ours), spec)
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
     for scale in (10.0, 0.01, 3.0):
         x = torch.randn(8, 3) * scale
@@ -229,7 +229,7 @@ def test_trainer_groups_have_their_own_rates_and_norms() -> None:
         critic_lr_scheduler_spec=LRSchedulerSpec(name="LinearToZero", frame=10),
     )
     module = nn.ModuleDict({"actor": nn.Linear(1, 1, bias=False), "critic": nn.Linear(1, 1, bias=False)})
-    trainer = Trainer(module, spec, {"actor": list(module["actor"].parameters()), "critic": list(module["critic"].parameters())})
+    trainer = Trainer(FlatParams(module, [list(module[part].parameters()) for part in ("actor", "critic")]), spec, ("actor", "critic"))
     with torch.no_grad():
         trainer.flat.param.zero_()
     trainer.begin(5)
@@ -242,7 +242,7 @@ def test_trainer_groups_have_their_own_rates_and_norms() -> None:
 def test_gradients_do_not_add_up() -> None:
     """Defect 1 in one process: each step's gradient is its own."""
     module = nn.Linear(1, 1, bias=False)
-    trainer = Trainer(module, MLPNetSpec(name="MLPNet", optim_spec=OptimSpec(name="SGD", lr=0.001)))
+    trainer = Trainer(FlatParams(module), MLPNetSpec(name="MLPNet", optim_spec=OptimSpec(name="SGD", lr=0.001)))
     norms = []
     for _ in range(3):
         trainer.backward(module.weight.sum())
@@ -257,7 +257,7 @@ def test_statistics_are_exposed() -> None:
 
 def test_layers_with_modes_are_switched() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout1d(), nn.Tanh()), nn.GRU(2, 2))
-    trainer = Trainer(module, MLPNetSpec(name="MLPNet"))
+    trainer = Trainer(FlatParams(module), MLPNetSpec(name="MLPNet"))
     assert not any(m.training for m in module.modules())
     trainer.set_train_mode(True)
     assert [m.training for m in module] == [False, True, True, False, True]

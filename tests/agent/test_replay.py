@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from slm_lab.agent.replay import replay as replay_module
-from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, does_not_fit, replay_bytes
 from slm_lab.agent.replay.frames import FrameStore, VectorStore
+from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, does_not_fit, replay_bytes
 from slm_lab.env import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.replay.sil import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
+from slm_lab.agent.replay.sil import SILReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep
 from slm_lab.spec.base import SpecError
@@ -270,7 +270,7 @@ def test_everything_trains_together(algorithm: dict[str, Any], memory: str, net:
     before = agent.weights()
     metrics = drive(agent, ToyEnv(info(3, action), 2, next_step=True), 45)
     assert all(np.isfinite([m.loss, m.grad_norm, m.entropy, *m.extra.values()]).all() for m in metrics)
-    assert {"sil_loss", "sil_policy_loss", "sil_val_loss", "sil_share"} == set(metrics[-1].extra)
+    assert {"sil_loss", "sil_policy_loss", "sil_val_loss", "sil_share", *agent.diagnostics} == set(metrics[-1].extra)
     assert all(not torch.equal(before[name], value) for name, value in agent.weights().items() if "running" not in name)
     assert agent.lr is not None
     assert agent.entropy_coef == 0.0

@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.critics import TargetCritics
-from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature, target_entropies
-from slm_lab.agent.replay.replay import Transitions
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.ops.losses import symexp, symlog
 from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.net import ConvNetSpec, MLPNetSpec
 from slm_lab.spec.spec import Spec
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, drive, info
 
 OBS = ObservationSpace((4,))
 BRN: dict[str, Any] = {
@@ -229,16 +229,19 @@ def test_spectral_norm_bounds_the_hidden_layers(flat: bool) -> None:
 # the equations
 
 
+def target_of(algorithm: SoftActorCritic) -> TargetNet[Any]:
+    assert algorithm.target is not None
+    return algorithm.target
+
+
 def q_of(algorithm: SoftActorCritic, obs: Tensor, action: Tensor | None, target: bool = False) -> Tensor:
     with torch.no_grad():
-        assert isinstance(algorithm.critics, TargetCritics)
-        return (algorithm.critics.target.net if target else algorithm.critics.net)(obs, action).clone()
+        return (target_of(algorithm).net if target else algorithm.critics)(obs, action).clone()
 
 
 def move_target(algorithm: SoftActorCritic) -> None:
     """Make the target nets differ from the critics."""
-    assert isinstance(algorithm.critics, TargetCritics)
-    algorithm.critics.target.flat.param.add_(0.1 * torch.randn_like(algorithm.critics.target.flat.param))
+    target_of(algorithm).flat.param.add_(0.1 * torch.randn_like(target_of(algorithm).flat.param))
 
 
 def critic_loss(algorithm: SoftActorCritic, batch: Transitions, alpha: float) -> float:
@@ -323,7 +326,7 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -
     assert norm > 0.0
     assert torch.equal(critics, algorithm.trainer.flat.param)
     assert not algorithm.trainer.flat.grad.any(), "the critics' next step takes no gradient of the actor's loss"
-    assert all(parameter.requires_grad for parameter in algorithm.critics.net.parameters())
+    assert all(parameter.requires_grad for parameter in algorithm.critics.parameters())
     assert not torch.equal(actor, algorithm.actor_trainer.flat.param)
 
 
@@ -346,16 +349,16 @@ def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
     toy = sac_spec(net, {"name": "Replay", "batch_size": 32, "max_size": 500}, num_envs=8, gamma=0.9, fixed_alpha=0.5, training_iter=2)
     agent = agent_of(toy, EnvInfo(8, OBS, DISCRETE, max_frame=8000))
     env = ToyEnv(info(8))
-    obs = np.ones((8, 4), np.float32)
+    obs, acting = np.ones((8, 4), np.float32), Acting(agent, 8)
     for _ in range(400):
-        out = agent.act(obs)
+        out = acting.act(obs)
         step = env.step(out.action_N)
         every = np.ones(8, np.bool_)
         step = step._replace(
             reward_N=reward[out.action_N], last_obs_N=obs, obs_N=obs, terminated_N=every, truncated_N=~every, first_N=every
         )
         agent.clock.tick(8)
-        agent.observe(obs, out, step)
+        acting.observe(obs, out, step)
         if agent.ready():
             agent.update()
     with torch.no_grad():
@@ -442,15 +445,14 @@ def test_target_nets_follow_by_frames() -> None:
     net = {**MLP, "update_type": "replace", "update_frequency": 9}
     agent, env = build(net=net)
     algorithm = algorithm_of(agent)
-    assert isinstance(algorithm.critics, TargetCritics)
-    target = algorithm.critics.target.flat.param
+    target = target_of(algorithm).flat.param
     assert torch.equal(target, algorithm.trainer.flat.param), "a copy at the start"
-    obs, equal = env.reset(), {}
+    obs, equal, acting = env.reset(), {}, Acting(agent, 3)
     for _ in range(12):
-        out = agent.act(obs)
+        out = acting.act(obs)
         step = env.step(out.action_N)
         agent.clock.tick(3)
-        agent.observe(obs, out, step)
+        acting.observe(obs, out, step)
         before = target.clone()
         if agent.ready():
             agent.update()
@@ -464,7 +466,7 @@ def test_steps_of_an_update_share_its_frames() -> None:
     drive(agent, env, 5)
     algorithm = algorithm_of(agent)
     frames: list[int] = []
-    algorithm.critics.follow = frames.append  # type: ignore[method-assign]
+    target_of(algorithm).follow = frames.append  # type: ignore[method-assign]
     agent.clock.tick(3)
     agent.update()
     assert frames == [16, 17, 18]
@@ -475,14 +477,14 @@ def test_truncation_keeps_the_bootstrap() -> None:
     drive(agent, env, 60)
     memory = algorithm_of(agent).memory
     ended = ToyEnv(EnvInfo(3, OBS, DISCRETE, max_frame=1000))
-    obs = ended.reset()
+    obs, acting = ended.reset(), Acting(agent, 3)
     first = memory.seen
     steps = []
     for _ in range(30):
-        out = agent.act(obs)
+        out = acting.act(obs)
         steps.append(ended.step(out.action_N))
         agent.clock.tick(3)
-        agent.observe(obs, out, steps[-1])
+        acting.observe(obs, out, steps[-1])
         obs = steps[-1].obs_N
     stored = memory.columns["terminated"][(first + np.arange(90)) % memory.capacity].reshape(30, 3)
     np.testing.assert_array_equal(stored, [step.terminated_N for step in steps])
@@ -524,7 +526,6 @@ def test_round_trip_continues_identically(kind: str) -> None:
     other.clock.load_state_dict(one.clock.state_dict())
     memory, copied = algorithm_of(one).memory, algorithm_of(other).memory
     copied.load_contents(memory.contents())
-    one._first_N[:] = True  # both begin new episodes
     after, after_other = (drive(agent, ToyEnv(env.info, seed=5), 8) for agent in (one, other))
     assert [(m.loss, m.grad_norm, m.entropy, m.extra) for m in after] == [(m.loss, m.grad_norm, m.entropy, m.extra) for m in after_other]
     assert torch.equal(algorithm_of(one).actor_trainer.flat.param, algorithm_of(other).actor_trainer.flat.param)
@@ -535,7 +536,7 @@ def test_round_trip_continues_identically(kind: str) -> None:
 def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
     agent, _ = build(action, name="CrossQ")
     algorithm = algorithm_of(agent)
-    norms = [m for m in algorithm.critics.net.modules() if type(m).__name__ == "BatchRenorm1d"]
+    norms = [m for m in algorithm.critics.modules() if type(m).__name__ == "BatchRenorm1d"]
     batch = transitions(torch.zeros(6, 2) if action is CONTINUOUS else torch.zeros(6, dtype=torch.int64))
     critic_loss(algorithm, batch, 0.3)
     both = torch.cat([batch.obs_B, batch.next_obs_B])
@@ -549,10 +550,11 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
 
 def test_crossq_has_no_target_net_and_bootstraps_without_gradient() -> None:
     agent, _ = build(name="CrossQ")
-    critics = algorithm_of(agent).critics
-    assert critics.target is None
-    obs, action = torch.randn(6, 4), torch.randn(6, 2)
-    q, next_q = critics(obs, obs, action, action)
+    algorithm = algorithm_of(agent)
+    assert algorithm.target is None
+    batch = transitions(torch.rand(6, 2) - 0.5)
+    batch = batch._replace(next_obs_B=batch.obs_B)
+    q, next_q = algorithm._values(batch, batch.action_B)
     assert q.requires_grad
     assert not next_q.requires_grad
     torch.testing.assert_close(q, next_q)
@@ -567,7 +569,7 @@ def test_crossq_critic_loss(reduction: str) -> None:
     buffer = algorithm.trainer.flat.buffer
     before = buffer.clone()
     with torch.no_grad():
-        q, next_q = algorithm.critics(batch.obs_B, batch.next_obs_B)
+        q, next_q = algorithm._values(batch, None)
         p = F.softmax(algorithm.net.actor(batch.next_obs_B), dim=1)
     buffer.copy_(before)  # what batch renormalisation gives depends on what it saw
     value = (p * (ONE_OF_TWO[reduction](next_q) - 0.3 * p.log())).sum(1)
@@ -616,9 +618,8 @@ def test_shared_body_is_a_notice(caplog: pytest.LogCaptureFixture) -> None:
 def test_critic_net_is_the_critics_own() -> None:
     agent, _ = build(critic_net={**MLP, "hid_layers": [5]})
     critics = algorithm_of(agent).critics
-    assert isinstance(critics.net, StackedCritics)
-    assert isinstance(critics.spec, NetSpec)
-    assert critics.net.layers[0][0].shape == (2, 5, 6)
+    assert isinstance(critics, StackedCritics)
+    assert critics.layers[0][0].shape == (2, 5, 6)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.rollout.minibatch import critic_outputs
-from slm_lab.agent.algorithm.on_policy import log_ratio
-from slm_lab.agent.rollout.rollout import Rollout, Truncations
+from slm_lab.agent.algorithm.common.on_policy import log_ratio
 from slm_lab.agent.ops.returns import VTrace, discounted_returns, gae, vtrace
+from slm_lab.agent.rollout.minibatch import critic_outputs
+from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, info, spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, Acting, ToyEnv, agent_of, info, spec
 from tests.agent.test_algorithms import ACTOR_CRITIC, ENTROPY, PPO
 from tests.agent.test_returns import random_rollout
 
@@ -118,12 +118,12 @@ def gathered(
 ) -> tuple[Agent, Rollout]:
     """An agent and a rollout that it has gathered."""
     agent, env = agent_of(spec(algorithm, net), info(3, action)), ToyEnv(info(3, action), 4, next_step)
-    obs = env.reset()
+    obs, acting = env.reset(), Acting(agent, 3)
     while not agent.ready():
-        out = agent.act(obs)
+        out = acting.act(obs)
         step = env.step(out.action_N)
         agent.clock.tick(3)
-        agent.observe(obs, out, step)
+        acting.observe(obs, out, step)
         obs = step.obs_N
     return agent, agent.algorithm.memory.rollout()  # type: ignore[union-attr]
 
@@ -173,7 +173,7 @@ def test_bounds_have_an_effect(algorithm: dict[str, Any], key: str) -> None:
 
 @pytest.mark.parametrize("net", [MLP, {**MLP, "shared": True}, RNN])
 def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces and in chunks of seq_len, from the stored hidden state; what is not asked for is not computed."""
+    """In microbatches and in chunks of seq_len, from the stored hidden state; what is not asked for is not computed."""
     agent, rollout = gathered({**ACTOR_CRITIC, "with_vtrace": True}, net, next_step=True)
     agent.update()
     algorithm, actor = agent.algorithm, agent.policy.net
@@ -181,7 +181,7 @@ def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, An
     with actor.actor_head.register_forward_hook(lambda *_: passes.append(1)):
         assert critic_outputs(actor, rollout, algorithm.seq_len).params_TNP is None
     assert bool(passes) == (net is RNN)  # whose unroll has always been one
-    monkeypatch.setattr("slm_lab.agent.rollout.minibatch.PIECE_BYTES", 5 * 16)  # of 33 observations of 16 bytes
+    monkeypatch.setattr("slm_lab.agent.rollout.minibatch.MICROBATCH_BYTES", 5 * 16)  # of 33 observations of 16 bytes
     ratio_TN = log_ratio(algorithm.distribution, rollout, critic_outputs(actor, rollout, algorithm.seq_len, actor=True))
     with torch.no_grad():
         if net is RNN:

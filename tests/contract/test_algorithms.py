@@ -11,21 +11,22 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.target import TargetNet, algorithms_for
+from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.build import ALGORITHMS, build_agent
-from slm_lab.agent.rollout.storage import MEMORIES as ON_POLICY_MEMORIES
+from slm_lab.agent.policy.fit import algorithms_for
 from slm_lab.agent.replay.replay import REPLAYS
+from slm_lab.agent.rollout.storage import MEMORIES as ON_POLICY_MEMORIES
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
 from slm_lab.lib.records import ActionSpace, EnvInfo, VecStep
 from slm_lab.lib.rng import session_seeds
+from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.algorithm import Algorithm
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.memory import Memory
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.validate import members
-from tests.agent.helpers import ToyEnv
+from tests.agent.helpers import Acting, ToyEnv
 from tests.contract.combinations import ALGORITHM_NAMES, SMALL, Case, cases
 
 CASES = cases()
@@ -60,12 +61,12 @@ def build(case: Case, seed: int = 0, num_envs: int = 2, **net: Any) -> Agent:
 def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
     """Act, step, observe and update; everything that came of it, in numbers."""
     trace: list[Any] = []
-    obs_N = env.reset()
+    obs_N, acting = env.reset(), Acting(agent, env.info.num_envs)
     for _ in range(steps):
-        out = agent.act(obs_N)
+        out = acting.act(obs_N)
         step = env.step(out.action_N)
         agent.clock.tick(env.info.num_envs)
-        agent.observe(obs_N, out, step)
+        acting.observe(obs_N, out, step)
         trace.append((out.action_N.tolist(), out.logp_N.tobytes()))  # NaN equals NaN
         if agent.ready():
             metrics = agent.update()
@@ -122,15 +123,17 @@ def test_the_tables_have_every_entry_of_the_spec() -> None:
 @pytest.mark.parametrize("synced", [False, True], ids=["shared", "synced"])
 @every_case
 def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced: bool) -> None:
-    def weights_and_trace(heap: Heap, optimizer: str) -> tuple[dict[str, Any], list[Any]]:
-        spec = case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}})
+    def weights_and_trace(store: SharedArrays | None, optimizer: str) -> tuple[dict[str, Any], list[Any]]:
+        spec, clock = case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}}), Clock()
         torch.manual_seed(100)
-        agent = build_agent(spec, case.info(2), session_seeds(0, 0, 0), Clock(heap), heap=heap)
+        agent = build_agent(spec, case.info(2), session_seeds(0, 0, 0), clock)
+        if store is not None:
+            store.attach({"clock": clock, "agent": agent})
         return agent.state_dict(), drive(agent, Beat(case.info(2)), 60)
 
-    heap = CommonHeap(common_file(), 0, 1, synced=synced, locked=True)
-    state, trace = weights_and_trace(heap, "GlobalAdam")
-    plain_state, plain_trace = weights_and_trace(PRIVATE, "Adam")
+    store = SharedArrays(shared_file(), synced=synced, locked=True)
+    state, trace = weights_and_trace(store, "GlobalAdam")
+    plain_state, plain_trace = weights_and_trace(None, "Adam")
     for _, _, _, extra in updates(trace):
         assert dict(extra)["staleness"] == 0.0
         assert dict(extra)["lock_wait"] >= 0.0
@@ -138,7 +141,7 @@ def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced:
     assert len(updates(trace)) > 2
     assert_equal(without, plain_trace)
     assert_equal(state, plain_state)
-    os.close(heap.fd)
+    os.close(store.fd)
 
 
 @every_case
@@ -201,7 +204,7 @@ def target_nets(thing: Any, depth: int = 3) -> list[TargetNet[Any]]:
     """The target nets somewhere in an algorithm."""
     if isinstance(thing, TargetNet):
         return [thing]
-    inner = vars(thing).values() if depth and type(thing).__module__.startswith("slm_lab.agent.algorithm") else ()
+    inner = getattr(thing, "__dict__", {}).values() if depth and type(thing).__module__.startswith("slm_lab.agent.algorithm") else ()
     return list({id(net): net for value in inner for net in target_nets(value, depth - 1)}.values())
 
 
@@ -221,7 +224,7 @@ def test_target_nets_move_only_when_due(case: Case, update_type: str) -> None:
         out = agent.act(obs_N)
         step = env.step(out.action_N)
         agent.clock.tick(2)
-        agent.observe(obs_N, out, step)
+        agent.observe(obs_N, np.ones(2, bool), None, out, step)
         if agent.ready():
             source = target.source.param.clone()
             agent.update()

@@ -17,6 +17,7 @@ from slm_lab.env.make import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
+from tests.agent.helpers import Acting
 
 FILE = Path(__file__).parent / "traces.json"
 NET = {"name": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "tanh", "init_fn": "orthogonal_", "clip_grad_val": 0.5}
@@ -56,12 +57,12 @@ def trace(name: str) -> list[float]:
     seeds, clock = session_seeds(0, 0, 0), Clock()
     env = make_env(spec.env, seeds.env)
     agent = build_agent(spec, env.info, seeds, clock)
-    obs, out = env.reset(), []
+    obs, out, acting = env.reset(), [], Acting(agent, 4)
     while clock.frame < spec.env.max_frame:
-        act = agent.act(obs)
+        act = acting.act(obs)
         step = env.step(act.action_N)
         clock.tick(4)
-        agent.observe(obs, act, step)
+        acting.observe(obs, act, step)
         if agent.ready():
             agent.update()
             out.append(float(sum(w.double().sum() for w in agent.weights().values())))

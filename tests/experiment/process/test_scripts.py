@@ -1,0 +1,192 @@
+"""Scripts that start children: without a main guard, interrupted, killed; nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment.process import server
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at /proc")
+
+HEAD = """
+import os, sys
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.process import server
+from slm_lab.experiment.process.interrupt import stop_on_signal
+from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
+from tests.experiment.process import targets
+"""
+SAY = """
+with Supervisor() as parent:
+    parent.start("child", targets.state)
+    for _ in range(60):
+        for event in parent.events(1.0):
+            if isinstance(event, Message):
+                print(event.content[0]["main"], event.content[0]["torch"])
+            elif isinstance(event, Died):
+                print(event.reason, event.output)
+        if not parent.children:
+            break
+"""
+STOPPED = """
+stop = Stop()
+with stop_on_signal(stop):
+    print("begin", flush=True)
+    with Supervisor() as parent:
+        for name in "ab":
+            parent.start(name, targets.spin)
+        while not stop.requested:
+            list(parent.events(0.2))
+        parent.stop(20)
+        while parent.children:
+            for event in parent.events(0.2):
+                print(event.reason, event.output, flush=True)
+server.stop_server()
+print("end")
+"""
+KILLED = """
+parent = Supervisor()
+for then in ("wait", "block"):
+    parent.start(then, targets.orphan, then, 1.0)
+started = 0
+while started < 2:
+    for event in parent.events(1.0):
+        started += 1
+        print(event.child.pid, *event.content, flush=True)
+print(os.listdir(os.environ["TMPDIR"]), flush=True)
+while True:
+    list(parent.events(1.0))
+"""
+
+
+class Script:
+    """A script in a process group of its own; what belongs to it is found by a mark in the environment."""
+
+    def __init__(self, folder: Path, text: str, how: str = "file", **environ: str) -> None:
+        self.mark = f"SLM_LAB_TEST={folder}"
+        self.temp = folder / "temp"
+        self.temp.mkdir(exist_ok=True)
+        self.errors = (folder / "stderr").open("w+")
+        environ = {**os.environ, "SLM_LAB_TEST": str(folder), "TMPDIR": str(self.temp), "PYTHONPATH": str(ROOT), **environ}
+        file = folder / "script.py"
+        file.write_text(text)
+        command = {"file": ["script.py"], "-c": ["-c", text], "stdin": ["-"]}[how]
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env=environ,
+            stdin=file.open() if how == "stdin" else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            process_group=0,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self, seconds: float = 60.0) -> str:
+        return self.process.communicate(timeout=seconds)[0]
+
+    def said(self) -> str:
+        """What it wrote to stderr."""
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def processes(self) -> list[int]:
+        """All that belong to it and run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def leaves_nothing(self, seconds: float = 5.0) -> None:
+        end = time.monotonic() + seconds
+        while (self.processes() or list(self.temp.iterdir())) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert self.processes() == []
+        assert list(self.temp.iterdir()) == []
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    made: list[Script] = []
+
+    def make(text: str, how: str = "file", **environ: str) -> Script:
+        made.append(Script(tmp_path, HEAD + text, how, **environ))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for pid in one.processes():
+            os.kill(pid, signal.SIGKILL)
+        one.end()
+        one.errors.close()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("how", ["file", "-c", "stdin"])
+def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[..., Script], tmp_path: Path) -> None:
+    """It is not run again; and files of its working directory do not hide modules that the fork server loads."""
+    if method == "forkserver" and how == "file":
+        pytest.skip("its folder is on its module path")
+    if method == "forkserver":
+        for name in ("numpy", "selectors", "torch"):
+            (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')")
+    safe = "1" if method == "forkserver" else ""  # the script itself is to find the libraries
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{SAY}", how, PYTHONSAFEPATH=safe)
+    assert one.end().splitlines() == [f"None {method == 'forkserver'}", "ended with exit code 0 "], one.said()
+    assert one.said() == ""
+    one.leaves_nothing()
+
+
+def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script], tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    one = script(SAY, TMPDIR=str(long))
+    assert one.end().splitlines() == ["None False", "ended with exit code 0 "], one.said()
+    if server.start_method() == "forkserver":
+        assert one.said().count("child processes start by spawn") == 1
+        assert "Traceback" not in one.said()
+    one.leaves_nothing()
+    assert list(long.iterdir()) == []
+
+
+@pytest.mark.parametrize("earliest", [0.0, 0.1, 1.0])
+def test_ctrl_c_at_any_moment(earliest: float, script: Callable[..., Script]) -> None:
+    """To the whole process group, as a terminal sends it, while the server and the children start."""
+    one = script(STOPPED)
+    assert one.line() == "begin"
+    seconds = random.uniform(earliest, 3 * earliest)
+    time.sleep(seconds)
+    os.killpg(one.process.pid, signal.SIGINT)
+    output = one.end(30.0)
+    assert output.splitlines()[-1:] == ["end"], f"after {seconds} s: {output} {one.said()}"
+    assert set(output.splitlines()[:-1]) <= {"ended with exit code 0 "}, f"after {seconds} s: {output}"
+    assert one.said() == "", f"after {seconds} s"
+    one.leaves_nothing()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> None:
+    """Children that listen save their work and end, those that block are ended; what both started, the server and its folder too."""
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{KILLED}")
+    pids = {int(pid) for _ in range(2) for pid in one.line().split()}
+    assert ("pymp" in one.line()) == (method == "forkserver")
+    assert pids < set(one.processes())
+    os.kill(one.process.pid, signal.SIGKILL)
+    one.leaves_nothing()

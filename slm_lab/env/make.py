@@ -123,7 +123,9 @@ def _import_backend(spec: EnvSpec) -> type[Backend]:
     found = getattr(module, attribute, None)
     if found is None:
         classes = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Backend)]
-        raise _problem(spec, "backend", f"{path} has no {attribute!r}{_closest(attribute, classes)}; expected a subclass of slm_lab.env.Backend")
+        raise _problem(
+            spec, "backend", f"{path} has no {attribute!r}{_closest(attribute, classes)}; expected a subclass of slm_lab.env.Backend"
+        )
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise _problem(spec, "backend", f"{spec.backend} is not a subclass of slm_lab.env.Backend")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):

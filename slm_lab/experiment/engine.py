@@ -253,7 +253,9 @@ def _check_memory(spec: Spec) -> None:
     sessions, available = spec.meta.max_session, memory_bytes()
     if sessions * _WORKER_BYTES > available:
         each, has, fit = _WORKER_BYTES / 2**20, available / 2**30, available // _WORKER_BYTES
-        message = f"{sessions} Sessions at once (meta.distributed) need at least {each:.0f} MiB each; this machine's {has:,.1f} GiB fit {fit}"
+        message = (
+            f"{sessions} Sessions at once (meta.distributed) need at least {each:.0f} MiB each; this machine's {has:,.1f} GiB fit {fit}"
+        )
         raise SpecError(spec.name, [Problem("meta.max_session", message)])
 
 

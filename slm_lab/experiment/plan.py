@@ -10,6 +10,7 @@ from typing import Any, Literal
 from slm_lab.lib.limits import cores
 from slm_lab.spec.meta import MetaSpec
 
+
 class UserError(Exception):
     """An error that the user can correct: shown without a traceback, exit code 2."""
 

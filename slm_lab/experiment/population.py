@@ -32,9 +32,7 @@ class Population:
         sink: keeps the table of rounds; None: no table.
     """
 
-    def __init__(
-        self, spec: PBTSpec, learners: Sequence[PolicyLearner], seed: int, session: int = 0, sink: RunSink | None = None
-    ) -> None:
+    def __init__(self, spec: PBTSpec, learners: Sequence[PolicyLearner], seed: int, session: int = 0, sink: RunSink | None = None) -> None:
         self.spec, self.learners, self.session, self.sink = spec, list(learners), session, sink
         self.rng = np.random.default_rng([seed, 2])
         self.rounds = [0] * len(learners)

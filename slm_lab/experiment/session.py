@@ -234,9 +234,7 @@ class Session:
             self.end()
         first = self.learners[0]
         interrupted = any(learner.interrupted for learner in self.learners)
-        return SessionResult(
-            self.index, first.clock.frame, interrupted, memory.of(first.table, "train"), memory.of(first.table, "eval")
-        )
+        return SessionResult(self.index, first.clock.frame, interrupted, memory.of(first.table, "train"), memory.of(first.table, "eval"))
 
     def begin(self) -> None:
         """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""

@@ -213,7 +213,9 @@ class WorkerArrays:
         self.weights = [PublishedWeights(one, extras) for one in policies]
         self.active_P = np.ones(len(policies), np.bool_)
         """Policies that still need frames."""
-        self.slots = [[[Slot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)]
+        self.slots = [
+            [[Slot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
+        ]
         """[worker][slot][group]."""
         self.buffers: list[list[InferenceBuffer]] = []
         """[worker][group]; for central inference only."""

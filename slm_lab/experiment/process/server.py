@@ -56,15 +56,25 @@ def ensure_server() -> None:
         return
     from multiprocessing import forkserver
 
+    server: Any = forkserver._forkserver
+    if "ensure_running" not in vars(server):
+        server.ensure_running = _start_server  # whoever starts a process calls it
+    try:
+        server.ensure_running()
+    except OSError as error:  # no temporary folder, or its path is too long for a socket
+        use_spawn(error.strerror or str(error))
+
+
+def _start_server() -> None:
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
     with _lock:
         with stop_signals_blocked():
             resource_tracker.ensure_running()  # unblocks signals on its way
-        forkserver.set_forkserver_preload(["slm_lab.experiment.process.preload"])
-        try:
-            with stop_signals_blocked(), environment(_server_environment()):
-                forkserver.ensure_running()
-        except OSError as error:  # no temporary folder, or its path is too long for a socket
-            use_spawn(error.strerror or str(error))
+        server.set_forkserver_preload(["slm_lab.experiment.process.preload"])
+        with stop_signals_blocked(), environment(_server_environment()):
+            type(server).ensure_running(server)
 
 
 def stop_server() -> None:
@@ -102,11 +112,10 @@ def inherit_server() -> None:
         if os.getppid() != pid:  # it was killed
             os.close(server._forkserver_alive_fd)
             server._forkserver_alive_fd = server._forkserver_address = None
-            del server.ensure_running
-            server.ensure_running()
+            server.ensure_running = _start_server
+            _start_server()
 
     server.ensure_running = ensure_running
-    server.set_forkserver_preload(["slm_lab.experiment.process.preload"])
 
 
 @contextmanager

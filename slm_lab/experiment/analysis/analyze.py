@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -230,7 +230,7 @@ def _figure_writer(paths: RunPaths, files: FileWriter) -> FigureWriter | None:
         return None
 
 
-def _draw(draw: Any, writer: FigureWriter) -> None:
+def _draw(draw: Callable[[FigureWriter], None], writer: FigureWriter) -> None:
     try:
         draw(writer)
     except Exception as error:

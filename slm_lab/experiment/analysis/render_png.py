@@ -79,6 +79,8 @@ class _Canvas:
         self.canvas: Any = FigureCanvasAgg(self.picture)
         self.title, self.subtitle = self._text(22.5, weight="bold"), self._text(46, size=10)
         self.axes = [self._new_axes() for _ in range(panels)]
+        for axes in self.axes[:-1]:
+            axes.tick_params(labelbottom=False)
 
     def draw(self, figure: Figure) -> bytes:
         """Draw a figure in place of what was drawn before, and return the PNG."""
@@ -98,7 +100,7 @@ class _Canvas:
             bottom -= height
             axes.set_position((_LEFT, bottom / self.height, _AXES_WIDTH, height / self.height))
             bottom -= _BETWEEN
-            _draw_panel(axes, panel, numbered=order == last)
+            _draw_panel(axes, panel, labelled=order == last)
         for legend in self.picture.legends[:]:
             legend.remove()
         if entries:
@@ -151,8 +153,8 @@ def format_tick(value: float, position: int | None) -> str:
     return text.replace("-", "−", 1) if value < 0 else text
 
 
-def _draw_panel(axes: Any, panel: Panel, *, numbered: bool) -> None:
-    """Draw a panel in place of what the axes showed; `numbered`: with numbers and label of the horizontal axis."""
+def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
+    """Draw a panel in place of what the axes showed; `labelled`: with the label of the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     for artist in (*axes.lines, *axes.collections, *axes.texts, *axes.patches):
@@ -161,8 +163,7 @@ def _draw_panel(axes: Any, panel: Panel, *, numbered: bool) -> None:
         axes.grid(visible=False, axis="y")
         axes.set_yticks(list(panel.rows.values()), labels=list(panel.rows))
         axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.tick_params(labelbottom=numbered)
-    axes.set_xlabel(panel.x_label if numbered else "", color=INK, size=10)
+    axes.set_xlabel(panel.x_label if labelled else "", color=INK, size=10)
     axes.set_ylabel(panel.y_label, color=INK, size=10)
     for kind in panel.bars:
         _draw_bars(axes, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from slm_lab.cli.commands import COMMANDS
@@ -19,8 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     # numpy acts with matrices so small that a second thread is slower (4 × 256 by 256 × 256: 93 µs against 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # "package.module:Name" in a spec may stand in the current folder
+    with suppress(OSError):  # the current folder may be gone
+        if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+            sys.path.append(here)  # for "package.module:Name" in a spec
     try:
         arguments = make_parser().parse_intermixed_args(argv)
         words = arguments.words

@@ -71,7 +71,8 @@ def refuse_foreign_options(command: str, arguments: argparse.Namespace) -> None:
     """Raise UsageError for a given option that `command` does not accept."""
     for option, value in vars(arguments).items():
         accepted = [name for name, row in COMMANDS.items() if option in row.options]
-        if option != "words" and value not in (None, False, [], DATA_DIR) and command not in accepted:
+        given = option != "words" and value is not None and value is not False and value not in ([], DATA_DIR)
+        if given and command not in accepted:
             raise UsageError(f"--{option.replace('_', '-')} is an option of {' and '.join(accepted)} only")
 
 

@@ -116,9 +116,9 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
         report.fail((*place, "name"), f"'{net.name}' {why}; allowed: {', '.join(allowed)}")
     if net.dueling and algorithm.learns and not algorithm.values:
-        plain = net.name.removeprefix("Dueling")
-        why = f"a dueling net splits action values, which {algorithm.name} does not learn"
-        report.fail((*place, "name"), f"must be '{plain}', not '{net.name}': {why}")
+        allowed = [name for name, model in NETS.items() if not model.dueling and (algorithm.recurrent or not model.recurrent)]
+        why = f"splits action values, which {algorithm.name} does not learn"
+        report.fail((*place, "name"), f"'{net.name}' {why}; allowed: {', '.join(allowed)}")
     if isinstance(net, HydraMLPNetSpec):
         _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):

@@ -312,7 +312,7 @@ def test_a_recurrent_net_is_a_spec_error(tmp_path: Any) -> None:
     content["agent"]["net"] = {"name": "RecurrentNet"}
     content["env"]["name"] = "CartPole-v1"
     path.write_text(json.dumps({"toy": content}))
-    with pytest.raises(SpecError, match=r"agent.net.name: 'RecurrentNet' needs steps in order, and SIL imitates single ones; take MLPNet"):
+    with pytest.raises(SpecError, match=r"agent.net.name: 'RecurrentNet'"):
         load_spec(str(path), "toy")
 
 

@@ -312,7 +312,7 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
         (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no table of a Session in RUNS/empty/info"),
         (["RUNS/broken"], "broken_spec.json cannot be read as a saved spec"),
         (["RUNS/two"], "'RUNS/two' holds 2 trials; expected a folder of one"),
-        (["RUNS/good", "--by", "frames"], "'frames' is no column to compare over; did you mean 'frame'? (allowed: frame, global_frame,"),
+        (["RUNS/good", "--by", "frames"], "invalid column 'frames'; expected one of frame, global_frame"),
         (["RUNS/good", "--solve", "high"], "'high' is no return; allowed: a number, such as 195 or -200"),
         (["RUNS/good", "--solve=nan"], "'nan' is no return"),
         (["RUNS/good", "--label", "a", "--label", "b"], "--label is given 2 times for 1 RUN; expected one for each RUN, or none"),

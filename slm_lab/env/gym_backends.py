@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import copy
 import functools
+import os
 import queue
 import time
 import traceback
@@ -152,14 +153,16 @@ def _worker(
         env = env_fn()
     except Exception as error:
         error_queue.put((index, type(error), str(error), traceback.format_exc()))
-        with contextlib.suppress(OSError, EOFError):  # the parent has died
+        try:
             pipe.recv()
             pipe.send((None, False))
+        except (OSError, EOFError):  # the parent has died
+            kill_group(os.getpid())
         return
     try:
         _async_worker(index, lambda: _KeepsLast(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
-    except OSError:  # the parent has died
-        env.close()
+    except OSError:  # the parent has died; the env has been closed
+        kill_group(os.getpid())
 
 
 class _OneByOne(Backend):

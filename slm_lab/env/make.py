@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -94,7 +93,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> Target:
     kwargs, atari = spec.kwargs, None
     if is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
-    elif registration is not None and registration.entry_point is not None:
+    elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # its arguments are its own
         _check_arguments(spec, registration)
     return Target(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads)
 
@@ -123,19 +122,14 @@ def _import_backend(spec: EnvSpec) -> type[Backend]:
     found = getattr(module, attribute, None)
     if found is None:
         classes = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Backend)]
-        raise _problem(
-            spec, "backend", f"{path} has no {attribute!r}{_closest(attribute, classes)}; expected a subclass of slm_lab.env.Backend"
-        )
+        near = difflib.get_close_matches(attribute, classes, 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else "; expected a subclass of slm_lab.env.Backend"
+        raise _problem(spec, "backend", f"{path} has no {attribute!r}{hint}")
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise _problem(spec, "backend", f"{spec.backend} is not a subclass of slm_lab.env.Backend")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise _problem(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
     return found
-
-
-def _closest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1, 0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def unavailable_elsewhere(spec: EnvSpec) -> str | None:

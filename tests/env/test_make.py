@@ -91,6 +91,11 @@ def problem(**keys: Any) -> str:
         ({"name": "Pendulum-v1", "backend": "native"}, "env.backend", ["no vector env of its own"]),
         ({"name": "CartPole-v1", "backend": "native", "gravty": 1}, "env.gravty", []),
         ({"name": PREFIX + "Toy-v0", "backend": "envpool"}, "env.backend", ["envpool"]),
+        ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Counter"}, "env.backend", ["has no 'Counter'; did you mean 'Counting'"]),
+        ({"name": "CartPole-v1", "backend": "tests.env.own_backnd:Counting"}, "env.backend", ["cannot import tests.env.own_backnd"]),
+        ({"name": "CartPole-v1", "backend": "tests.env.own_backend:NOT_ONE"}, "env.backend", ["not a subclass of slm_lab.env.Backend"]),
+        ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Partial"}, "env.backend", ["does not implement __init__, close, reset"]),
+        ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Counting"}, "env.backend", ["does not apply: not a counting env"]),
         ({"name": PREFIX + "ToyDisabled-v0"}, "env.name", ['"backend": "sync"']),
     ],
 )
@@ -210,3 +215,19 @@ def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: 
         backend = BACKENDS["native"](find_target(EnvSpec(name=name, max_frame=1, num_envs=4), 4))
         assert backend.fresh is fresh
         backend.close()
+
+
+def test_a_backend_of_the_users_own() -> None:
+    """It is named by its import path, steps an id that Gymnasium does not know, and its errors are problems of env.backend."""
+    backend = "tests.env.own_backend:Counting"
+    env = build("Counting-v0", 2, backend=backend, start=3.0)
+    assert env.backend == env.info.backend == backend
+    np.testing.assert_array_equal(env.reset(), [[3], [3]])
+    steps = [env.step(np.zeros(2, np.int64)) for _ in range(7)]
+    np.testing.assert_array_equal([step.last_obs_N[0, 0] for step in steps], [4, 5, 6, 7, 4, 5, 6])
+    assert [bool(step.truncated_N[0]) for step in steps] == [False] * 3 + [True] + [False] * 3
+    state = env.state_dict()
+    other = build("Counting-v0", 2, backend=backend, start=3.0)
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other.resume(), steps[-1].obs_N)
+    env.close()

@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_lab.env.normalize import RewardNormalizer, RunningStats
+from slm_lab.env import make_normalizers
+from slm_lab.env.normalize import Moments, Normalizers, RewardNormalizer, RunningStats
+from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.env import EnvSpec
 from tests.env.by_hand import play
 from tests.env.test_step import build, random_actions
@@ -172,3 +174,149 @@ def test_images_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert env.info.observation.shape == (3, 96, 96)
     assert "no effect" in caplog.text
     env.close()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_samples_that_are_not_finite_change_no_statistics(bad: float) -> None:
+    """In every mode: alone, shared, and as deltas. The other rows of the batch count."""
+    batch = np.array([[1.0, 2.0], [bad, 3.0], [4.0, 6.0]], np.float32)
+    expected = RunningStats((2,))
+    expected.update(batch[[0, 2]])
+    alone, shared, merged = RunningStats((2,)), RunningStats((2,)), RunningStats((2,))
+    SharedArrays(shared_file()).attach({"stats": shared})
+    for stats in (alone, shared):
+        with np.errstate(invalid="ignore"):
+            assert not stats.update(batch)
+            assert not stats.update(batch[1:2])
+    merged.merge(alone.moments())
+    merged.merge(Moments(1, np.array([bad, 0.0]), np.array([np.nan, 0.0])))
+    for stats in (alone, shared, merged):
+        assert stats.state_dict() == expected.state_dict()
+        np.testing.assert_array_equal(stats.inv_std, expected.inv_std)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_spoils_no_return(bad: float) -> None:
+    normalize, clean = (RewardNormalizer(EnvSpec(name="X", max_frame=1, normalize_reward=True), 2, 0.9) for _ in range(2))
+    normalize(np.array([1.0, 2.0])), clean(np.array([1.0, 2.0]))
+    with np.errstate(invalid="ignore"):
+        normalize(np.array([bad, 3.0]))
+    assert normalize.stats is not None
+    assert normalize.stats.count == 3
+    np.testing.assert_allclose(normalize.return_N, [1.0, 2.0 * 0.9 + 3.0])
+    assert np.isfinite(normalize(np.array([1.0, 1.0]))).all()
+
+
+def test_an_env_that_fails_once_leaves_finite_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = build(PREFIX + "Toy-v0", normalize_obs=True, normalize_reward=True)
+    env.reset()
+    step = env._backend.step
+
+    def broken(action: np.ndarray) -> Any:
+        raw = step(action)
+        obs, reward_N = np.array(raw.obs), np.array(raw.reward_N)
+        obs[1, 1], reward_N[2] = np.nan, np.nan
+        return raw._replace(obs=obs, reward_N=reward_N)
+
+    monkeypatch.setattr(env._backend, "step", broken)
+    for action in random_actions(5, 3, 3):
+        env.step(action)
+    assert np.isfinite(env.normalizers.vector).all()
+    counts = [env.state_dict()[key]["count"] for key in ("obs_stats", "reward_stats")]
+    assert counts[1] == 10
+
+
+def shared_pair(**keys: Any) -> list[Any]:
+    """Two envs whose normalisers share one file, as two processes would."""
+    fd, envs = shared_file(), [build(PREFIX + "Toy-v0", seed=seed, **keys) for seed in (1, 2)]
+    for index, env in enumerate(envs):
+        SharedArrays(fd, index, 2).attach({"normalizers": env.normalizers})
+    return envs
+
+
+def test_shared_statistics_equal_those_of_one_that_saw_both() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True}
+    envs, raw_envs = shared_pair(**keys), [build(PREFIX + "Toy-v0", seed=seed) for seed in (1, 2)]
+    one = make_normalizers(EnvSpec(name="X", max_frame=1, num_envs=3, **keys), envs[0].info, 0.99)
+    other = make_normalizers(EnvSpec(name="X", max_frame=1, num_envs=3, **keys), envs[0].info, 0.99)
+    assert one.obs is not None
+    assert one.reward is not None
+    assert other.reward is not None
+    other.reward.stats = other.reward.delta = one.reward.stats  # returns of its own, statistics of both
+    for env, raw in zip(envs, raw_envs, strict=True):
+        env.reset()
+        one.obs.update(raw.reset())
+    for action in random_actions(30, 3, 3):
+        for env, raw, reward in zip(envs, raw_envs, (one.reward, other.reward), strict=True):
+            env.step(action)
+            step = raw.step(action)
+            reward(step.reward_N.astype(np.float64), step.terminated_N | step.truncated_N, step.valid_N)
+            one.obs.update(step.obs_N)
+            if step.first_N.any():
+                one.obs.update(step.last_obs_N[step.first_N])
+    np.testing.assert_array_equal(envs[0].normalizers.vector, envs[1].normalizers.vector)
+    np.testing.assert_allclose(envs[0].normalizers.vector, one.vector, rtol=1e-6)
+    assert envs[0].normalizers.obs.stats.count == one.obs.stats.count  # type: ignore[union-attr]
+
+
+def test_a_process_that_joins_later_normalises_by_what_the_others_saw() -> None:
+    fd, keys = shared_file(), {"normalize_obs": True}
+    first = build(PREFIX + "Toy-v0", **keys)
+    SharedArrays(fd, 0, 2).attach({"normalizers": first.normalizers})
+    play(first, random_actions(20, 3, 3))
+    late = build(PREFIX + "Toy-v0", **keys)
+    SharedArrays(fd, 1, 2, fresh=False).attach({"normalizers": late.normalizers})
+    assert late.normalizers.state_dict()["obs_stats"] == first.normalizers.state_dict()["obs_stats"]
+    np.testing.assert_array_equal(late.normalizers.obs.stats.inv_std, first.normalizers.obs.stats.inv_std)  # type: ignore[union-attr]
+
+
+def test_deltas_and_vector() -> None:
+    """A learner without an env merges what a worker saw, and the worker normalises by what the learner sends."""
+    keys = {"normalize_obs": True, "normalize_reward": True}
+    worker, alone = (build(PREFIX + "Toy-v0", **keys) for _ in range(2))
+    learner = make_normalizers(EnvSpec(name=PREFIX + "Toy-v0", max_frame=1, num_envs=3, **keys), worker.info, 0.99)
+    worker.normalizers.accumulate_deltas()
+    actions = random_actions(20, 3, 3)
+    steps = play(worker, actions).steps
+    play(alone, actions)
+    np.testing.assert_allclose(steps[-1].obs_N, np.clip(build_raw_last(actions), -10, 10))  # not normalised yet
+    learner.merge_deltas(worker.normalizers.take_deltas())
+    np.testing.assert_allclose(learner.vector, alone.normalizers.vector, rtol=1e-9)
+    worker.normalizers.vector = learner.vector
+    np.testing.assert_array_equal(worker.normalizers.vector, learner.vector)
+    assert [delta.samples for delta in worker.normalizers.take_deltas()] == [0, 0]
+    assert len(Normalizers().vector) == 0
+
+
+def build_raw_last(actions: list[np.ndarray]) -> np.ndarray:
+    return play(build(PREFIX + "Toy-v0"), actions).steps[-1].obs_N
+
+
+def test_state_of_older_checkpoints_is_read() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True}
+    env, other = build(PREFIX + "Toy-v0", **keys), build(PREFIX + "Toy-v0", **keys)
+    play(env, random_actions(20, 3, 3))
+    state = env.state_dict()
+    other.load_state_dict({key: state[key] for key in ("obs_stats", "reward_stats", "rng", "sampler", "resumes")})
+    np.testing.assert_array_equal(other.normalizers.vector, env.normalizers.vector)
+    assert other.resume() is None
+    other.reset()
+
+
+def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
+    keys = {"normalize_obs": True, "normalize_reward": True}
+    env, other = build("CartPole-v1", 4, max_t=20, **keys), build("CartPole-v1", 4, seed=99, max_t=20, **keys)
+    actions = random_actions(120, 4, 2)
+    steps = play(env, actions[:50]).steps
+    state = json.loads(json.dumps(env.state_dict()))
+    other.load_state_dict(state)
+    obs = other.resume()
+    np.testing.assert_array_equal(obs, steps[-1].obs_N)
+    for action in actions[50:]:
+        ours, theirs = env.step(action), other.step(action)
+        assert ours.episodes == theirs.episodes
+        for left, right in zip(ours[:7], theirs[:7], strict=True):
+            np.testing.assert_array_equal(left, right)
+    toy = build(PREFIX + "Toy-v0")
+    toy.load_state_dict(build(PREFIX + "Toy-v0").state_dict())
+    assert toy.resume() is None  # Gymnasium does not expose them

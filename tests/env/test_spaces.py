@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.env.spaces import UnsupportedSpace, action_codec, batch_of_one, observation_codec
+from slm_lab.env.spaces import UnsupportedSpace, action_codec, batch_of_one, observation_codec, space_from_dict, space_to_dict
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
 
@@ -63,6 +67,49 @@ def test_observations_equal_gymnasiums_flattening(space: spaces.Space[Any], coun
     assert encoded.shape == (count, *known.shape)
     np.testing.assert_array_equal(encoded, expected)
     np.testing.assert_array_equal(encode(batch_of_one(samples[0]))[0], expected[0])
+
+
+@given(observations)
+@settings(max_examples=120, deadline=None)
+def test_a_description_gives_the_space_back(space: spaces.Space[Any]) -> None:
+    """In plain Python that torch reads with weights_only; with the same codecs."""
+    buffer = io.BytesIO()
+    torch.save(space_to_dict(space), buffer)
+    buffer.seek(0)
+    described = torch.load(buffer, weights_only=True)
+    assert described == space_to_dict(space) == json.loads(json.dumps(space_to_dict(space)))
+    again = space_from_dict(described)
+    assert again == space
+    assert again.dtype == space.dtype
+    space.seed(0)
+    sample = space.sample()
+    np.testing.assert_array_equal(observation_codec(again)[1](batch_of_one(sample)), observation_codec(space)[1](batch_of_one(sample)))
+
+
+def test_descriptions_are_short_and_keep_the_order_of_entries() -> None:
+    image = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+    assert space_to_dict(image) == {"type": "Box", "shape": [84, 84, 3], "dtype": "uint8", "low": 0, "high": 255}
+    ordered = spaces.Dict(OrderedDict([("b", spaces.Discrete(2)), ("a", spaces.Discrete(3))]))
+    assert list(space_from_dict(space_to_dict(ordered)).spaces) == ["b", "a"]  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedSpace, match="space Text is not supported"):
+        space_to_dict(spaces.Text(3))
+    with pytest.raises(ValueError, match="not a description"):
+        space_from_dict({"type": "Graph"})
+
+
+@pytest.mark.parametrize(("name", "num_envs"), [("CartPole-v1", 4), ("Pendulum-v1", 1), (PREFIX + "Toy-v0", 2)])
+def test_codecs_of_the_info_equal_those_of_the_env(name: str, num_envs: int) -> None:
+    """An agent can observe and act without the env."""
+    env = build(name, num_envs)
+    assert env.info.spaces is not None
+    known, encode = observation_codec(space_from_dict(env.info.spaces["observation"]))
+    action, decode = action_codec(space_from_dict(env.info.spaces["action"]))
+    assert (known, action) == (env.info.observation, env.info.action)
+    env.reset()
+    actions = env.sample()
+    np.testing.assert_array_equal(decode(actions), env._decode(actions))
+    raw = env._backend.step(decode(actions))
+    np.testing.assert_array_equal(encode(raw.obs), env._encode(raw.obs))
 
 
 @given(actions, st.integers(1, 3), st.integers(0, 1000))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from copy import deepcopy
 from pathlib import Path
@@ -67,11 +69,13 @@ class Spaced(gym.Env[Any, Any]):
 
 
 class Faulty(Toy):
-    """Fails in the way it is told: "make" (in a worker process only), "step", "die" or "close"."""
+    """Fails in the way it is told: "make", "block" or "close" (in a worker process only), "step" or "die"."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()
         self.fault = fault
+        if fault == "block" and multiprocessing.parent_process() is not None:
+            time.sleep(300)
         if fault == "make" and multiprocessing.parent_process() is not None:
             raise OSError("no licence in this process")
 
@@ -85,6 +89,31 @@ class Faulty(Toy):
     def close(self) -> None:
         if self.fault == "close" and multiprocessing.parent_process() is not None:
             time.sleep(300)
+
+
+class Wanderer(Toy):
+    """Its constructor changes the current folder, relative to where it was."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        os.chdir(folder)
+
+
+class Simulated(Toy):
+    """Runs a program, as envs around a simulator do, and never ends it; leaves the numbers of the processes in `folder`."""
+
+    def __init__(self, folder: str, blocks: bool = False) -> None:
+        super().__init__()
+        self.blocks = blocks
+        if multiprocessing.parent_process() is not None:
+            self.simulator = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+            (Path(folder) / "worker").write_text(str(os.getpid()))
+            (Path(folder) / "simulator").write_text(str(self.simulator.pid))
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.blocks:
+            time.sleep(300)
+        return super().step(action)
 
 
 class Signed(Toy):
@@ -116,7 +145,15 @@ class ToyVector(SyncVectorEnv[Any, Any]):
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
-for name, entry in {"Toy": Toy, "Spaced": Spaced, "Faulty": Faulty, "Signed": Signed, "Anything": Anything}.items():
+for name, entry in {
+    "Toy": Toy,
+    "Spaced": Spaced,
+    "Faulty": Faulty,
+    "Signed": Signed,
+    "Anything": Anything,
+    "Wanderer": Wanderer,
+    "Simulated": Simulated,
+}.items():
     gym.register(f"{name}-v0", entry_point=f"tests.env.toys:{entry.__name__}", max_episode_steps=9)
 for mode in ("NextStep", "SameStep", "Disabled"):
     gym.register(

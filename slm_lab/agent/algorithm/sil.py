@@ -16,7 +16,7 @@ from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Transitions
-from slm_lab.agent.replay.sil import SILReplay
+from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.clock import Clock

@@ -1,0 +1,60 @@
+"""A backend as a user may write one: counts, and truncates after four steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env import Backend, RawStep, Target
+
+
+class Counting(Backend):
+    fresh = True
+
+    @classmethod
+    def unsupported_reason(cls, target: Target) -> str | None:
+        return None if target.plain_id == "Counting-v0" else "not a counting env"
+
+    def __init__(self, target: Target) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,))
+        self.action_space = spaces.Discrete(2)
+        self.start = float(target.kwargs.get("start", 0))
+        self.t_N = np.zeros(target.num_envs, np.int64)
+
+    def observe(self) -> np.ndarray:
+        return (self.start + self.t_N[:, None]).astype(np.float32)
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        self.t_N[:] = 0
+        return self.observe()
+
+    def step(self, action: np.ndarray) -> RawStep:
+        self.t_N += 1
+        last, truncated_N = self.observe(), self.t_N >= 4
+        self.t_N[truncated_N] = 0
+        final = [(int(i), last[i]) for i in np.flatnonzero(truncated_N)]
+        return RawStep(self.observe(), np.ones(len(self.t_N)), np.zeros(len(self.t_N), bool), truncated_N, final)
+
+    def rng_states(self) -> list[dict[str, Any]]:
+        return []
+
+    def set_rng_states(self, states: list[dict[str, Any]]) -> None: ...
+
+    def episode_state(self) -> Any:
+        return self.t_N.tolist()
+
+    def set_episode_state(self, state: Any) -> Any:
+        self.t_N[:] = state
+        return self.observe()
+
+    def close(self) -> None: ...
+
+
+class Partial(Backend):
+    """Lacks methods."""
+
+
+NOT_ONE = 3

@@ -1,0 +1,211 @@
+"""Worker processes of the backend async: how they start, what they pass on, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab.env.make import find_target, unavailable_elsewhere
+from slm_lab.lib.main_module import hidden_main
+from slm_lab.lib.signals import STOP_SIGNALS
+from slm_lab.spec.env import EnvSpec
+from tests.env.test_step import build
+from tests.env.toys import PREFIX
+
+ROOT = Path(__file__).parents[2]
+HEAD = "from slm_lab.env import make_env\nfrom slm_lab.spec.env import EnvSpec\n"
+
+
+def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+    """Run a script of the user's, without a main guard."""
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + script)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def run(tmp_path: Path, script: str) -> str:
+    process = start(tmp_path, script)
+    return process.communicate(timeout=60)[0]
+
+
+def wait_for(path: Path, seconds: float = 30) -> int:
+    """The number in a file, once it is there."""
+    end = time.monotonic() + seconds
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < end, f"{path} has not been written"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    """The process ends, or has ended, in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.05)
+                continue
+        return True
+    return False
+
+
+def test_a_script_without_main_guard_that_never_closes(tmp_path: Path) -> None:
+    script = "env = make_env(EnvSpec(name='CartPole-v1', max_frame=9, num_envs=2, backend='async'), 0)\nprint('shape', env.reset().shape)"
+    assert run(tmp_path, script) == "shape (2, 4)\n"
+
+
+@pytest.mark.parametrize("entry", ["Own", "'__main__:Own'"])
+def test_an_env_that_is_defined_in_the_script(tmp_path: Path, entry: str) -> None:
+    """Other processes do not import the script: the message says so, and what to do."""
+    script = f"""
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from slm_lab.env.make import unavailable_elsewhere
+class Own(CartPoleEnv): pass
+gym.register("Own-v0", entry_point={entry}, max_episode_steps=9)
+spec = EnvSpec(name="Own-v0", max_frame=9, num_envs=2)
+print(make_env(spec, 0).reset().shape, unavailable_elsewhere(spec))
+try:
+    make_env(spec.model_copy(update={{"backend": "async"}}), 0)
+except Exception as error:
+    print(error)
+"""
+    shown = run(tmp_path, script)
+    assert shown.startswith("(2, 4) Own-v0 is defined in the script that runs (__main__)")
+    assert "env.backend: backend 'async' does not apply: Own-v0 is defined in the script" in shown
+    assert 'name the env "package.module:Own-v0"' in shown
+
+
+def test_an_id_that_only_the_script_registers(tmp_path: Path) -> None:
+    """Its class can be imported elsewhere, its id is unknown there."""
+    script = """
+import gymnasium as gym
+gym.register("Own-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=9)
+try:
+    make_env(EnvSpec(name="Own-v0", max_frame=9, num_envs=2, backend="async"), 0)
+except Exception as error:
+    print(error)
+"""
+    assert 'move it to a module and name the env "package.module:Own-v0"' in run(tmp_path, script)
+    assert unavailable_elsewhere(EnvSpec(name="CartPole-v1", max_frame=1)) is None
+    assert unavailable_elsewhere(EnvSpec(name=PREFIX + "Toy-v0", max_frame=1)) is None
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_constructors_that_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Each env is constructed in the folder of the start, so that the second one finds the relative path too."""
+    (tmp_path / "assets").mkdir()
+    monkeypatch.chdir(tmp_path)
+    env = build(PREFIX + "Wanderer-v0", 2, backend=backend, folder="assets")
+    env.reset()
+    env.step(np.zeros(2, np.int64))
+    env.close()
+    assert Path.cwd() == (tmp_path if backend == "async" else tmp_path / "assets")
+
+
+def test_a_simulator_gets_no_blocked_and_no_ignored_signals(tmp_path: Path) -> None:
+    """Ended by terminate(); the worker itself does not react to stop signals."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path))
+    env.reset()
+    simulator, worker = wait_for(tmp_path / "simulator"), wait_for(tmp_path / "worker")
+    for line in Path(f"/proc/{simulator}/status").read_text().splitlines():
+        if line.startswith(("SigBlk", "SigIgn")):
+            mask = int(line.split()[1], 16)
+            assert not [number for number in STOP_SIGNALS if mask & 1 << (number - 1)], line
+    for number in STOP_SIGNALS:
+        os.kill(worker, number)
+    env.step(np.zeros(1, np.int64))
+    os.kill(simulator, signal.SIGTERM)
+    env.close()
+    assert gone(simulator)
+    assert gone(worker)
+
+
+def test_a_simulator_that_the_env_forgets_ends_with_its_worker(tmp_path: Path) -> None:
+    env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path))
+    simulator = wait_for(tmp_path / "simulator")
+    env.close()
+    assert gone(simulator)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_death_of_the_parent_ends_workers_and_simulators(tmp_path: Path, blocks: bool) -> None:
+    """By SIGKILL, also while an env blocks in its step."""
+    script = f"""
+env = make_env(EnvSpec(name="{PREFIX}Simulated-v0", max_frame=9, backend="async", folder={str(tmp_path)!r}, blocks={blocks}), 0)
+env.reset()
+print("ready", flush=True)
+import numpy, time
+env.step(numpy.zeros(1, int))
+time.sleep(60)
+"""
+    parent = start(tmp_path, script)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    simulator, worker = wait_for(tmp_path / "simulator"), wait_for(tmp_path / "worker")
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(worker)
+    assert gone(simulator)
+
+
+def test_a_constructor_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
+    script = f"""
+try:
+    make_env(EnvSpec(name="{PREFIX}Faulty-v0", fault="block", max_frame=9, num_envs=2, backend="async"), 0)
+except KeyboardInterrupt:
+    import multiprocessing
+    print("interrupted", multiprocessing.active_children())
+"""
+    process = start(tmp_path, script)
+    time.sleep(4)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[0] == "interrupted []\n"
+    assert time.monotonic() - began < 5
+
+
+def test_a_step_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
+    env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path), blocks=True)
+    env.reset()
+    worker = wait_for(tmp_path / "worker")
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.zeros(1, np.int64))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 5
+    assert gone(worker)
+
+
+def test_the_main_module_is_hidden_for_a_while() -> None:
+    main = sys.modules["__main__"]
+    with hidden_main():
+        assert sys.modules["__main__"] is not main
+    assert sys.modules["__main__"] is main
+
+
+def test_target_of_a_module_is_known_elsewhere() -> None:
+    spec: Any = EnvSpec(name=PREFIX + "Toy-v0", max_frame=1)
+    assert find_target(spec, 1).main_reason is None

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep

@@ -20,8 +20,8 @@ def check(words: list[str], arguments: Namespace) -> int:
     file = known_file(words[0])
     specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
     if arguments.build:
-        from slm_lab.experiment.plan import Plan
         from slm_lab.experiment.engine import check_builds
+        from slm_lab.experiment.plan import Plan
         from slm_lab.spec.base import SpecError
         from slm_lab.spec.variables import mark_sets
 

@@ -19,8 +19,8 @@ from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.single import quiet_spaces, register_atari
 from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec, space_to_dict
 from slm_lab.env.vec import Env
-from slm_lab.lib.log import notice
 from slm_lab.lib.limits import memory_bytes
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slm_lab.experiment.experience import Beat, no_beat
-from slm_lab.experiment.process.heartbeat import EVALUATING
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.process.heartbeat import EVALUATING
 from slm_lab.lib.log import notice
 
 if TYPE_CHECKING:

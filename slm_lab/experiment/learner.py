@@ -9,10 +9,9 @@ from typing import Any
 from slm_lab.agent.agent import Agent
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.vec import Env
-from slm_lab.experiment.experience import Beat, Experience, no_beat
-from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.events import CheckpointWritten, Mode, Progress, Row, Values
+from slm_lab.experiment.experience import Beat, Experience, no_beat
 from slm_lab.experiment.observers import (
     COLUMNS,
     SAMPLER_COLUMNS,
@@ -29,6 +28,7 @@ from slm_lab.experiment.observers import (
 )
 from slm_lab.experiment.observers.checkpointer import Saved
 from slm_lab.experiment.plan import Plan, Stop
+from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.sink import RunSink, Which
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import logger
@@ -53,8 +53,7 @@ class PolicyLearner:
         self.normalizers, self.shared = normalizers, shared
         self.eval_env: Env | None = None
         """For meta.rigorous_eval."""
-        self.trained: tuple[float, float] | None = None
-        """When the last update began and ended, in seconds of perf_counter."""
+        self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self._observers: dict[str, Observer] = {}
         self._on_step: list[Callable[..., None]] = []
@@ -70,6 +69,11 @@ class PolicyLearner:
     def total_reward(self) -> float | None:
         """Mean return of the last episodes; None before the first."""
         return mean(self.recorder.returns)
+
+    def take_update_times(self) -> tuple[float, float] | None:
+        """Begin and end of the last update, in seconds of perf_counter; None if there was none since the last call."""
+        times, self._update_times = self._update_times, None
+        return times
 
     @property
     def recorder(self) -> Recorder:
@@ -106,11 +110,11 @@ class PolicyLearner:
             if agent.ready():
                 begin = perf_counter()
                 metrics = agent.update()
-                self.trained = (begin, perf_counter())
+                self._update_times = (begin, perf_counter())
         elif experience.rollout is not None:
             begin = perf_counter()
             metrics = agent.learn(experience.rollout)
-            self.trained = (begin, perf_counter())
+            self._update_times = (begin, perf_counter())
         if metrics is not None:
             if experience.report is not None:
                 metrics.extra |= experience.report()

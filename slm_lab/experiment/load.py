@@ -87,6 +87,7 @@ def agent_of(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu"
         env = make_env(spec.env, 0, num_envs=1, training=False)
         spaces = env.info.spaces
         env.close()
+    assert spaces is not None
     observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
     observation, _ = observation_codec(observation_space)
     action, _ = action_codec(action_space)

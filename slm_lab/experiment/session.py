@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -19,10 +20,10 @@ from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
-from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.events import Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
-from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.failures import WorkerFailed
+from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
@@ -117,7 +118,7 @@ class Session:
             self.spec = seeded(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
         self.device = device_of(self.spec, self.plan, self.index)
-        self._closing.append(lambda threads=torch.get_num_threads(): torch.set_num_threads(threads))  # type: ignore[misc]
+        self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)
         try:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.clock import Clock

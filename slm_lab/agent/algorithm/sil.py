@@ -11,12 +11,12 @@ from torch import Tensor
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm, Tuning
 from slm_lab.agent.algorithm.common.meter import GradientMeter
+from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Transitions
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.clock import Clock

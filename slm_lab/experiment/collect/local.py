@@ -9,9 +9,9 @@ import numpy as np
 
 from slm_lab.env.vec import Env
 from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
-from slm_lab.experiment.process.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.process.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
 
 
 class LocalSource:

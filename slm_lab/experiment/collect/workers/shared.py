@@ -74,7 +74,7 @@ class PublishedWeights:
     def __init__(self, policy: Policy, extras: int) -> None:
         self.flat = policy.flat
         sizes = (0, 0) if self.flat is None else (self.flat.param.numel(), self.flat.buffer.numel())
-        self._arrays = {
+        self._arrays: dict[str, np.ndarray] = {
             "begun": np.zeros(1, np.int64),
             "done": np.zeros(1, np.int64),
             "version": np.zeros(2, np.int64),

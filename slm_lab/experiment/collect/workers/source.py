@@ -19,10 +19,10 @@ from slm_lab.experiment.collect.workers.pool import WorkerPool
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_room
 from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
 from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
-from slm_lab.experiment.process.heartbeat import CLOSING, TRAINING, WAITING
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.population import Population
+from slm_lab.experiment.process.heartbeat import CLOSING, TRAINING, WAITING
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays
@@ -130,10 +130,9 @@ class WorkerSource:
                 experience = experience._replace(transition=_transition(dataset, t), report=report)
             elif t == last:
                 experience = self._with_rollout(experience, dataset.rollout(), learner)
-            learner.trained = None
             yield experience
-            if learner.trained is not None:
-                self.utilization.trained(*learner.trained)
+            if (trained := learner.take_update_times()) is not None:
+                self.utilization.trained(*trained)
                 learner.agent.policy.version = learner.clock.opt_step
             if learner.finished:
                 break

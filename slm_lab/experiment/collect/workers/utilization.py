@@ -84,4 +84,5 @@ class UtilizationTracker:
         # not the very last ones: what the workers did meanwhile is not reported yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
         begin, end = (window[0].begin, window[-1].end) if window else (0.0, 0.0)
-        return sorted((tuple(span) for span in self.spans if span.end > begin and span.begin < end), key=lambda span: span[2])
+        shown = [(span.process, str(span.kind), span.begin, span.end) for span in self.spans if span.end > begin and span.begin < end]
+        return sorted(shown, key=lambda span: span[2])

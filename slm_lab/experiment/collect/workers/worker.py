@@ -20,7 +20,7 @@ from slm_lab.experiment.experience import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.lib.records import ActOut, EnvInfo
-from slm_lab.lib.rng import Seeds, worker_seeds
+from slm_lab.lib.rng import worker_seeds
 from slm_lab.lib.store import SharedArrays
 
 

@@ -283,7 +283,7 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
             with _store_to_check(spec) as store:
                 Session(seeded(spec, 0), plan=plan, store=store).build().close()
         except SpecError as error:
-            problems += [Problem(f"{prefix}{problem.path}", problem.message) for problem in error.problems]
+            problems += [replace(problem, path=f"{prefix}{problem.path}") for problem in error.problems]
     if problems:
         raise SpecError(source, problems)
 

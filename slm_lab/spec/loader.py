@@ -219,7 +219,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     raw["name"] = name
     found = report.child()
     spec = validate(raw, found)
-    report.take(found)
+    report.merge(found)
     whole, guessed = spec is not None, set[Path]()
     if spec is None:
         likely, guessed = _named(raw, report)
@@ -229,7 +229,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     found = report.child()
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
     check_search(raw, found, values=whole)
-    report.take(found)
+    report.merge(found)
     return resolve(spec, report) if not report.problems else None
 
 
@@ -244,7 +244,7 @@ def _named(raw: dict[str, Any], report: Report) -> tuple[dict[str, Any], set[Pat
         drop_ineffective(raw, Report())
         found = report.child()
         validate(raw, found)
-        report.take(found)
+        report.merge(found)
 
 
 _STAND_IN: dict[Path, Any] = {

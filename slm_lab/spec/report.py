@@ -69,12 +69,12 @@ class Report:
         return path
 
     def child(self) -> Report:
-        """Return an empty report on the same file, to be merged by `take`."""
+        """Return an empty report on the same file, to be merged."""
         child = Report()
         child._origin, child._set = self._origin, self._set
         return child
 
-    def take(self, found: Report) -> None:
+    def merge(self, found: Report) -> None:
         """Merge another report, except problems at, above or below the path of a problem already here: they are consequences of it."""
         known = [problem.path for problem in self.problems]
         self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]

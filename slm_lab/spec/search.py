@@ -141,12 +141,12 @@ def _wrong_arguments(distribution: str, args: Any) -> str | None:
     """Return the error in a distribution's arguments, if any."""
     form = DISTRIBUTIONS[distribution]
     if form is None:
-        return None if isinstance(args, list) and args else f"{distribution} takes a list of values (not empty), not {show(args)}"
+        return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {show(args)}"
     fit = isinstance(args, list) and form.least <= len(args) <= form.most
     if not fit or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) for arg in args):
-        return f"{distribution} takes numbers {form.words}, not {show(args)}"
+        return f"{distribution} expects numbers {form.words}, not {show(args)}"
     if form.whole and any(arg != int(arg) for arg in args):
-        return f"{distribution} takes whole numbers {form.words}, not {show(args)}"
+        return f"{distribution} expects whole numbers {form.words}, not {show(args)}"
     if form.log and args[0] <= 0:
         return f"{distribution} needs a low bound above 0, not {show(args[0])}"
     if form.ordered and args[0] >= args[1]:

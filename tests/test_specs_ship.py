@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.sessions import make_session
-from slm_lab.lib.heap import PRIVATE, CommonHeap, Heap, common_file
+from slm_lab.experiment.session import Session
+from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.loader import load_spec, spec_names
 from slm_lab.spec.spec import Spec
@@ -153,14 +153,12 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
             sets += ["agent.algorithm.training_iter=1"]
             sets += ["agent.net.update_frequency=16"] if full.agent.net is not None and full.agent.net.update_frequency > 16 else []
     spec = load(*where, *sets)
-    heap: Heap = PRIVATE
-    if spec.meta.distributed:
-        heap = CommonHeap(common_file(), 0, 1, synced=spec.meta.distributed == "synced")
-    session = make_session(spec, plan=Plan(mode="dev"), heap=heap).build()
+    fd = shared_file()
+    store = SharedArrays(fd, synced=spec.meta.distributed == "synced") if spec.meta.distributed else None
+    session = Session(spec, plan=Plan(mode="dev"), store=store).build()
     if where not in trained().values():
         session.close()
-        if isinstance(heap, CommonHeap):
-            os.close(heap.fd)
+        os.close(fd)
         return
     before = session.agent.weights()
     rows = session.run().rows
@@ -171,8 +169,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
         assert isinstance(last[key], float), key
         assert math.isfinite(last[key]), key
     assert moved(before, session.agent.weights())
-    if isinstance(heap, CommonHeap):
-        os.close(heap.fd)
+    os.close(fd)
 
 
 def moved(before: object, after: object) -> bool:

@@ -53,6 +53,8 @@ class Plan:
     """cpu, cuda or cuda:N; None: as agent.net.gpu says."""
     jobs: int | None = None
     """Sessions at a time; None: as many as there are cores."""
+    engine: str | None = None
+    """A name in engine.ENGINES; None: as the spec needs."""
 
     def at_once(self, meta: MetaSpec) -> int:
         """Number of Sessions that run at a time: all where they train one net, else as many as there are cores for their processes."""

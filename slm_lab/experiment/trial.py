@@ -63,7 +63,7 @@ class Trial:
         return metrics
 
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
-        sessions, engine = self.spec.meta.max_session, choose_engine(self.spec)
+        sessions, engine = self.spec.meta.max_session, self.plan.engine or choose_engine(self.spec)
         with ProgressDisplay(sessions, self.spec.session_frames, policies=self.spec.policies) as display, _notices_to(display):
             display.start(self.spec.name)
             if engine != "inline":

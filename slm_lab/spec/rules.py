@@ -173,7 +173,7 @@ def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -
 
 def _env(spec: Spec, report: Report) -> None:
     env = spec.env
-    if message := env_ids.problem(env.name):
+    if not is_extension(env.backend) and (message := env_ids.problem(env.name)):  # a user's backend knows its own ids
         report.fail(("env", "name"), message)
     if env.backend == "ale" and not env.name.startswith("ALE/"):
         report.fail(("env", "backend"), f"'ale' supports ALE/… envs only, not {env.name}")

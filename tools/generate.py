@@ -1,7 +1,7 @@
 """Write the generated files of slm_lab.spec: python tools/generate.py [--check]
 
-- slm_lab/spec/known_envs.py from Gymnasium's registry and ALE's list of games,
-- slm_lab/spec/torch_names.py from torch,
+- slm_lab/spec/known_envs.json from Gymnasium's registry and ALE's list of games,
+- slm_lab/spec/torch_names.json from torch,
 - slm_lab/spec/spec.schema.json from the models.
 With --check nothing is written; exit status 1 if a file is out of date.
 """
@@ -13,11 +13,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slm_lab.spec import schema
 from tools import known_envs, torch_names
 
 SPEC = Path(__file__).resolve().parent.parent / "slm_lab" / "spec"
-FILES = {"known_envs.py": known_envs.text, "torch_names.py": torch_names.text, "spec.schema.json": schema.text}
+
+
+def _schema() -> str:
+    from slm_lab.spec import schema  # reads the names, which are written first
+
+    return schema.text()
+
+
+FILES = {"known_envs.json": known_envs.text, "torch_names.json": torch_names.text, "spec.schema.json": _schema}
 
 
 def main() -> int:

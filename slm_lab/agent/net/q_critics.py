@@ -15,14 +15,16 @@ from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
-"""Activations that treat a stack of batches as they treat each batch."""
+"""Activations that act on each number by itself, so that batches can be stacked."""
+RECTIFIED_STACK = True
+"""Whether critics with ReLUs compute forward and backward in place; False: through autograd."""
 
 
 class QCritic(nn.Module):
     """One critic: a body, and outputs on top of it.
 
-    A vector of observations meets the action before the body; an image's features meet it after the body, in one more hidden layer.
-    Over discrete actions there is an output for each instead.
+    A vector of observations is concatenated with the action before the body, the features of an image after it, with one more hidden layer.
+    For discrete actions the critic has one output per action instead.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False) -> None:
@@ -46,7 +48,7 @@ class QCritic(nn.Module):
                     spectral_norm(layer)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Q [B, 1] of actions [B, D]; without them Q [B, A]."""
+        """Return Q [B, 1] of actions [B, D]; without actions Q [B, A]."""
         if action_B is None:
             return self.head(self.body(obs_B))
         if not self.late:
@@ -62,13 +64,13 @@ class SeparateCritics(nn.Module):
         self.critics = nn.ModuleList(critics)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Q [C, B] of actions [B, D]; without them Q [C, B, A]."""
+        """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
         q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics])
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 
 class StackedCritics(nn.Module):
-    """C critics of plain fully connected layers, as one batched product per layer. Takes over the weights of `critics`."""
+    """C critics of plain fully connected layers, as one batched product per layer, with the weights of `critics`."""
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class StackedCritics(nn.Module):
         self.activations: list[nn.Module] = []
         for index, layers in enumerate(zip(*(_chain(critic) for critic in critics), strict=True)):
             if isinstance(layers[0], nn.Linear):
-                # laid out as nn.Linear's: the transposed product is a fifth faster forward and backward
+                # laid out as in nn.Linear: the transposed product is a fifth faster forward and backward
                 weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))
                 bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1))
                 self.register_parameter(f"weight_{index}", weight)
@@ -84,10 +86,10 @@ class StackedCritics(nn.Module):
                 self.layers.append((weight, bias))
             else:
                 self.activations.append(layers[0])
-        self.rectified = all(isinstance(act, nn.ReLU) for act in self.activations)
+        self.rectified = RECTIFIED_STACK and all(isinstance(act, nn.ReLU) for act in self.activations)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Q [C, B] of actions [B, D]; without them Q [C, B, A]."""
+        """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
         x_BF = obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
         x_CBF = x_BF.expand(len(self.layers[0][0]), -1, -1)
         if self.rectified:
@@ -103,7 +105,7 @@ class StackedCritics(nn.Module):
 class _RectifiedStack(torch.autograd.Function):
     """Linear layers with ReLUs between them, C nets at once: x [C, B, I], weights [C, O, I] and biases [C, 1, O] in turn → [C, B, O].
 
-    Left to itself, autograd takes a fresh tensor for each step forward and backward; here biases, ReLUs and their derivatives are in place.
+    Autograd would allocate a tensor for each step forward and backward; here biases, ReLUs and their derivatives are in place.
     """
 
     @staticmethod
@@ -128,7 +130,7 @@ class _RectifiedStack(torch.autograd.Function):
                 out[2 * layer + 1] = grad_CBO.sum(1, keepdim=True)
             if layer or needs_x:
                 grad_CBO = torch.bmm(grad_CBO, params[2 * layer])
-            if layer:  # where the ReLU before let nothing through
+            if layer:  # the derivative of the ReLU before
                 torch.ops.aten.threshold_backward.grad_input(grad_CBO, inputs[layer], 0.0, grad_input=grad_CBO)
         return (grad_CBO if needs_x else None, *out)
 
@@ -141,7 +143,7 @@ def _chain(critic: QCritic) -> list[nn.Module]:
 
 
 def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, number: int = 2) -> QCritics:
-    """Critics with weights of their own. Raises SpecError where the spec does not fit the observations."""
+    """Build critics with separate weights. Raises SpecError where the spec does not fit the observations."""
     critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].late and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)

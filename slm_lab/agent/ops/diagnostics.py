@@ -10,24 +10,21 @@ from torch import Tensor
 
 
 def explained_variance(value_TN: Tensor, return_TN: Tensor, valid_TN: Tensor) -> float:
-    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 is a perfect critic, 0 one that predicts a constant.
+    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for one that predicts a constant.
 
     0 where all returns are equal; NaN where one is not finite.
     """
-    value, target, valid = (x.detach().cpu().numpy().reshape(-1) for x in (value_TN, return_TN, valid_TN))
-    if not valid.all():
-        value, target = value[valid], target[valid]
-    with np.errstate(all="ignore"):
-        spread = _squares(target)
-        return 1.0 - _squares(target - value) / spread if spread != 0.0 else 0.0
-
-
-def _squares(x_B: np.ndarray) -> float:
-    """Return the sum of squared deviations from the mean."""
-    if not len(x_B):
+    value, target, valid = value_TN.cpu().numpy().ravel(), return_TN.cpu().numpy().ravel(), valid_TN.cpu().numpy()
+    if b"\0" in valid.tobytes():  # a sixth of the time of .all()
+        value, target = value[valid.ravel()], target[valid.ravel()]
+    if not len(target):
         return 0.0
-    centred_B = x_B - np.add.reduce(x_B) / np.float32(len(x_B))
-    return float(centred_B.dot(centred_B))
+    with np.errstate(all="ignore"):
+        error = target - value
+        error -= np.add.reduce(error) / len(error)
+        target = target - np.add.reduce(target) / len(target)
+        spread = target.dot(target)
+        return 1.0 - float(error.dot(error) / spread) if spread else 0.0
 
 
 def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip_eps: float) -> tuple[float, float]:

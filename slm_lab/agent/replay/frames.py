@@ -1,4 +1,4 @@
-"""Where a replay memory keeps observations: whole vectors, or the frames that images are stacked of, each once."""
+"""Storage of observations in a replay buffer: whole vectors, or the frames of stacked images, each once."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Store(Protocol):
     """Observations of `capacity` transitions, by their row in the ring."""
 
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """Keep obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
+        """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
 
     def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Observations and true next observations [B, *shape] of rows."""
+        """Return observations and true next observations [B, *shape] of rows."""
 
     def lost(self, row: int) -> bool:
-        """Whether the frames of a row have made room for newer ones."""
+        """Whether frames of a row were overwritten by newer ones."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything kept, as arrays."""
+        """Return all contents, as arrays."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises ValueError where it is of another size."""
+        """Load what `state_dict` returned. Raises ValueError where it is of another size."""
 
 
 class VectorStore:
@@ -38,7 +38,7 @@ class VectorStore:
 
     @staticmethod
     def nbytes(capacity: int, info: EnvInfo) -> int:
-        """Bytes that it takes."""
+        """Return the bytes of the store."""
         return 2 * capacity * math.prod(info.observation.shape) * np.dtype(info.observation.dtype).itemsize
 
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
@@ -61,11 +61,11 @@ class VectorStore:
 
 
 class FrameStore:
-    """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations are stacked of.
+    """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations consist of.
 
-    An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered on and
-    on; number f lies in slot f mod slots. A frame that the ring has reused is lost, and with it the transitions that are stacked of it;
-    the memory drops them from its end.
+    An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered
+    consecutively; number f is in slot f mod slots. A frame that was overwritten is lost, and with it the transitions that contain it; the
+    replay buffer drops them from its end.
     """
 
     def __init__(self, capacity: int, info: EnvInfo) -> None:
@@ -87,12 +87,12 @@ class FrameStore:
 
     @staticmethod
     def _slots(capacity: int, info: EnvInfo) -> int:
-        # room for the first frames of episodes, one in every 64 steps, and for the episodes under way
+        # room for the first frames of episodes, one in every 64 steps, and for unfinished episodes
         return capacity + capacity // 64 + 2 * (info.observation.stack + 1) * info.num_envs
 
     @staticmethod
     def nbytes(capacity: int, info: EnvInfo) -> int:
-        """Bytes that it takes."""
+        """Return the bytes of the store."""
         frame = math.prod(FrameStore._frame_shape(info.observation))
         return FrameStore._slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
 
@@ -113,7 +113,7 @@ class FrameStore:
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Keep the frames of an episode's first observation."""
+        """Store the frames of the first observation of an episode."""
         frames = self._frames_of(obs[None])[0]
         for index, frame in enumerate(frames):
             if index and np.array_equal(frame, frames[index - 1]):
@@ -137,11 +137,18 @@ class FrameStore:
         return bool(self.oldest[row] < self.count - self.slots)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "frames": self.frames, "slot": self.slot, "oldest": self.oldest}
+        return {
+            "count": self.count,
+            "frames": self.frames,
+            "slot": self.slot,
+            "oldest": self.oldest,
+            "current": self.current,
+            "known": self.known_N,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["frames"].shape != self.frames.shape:
             raise ValueError(f"frames of another replay: {tuple(state['frames'].shape)}; here {self.frames.shape}")
         self.count = int(state["count"])
         self.frames[:], self.slot[:], self.oldest[:] = state["frames"], state["slot"], state["oldest"]
-        self.known_N[:] = False  # new episodes begin
+        self.current[:], self.known_N[:] = state["current"], state["known"]

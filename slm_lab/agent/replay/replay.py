@@ -1,4 +1,4 @@
-"""Replay memories: transitions that are learned from again and again."""
+"""Replay buffers: transitions that are sampled many times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Transitions(NamedTuple):
     action_B: Tensor
     """int64 [B] or [B, D], or float32 [B, D]."""
     logp_B: Tensor
-    """float32 [B]: log-probability of the action under the policy that chose it; NaN where nobody asked for it."""
+    """float32 [B]: log-probability of the action under the policy that chose it; NaN unless requested."""
     reward_B: Tensor
     """float32 [B]."""
     next_obs_B: Tensor
@@ -37,10 +37,10 @@ class Transitions(NamedTuple):
     weight_B: Tensor | None
     """float32 [B]: importance weights, at most 1; None where all are 1."""
     row_B: np.ndarray
-    """int64 [B]: where they lie in the memory."""
+    """int64 [B]: their rows in the buffer."""
 
     def to(self, device: str) -> Transitions:
-        """The same on `device`."""
+        """Return the batch on `device`."""
         if device == "cpu":
             return self
         moved: dict[str, Any] = {name: item.to(device) for name, item in self._asdict().items() if isinstance(item, Tensor)}
@@ -52,8 +52,8 @@ class Replay:
 
     Args:
         spec: batch_size, max_size, use_cer.
-        info: the env; at most info.max_frame transitions come, so no more are reserved.
-        clock: tells the frame that schedules go by.
+        info: the env; no more than info.max_frame transitions are reserved.
+        clock: gives the frame of schedules.
         rng: draws the batches.
         frequency: transitions between two trainings. start: transitions before the first.
 
@@ -85,12 +85,12 @@ class Replay:
         self.seen = 0
         """Transitions ever added; the newest lies in row (seen − 1) mod capacity."""
         self.size = 0
-        """Transitions that can be drawn: the newest `size`."""
+        """Transitions that can be sampled: the newest `size`."""
         self.ready = False
-        """The last step has completed what one training waits for."""
+        """Whether the last step completed what one update needs."""
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Take one step; rows that are no transition are left out."""
+        """Store one step; rows that are no transition are left out."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self.store.put(row_K, env_K, obs_N, first_N, step)
@@ -108,7 +108,7 @@ class Replay:
         self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
 
     def sample(self) -> Transitions:
-        """A batch of batch_size transitions."""
+        """Sample a batch of batch_size transitions."""
         row_B = self._draw()
         if self.use_cer:
             row_B[-1] = (self.seen - 1) % self.capacity
@@ -127,45 +127,47 @@ class Replay:
         )
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Told the errors of a batch; has no use for them."""
+        """Receive the errors of a batch; ignored here."""
 
     def _draw(self) -> np.ndarray:
-        """Rows of a batch."""
+        """Sample the rows of a batch."""
         age_B = self.rng.integers(1, self.size + 1, self.batch_size)
         return (self.seen - age_B) % self.capacity
 
     def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
-        """Importance weights of rows; None: all alike."""
+        """Return the importance weights of rows; None: all equal."""
         return None
 
     def _added(self, row_K: np.ndarray) -> None:
-        """Called with the rows that are new."""
+        """Handle new rows."""
 
     def _drop(self, row: int) -> None:
-        """Called with each row that can be drawn no longer."""
+        """Handle a row that can no longer be sampled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Random stream and counts; not the transitions (see `contents`)."""
+        """Return the random stream; not the transitions (see `contents`)."""
         return {"rng": generator_state(self.rng)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
-        """The transitions, as tensors and numbers, without copies."""
-        return _tensors({"seen": self.seen, "size": self.size, "columns": self.columns, "store": self.store.state_dict()})
+        """Return the transitions, as tensors and numbers, without copies."""
+        return _tensors(
+            {"seen": self.seen, "size": self.size, "ready": self.ready, "columns": self.columns, "store": self.store.state_dict()}
+        )
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Take over what `contents` gave. Raises ValueError where it is of another size."""
+        """Load what `contents` returned. Raises ValueError where it is of another size."""
         self.store.load_state_dict(state["store"])
-        self.seen, self.size = int(state["seen"]), int(state["size"])
+        self.seen, self.size, self.ready = int(state["seen"]), int(state["size"]), bool(state["ready"])
         for name, column in self.columns.items():
             column[:] = state["columns"][name]
 
 
 class PrioritizedReplay(Replay):
-    """Transitions drawn in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
+    """Transitions sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
     A transition's priority is (|error| + epsilon)^alpha, a new one's the greatest so far. The mass is drawn in batch_size equal strata
     (section B.2.1); importance weights (N · P)^−beta are divided by the batch's greatest.
@@ -203,7 +205,7 @@ class PrioritizedReplay(Replay):
         return (weight_B / weight_B.max()).astype(np.float32)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of rows by their errors [B], of any sign. What is not finite gets the least: nothing is learned from it."""
+        """Set the priorities of rows by their errors [B], of any sign; an error that is not finite counts as 0."""
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
         priority_B = (np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha
         self.tree.set(row_B, priority_B)
@@ -223,7 +225,7 @@ def _is_image(info: EnvInfo) -> bool:
 
 
 def replay_bytes(capacity: int, info: EnvInfo) -> int:
-    """Bytes that a replay memory of so many transitions takes."""
+    """Return the bytes of a replay buffer of so many transitions."""
     action = info.action
     row = (4 if action.kind == "continuous" else 8) * (1 if action.kind == "discrete" else action.dim) + 3 * 4 + 8
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
@@ -236,7 +238,7 @@ def check_fits(capacity: int, nbytes: int, memories: int = 1, hint: str = "") ->
 
 
 def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:
-    """What to say of memories of `capacity` transitions and `needed` bytes each that do not fit this machine."""
+    """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit this machine."""
     there = memory_bytes()
     fitting = math.floor(capacity * there / (needed * memories) * 0.9)
     each = f"{memories} at once of {needed / 2**30:,.1f} GiB each" if memories > 1 else f"{needed / 2**30:,.1f} GiB"
@@ -244,7 +246,7 @@ def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:
 
 
 def _tensors(state: Any) -> Any:
-    """Arrays as tensors on the same memory: what a checkpoint can hold."""
+    """Return arrays as tensors on the same memory, as a checkpoint can hold them."""
     if isinstance(state, dict):
         return {name: _tensors(value) for name, value in state.items()}
     return torch.from_numpy(state) if isinstance(state, np.ndarray) else state

@@ -1,4 +1,4 @@
-"""A tree of sums, to draw indices in proportion to their weights."""
+"""A tree of sums, to sample indices in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 class SumTree:
-    """Weights ≥ 0 of `size` indices, their sums in a wide tree.
+    """Weights ≥ 0 of `size` indices, and their sums in a wide tree.
 
-    Each node is the sum of FANOUT children and is always summed afresh from them, so that no rounding error builds up; wide and
-    shallow, because in numpy the number of calls is what costs.
+    Each node is the sum of FANOUT children, always recomputed from them, so that no rounding error accumulates. The tree is wide and
+    shallow because in numpy the time goes into the number of calls.
     """
 
     FANOUT = 64
@@ -32,25 +32,30 @@ class SumTree:
         return float(self.levels[-1].sum())
 
     def get(self, index_B: np.ndarray) -> np.ndarray:
-        """Weights of indices."""
+        """Return the weights of indices."""
         return self.levels[0].reshape(-1).take(index_B)
 
     def set(self, index_B: np.ndarray, weight_B: np.ndarray | float) -> None:
-        """Set weights; of an index that occurs twice the last counts."""
+        """Set weights; the last one counts for an index that occurs twice. A weight that is not finite leaves the old one."""
+        finite_B = np.isfinite(weight_B)
+        if not finite_B.all():
+            if isinstance(weight_B, float):
+                return
+            index_B, weight_B = index_B[finite_B], weight_B[finite_B]
         self.levels[0].reshape(-1)[index_B] = weight_B
         for below, above in zip(self.levels, self.levels[1:], strict=False):
             index_B = index_B // self.FANOUT
             above.reshape(-1)[index_B] = below.take(index_B, axis=0).sum(axis=1)
 
     def find(self, mass_B: np.ndarray) -> np.ndarray:
-        """The index i at which the sum of the weights up to and with i first exceeds each mass in [0, total).
+        """Return the index i at which the sum of the weights up to and with i first exceeds each mass in [0, total).
 
         An index of weight 0 is never found, as long as any weight is above 0.
         """
         index_B = np.zeros(len(mass_B), np.int64)
         for level in reversed(self.levels):
             sums_BF = level.take(index_B, axis=0).cumsum(axis=1)
-            # rounding may carry a mass to the group's end: keep it inside
+            # rounding can move a mass to the end of the group: keep it inside
             mass_B = np.minimum(mass_B, np.nextafter(sums_BF[:, -1], 0.0))
             child_B = (sums_BF <= mass_B[:, None]).sum(axis=1)
             before_B = np.where(child_B > 0, sums_BF[np.arange(len(child_B)), child_B - 1], 0.0)

@@ -1,4 +1,4 @@
-"""The memory of self-imitation: past transitions with their returns."""
+"""The replay buffer of self-imitation: past transitions with their returns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
 class SILReplay:
     """Finished episodes in a replay memory whose rewards are discounted returns (arXiv:1806.05635, Algorithm 1).
 
-    Episodes under way are gathered apart, as on-policy memories do it. The return of one that was truncated is bootstrapped with V of
-    its true last observation, as V is when the return is drawn: bootstrapped once and for all, returns from a time when V was too high
-    would be imitated for ever (A2C on Acrobot after 40,000 frames: −406 then, −137 so).
+    Unfinished episodes are collected separately, in a rollout storage. The return of a truncated episode is bootstrapped with the present V
+    of its true last observation each time it is sampled: bootstrapped only once, returns from a time when V was too high would be imitated
+    for ever (A2C on Acrobot after 40,000 frames: −406 that way, −137 this way).
 
     Args:
         spec: of the replay memory, uniform or prioritised.
@@ -50,28 +50,28 @@ class SILReplay:
         self.ring = REPLAYS[type(spec)](spec, replace(info, num_envs=1), clock, rng)
         self.ring.columns |= {"bootstrap": np.zeros(self.ring.capacity, np.float32), "episode": np.zeros(self.ring.capacity, np.int64)}
         self.count = 0
-        """Episodes ever taken in."""
+        """Episodes ever added."""
         self.last_obs: dict[int, np.ndarray] = {}
         """True last observations of truncated episodes, by their number."""
         self.chunk = 1 if isinstance(self.ring.store, FrameStore) else self.ring.capacity
-        """Transitions that the ring takes at once: frames of images only in order."""
+        """Transitions added to the ring in one call: frames of images only in order."""
 
     @property
     def capacity(self) -> int:
-        """Transitions kept at most."""
+        """Most transitions kept."""
         return self.ring.capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, without episodes under way."""
+        """Bytes of the buffer, without unfinished episodes."""
         return self.ring.nbytes + sum(self.ring.columns[name].nbytes for name in ("bootstrap", "episode"))
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Take one step; it can be drawn once its episode has ended and `take_in` was called."""
+        """Store one step; it can be sampled once its episode has ended and `take_in` was called."""
         self.episodes.add(obs_N, first_N, state_N, out, step)
 
     def take_in(self) -> None:
-        """Let the episodes that have ended be drawn from now on."""
+        """Make finished episodes available to `sample`."""
         if not self.episodes.ready:
             return
         rollout = self.episodes.rollout()
@@ -91,7 +91,7 @@ class SILReplay:
         for begin in range(0, length, self.chunk):
             end = min(begin + self.chunk, length)
             row = slice(begin, end)
-            # the successor of the last row is nothing: it is drawn too, and never looked at
+            # the successor of the last row has no meaning: it is sampled too, and never used
             next_obs = rollout.obs_TN[begin + 1 : end + 1, episode].numpy()
             out = ActOut(rollout.action_TN[row, episode].numpy(), rollout.logp_TN[row, episode].numpy())
             ends = rollout.terminated_TN[row, episode].numpy(), rollout.truncated_TN[row, episode].numpy()
@@ -109,16 +109,16 @@ class SILReplay:
 
     @property
     def ready(self) -> bool:
-        """Enough for one batch."""
+        """Whether there is enough for one batch."""
         return self.ring.size > 0 and self.ring.seen >= self.ring.batch_size
 
     def sample(self) -> Transitions:
-        """A batch; its reward_B are returns, its next_obs_B of no use."""
+        """Sample a batch; its reward_B are returns, its next_obs_B have no meaning."""
         batch = self.ring.sample()
         return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
 
     def returns(self, row_B: np.ndarray) -> np.ndarray:
-        """R of rows, float32 [B], with V as it is now: Σ γ^k r, and γ^n V(s_n) where the episode was truncated."""
+        """Return R of rows, float32 [B], with the present V: Σ γ^k r, and γ^n V(s_n) where the episode was truncated."""
         return_B, bootstrap_B, episode_B = (self.ring.columns[name].take(row_B) for name in ("reward", "bootstrap", "episode"))
         cut_K = np.flatnonzero(bootstrap_B)
         if len(cut_K):
@@ -132,19 +132,19 @@ class SILReplay:
         self.ring.update_priorities(row_B, error_B)
 
     def state_dict(self) -> dict[str, Any]:
-        """Random stream; not the transitions (see `contents`)."""
+        """Return the random stream; not the transitions (see `contents`)."""
         return self.ring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         self.ring.load_state_dict(state)
 
     def contents(self) -> dict[str, Any]:
-        """The transitions of finished episodes, as tensors and numbers."""
+        """Return the transitions of finished episodes, as tensors and numbers."""
         last_obs = {number: torch.from_numpy(obs) for number, obs in self.last_obs.items()}
         return {"ring": self.ring.contents(), "count": self.count, "last_obs": last_obs}
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Take over what `contents` gave."""
+        """Load what `contents` returned."""
         self.ring.load_contents(state["ring"])
         self.count, self.last_obs = int(state["count"]), {number: obs.numpy().copy() for number, obs in state["last_obs"].items()}

@@ -1,0 +1,141 @@
+"""Observations, rewards and gradients that are not finite never change weights or statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.common.temperature import Temperature
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.replay.sum_tree import SumTree
+from slm_lab.lib.records import VecStep
+from slm_lab.spec.net import MLPNetSpec, OptimSpec
+from tests.agent.helpers import ToyEnv, agent_of, drive
+from tests.contract.combinations import Case
+
+ARC = {"modules": {"body": {"Sequential": [{"LazyBatchRenorm1d": {}}, {"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}
+CASES: dict[str, tuple[Case, dict[str, Any], dict[str, Any]]] = {
+    "reinforce": (Case("Reinforce", "OnPolicyReplay", "MLPNet"), {}, {}),
+    "a2c": (Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet"), {"normalize_v_targets": True}, {"batch_norm": True}),
+    "ppo": (Case("PPO", "OnPolicyBatchReplay", "MLPNet"), {"normalize_v_targets": True, "normalize_advantages": "percentile"}, {}),
+    "sil": (Case("SIL", "OnPolicyBatchReplay", "MLPNet"), {}, {}),
+    "sarsa": (Case("SARSA", "OnPolicyBatchReplay", "MLPNet"), {}, {}),
+    "per": (Case("DoubleDQN", "PrioritizedReplay", "MLPNet"), {}, {}),
+    "sac": (Case("SoftActorCritic", "Replay", "MLPNet", continuous=True), {}, {}),
+    "crossq": (Case("CrossQ", "Replay", "TorchArcNet"), {}, {"arc": ARC}),
+}
+
+
+def spoiled(env: ToyEnv, what: str) -> ToyEnv:
+    """Every step has a reward or an observation that is not finite."""
+    step = env.step
+
+    def bad(action_N: np.ndarray) -> VecStep:
+        out = step(action_N)
+        if what == "rewards":
+            return out._replace(reward_N=np.full_like(out.reward_N, np.nan))
+        return out._replace(obs_N=np.full_like(out.obs_N, np.inf), last_obs_N=np.full_like(out.obs_N, np.nan))
+
+    env.step = bad  # type: ignore[method-assign]
+    return env
+
+
+def numbers(state: Any) -> Iterator[np.ndarray]:
+    """Every number of a state."""
+    if isinstance(state, dict):
+        for value in state.values():
+            yield from numbers(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from numbers(value)
+    elif isinstance(state, torch.Tensor | float):
+        yield np.asarray(state, np.float64)
+
+
+@pytest.mark.parametrize("what", ["rewards", "observations"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    case, algorithm, net = CASES[name]
+    toy = case.spec(2, net)
+    toy = toy.model_copy(update={"agent": toy.agent.model_copy(update={"algorithm": toy.agent.algorithm.model_copy(update=algorithm)})})
+    agent = agent_of(toy, case.info())
+    learned = drive(agent, ToyEnv(case.info(), 1), 40)
+    before = agent.weights()
+    with np.errstate(all="ignore"):
+        drive(agent, spoiled(ToyEnv(case.info(), 2), what), 60)
+    assert learned
+    assert agent.algorithm.skipped_steps > 2
+    assert len([record for record in caplog.records if "not finite" in record.getMessage()]) <= 2  # one for each trainer
+    state = agent.state_dict()["algorithm"]
+    state.pop("actor_report", None)  # numbers to show
+    assert all(np.isfinite(value).all() for value in numbers(state)), "weights, buffers and statistics of optimizers and scales"
+    if case.memory.startswith("OnPolicy") and name != "sil":
+        assert all(torch.equal(value, before[key]) for key, value in agent.weights().items() if "batches" not in key)
+    if case.memory.startswith("OnPolicy"):
+        assert np.isfinite(drive(agent, ToyEnv(case.info(), 3), 100)[-1].loss)
+
+
+def test_skipped_steps_leave_buffers_and_statistics_alone() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2, momentum=None), torch.nn.Linear(2, 1))
+    trainer = Trainer(FlatParams(net), MLPNetSpec(name="MLPNet", optim_spec=OptimSpec(name="Adam", lr=0.1)))
+
+    def step(x: torch.Tensor, factor: float = 1.0) -> None:
+        trainer.begin(0)
+        trainer.set_train_mode(True)
+        trainer.backward(factor * net(x).square().mean())
+        trainer.step()
+        trainer.set_train_mode(False)
+
+    step(torch.randn(4, 3))
+    before = str(trainer.state_dict())
+    step(torch.full((4, 3), torch.nan))
+    step(torch.randn(4, 3), factor=torch.inf)
+    assert str(trainer.state_dict()) == before
+    assert trainer.skipped == 2
+    step(torch.randn(4, 3))
+    assert str(trainer.state_dict()) != before
+
+
+@pytest.mark.parametrize("make", [RunningScale, PercentileScale])
+def test_scales_ignore_returns_that_are_not_finite(make: Callable[[], Any]) -> None:
+    scale = make()
+    valid = torch.ones(4, 2, dtype=torch.bool)
+
+    def update(returns: torch.Tensor) -> str:
+        scale.update(returns, valid) if isinstance(scale, RunningScale) else scale(returns, returns.flatten())
+        return str(scale.moments if isinstance(scale, RunningScale) else scale.range)
+
+    before = update(torch.randn(4, 2))
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        returns = torch.randn(4, 2)
+        returns[:2] = bad
+        assert update(returns) == before
+
+
+def test_a_sum_tree_ignores_weights_that_are_not_finite() -> None:
+    tree = SumTree(100)
+    tree.set(np.arange(100), 1.0)
+    tree.set(np.array([3, 4, 5]), np.array([np.nan, 2.0, np.inf]))
+    tree.set(np.array([6]), float("nan"))
+    assert tree.total == 101.0
+    assert tree.get(np.array([3, 4, 5, 6])).tolist() == [1.0, 2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("entropy", [float("nan"), float("inf"), -1e30, 1e20])
+def test_the_temperature_ignores_an_entropy_that_is_not_finite_or_overflows(entropy: float) -> None:
+    agent: Agent = agent_of(Case("SoftActorCritic", "Replay", "MLPNet").spec(), Case("SoftActorCritic", "Replay", "MLPNet").info())
+    assert isinstance(agent.algorithm, SoftActorCritic)
+    temperature: Temperature = agent.algorithm.temperature
+    temperature.step(0.5, 0, 0.01)
+    before = str(temperature.state_dict())
+    temperature.step(entropy, 0, 0.01)
+    assert str(temperature.state_dict()) == before
+    assert all(np.isfinite(value).all() for value in numbers(temperature.state_dict()))

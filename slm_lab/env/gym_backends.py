@@ -52,14 +52,22 @@ class _Sync(_LeanInfo, SyncVectorEnv[Any, Any]):
 
 
 class _Makers(list[SingleEnv]):
-    """Constructors of the envs; AsyncVectorEnv calls the first one in this process for the spaces, and gets an env that exists already."""
+    """Constructors of the envs, as AsyncVectorEnv uses them.
 
-    def __init__(self, make: SingleEnv, count: int, probe: gym.Env[Any, Any]) -> None:
+    It calls the first one in this process, for the spaces: it gets `probe`. Then it iterates over them and starts a process for each,
+    with stop signals blocked until `starting` is closed.
+    """
+
+    def __init__(self, make: SingleEnv, count: int, probe: gym.Env[Any, Any], starting: contextlib.ExitStack) -> None:
         super().__init__([make] * count)
-        self._probe = probe
+        self._probe, self._starting = probe, starting
 
     def __getitem__(self, index: Any) -> Any:
         return lambda: self._probe
+
+    def __iter__(self) -> Iterator[SingleEnv]:
+        self._starting.enter_context(stop_signals_blocked())
+        return super().__iter__()
 
 
 class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
@@ -75,12 +83,10 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
         try:
             with self._probe(make) as probe, contextlib.ExitStack() as self._starting:
                 self._starting.enter_context(hidden_main())
-                self._starting.enter_context(stop_signals_blocked())
                 worker: Any = _worker  # Gymnasium annotates it without the arguments
                 # spawn: a fork of a process with threads (torch's, envpool's) may hang
-                super().__init__(
-                    _Makers(make, num_envs, probe), copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP
-                )
+                makers = _Makers(make, num_envs, probe, self._starting)
+                super().__init__(makers, copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException:  # also Ctrl-C while a constructor blocks
             self.close(terminate=True)
             raise
@@ -89,9 +95,8 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
     @contextlib.contextmanager
     def _probe(make: SingleEnv) -> Iterator[gym.Env[Any, Any]]:
         """One env in this process, of which AsyncVectorEnv needs the spaces."""
-        env = make()
         try:
-            yield env
+            yield make()
         finally:
             make.restore_folder()
 
@@ -111,7 +116,7 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
         raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to close their envs, unless `terminate`; kill those that do not within CLOSE_SECONDS, and what they started."""
+        """Ask the workers to close their envs; kill those that do not within CLOSE_SECONDS (`terminate`: at once), and what they started."""
         atexit.unregister(self._at_exit)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError):  # the worker has died

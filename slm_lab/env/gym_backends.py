@@ -116,7 +116,7 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
         raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to close their envs; kill those that do not within CLOSE_SECONDS (`terminate`: at once), and what they started."""
+        """Ask the workers to close their envs; kill them after CLOSE_SECONDS (`terminate`: at once), and what they started."""
         atexit.unregister(self._at_exit)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError):  # the worker has died

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted, vector_creator
 from slm_lab.env.backend import Backend, RawStep, Target
@@ -51,14 +52,22 @@ class _Sync(_LeanInfo, SyncVectorEnv[Any, Any]):
 
 
 class _Makers(list[SingleEnv]):
-    """Constructors of the envs; AsyncVectorEnv calls the first one in this process for the spaces, and gets an env that exists already."""
+    """Constructors of the envs, as AsyncVectorEnv uses them.
 
-    def __init__(self, make: SingleEnv, count: int, probe: gym.Env[Any, Any]) -> None:
+    It calls the first one in this process, for the spaces: it gets `probe`. Then it iterates over them and starts a process for each,
+    with stop signals blocked until `starting` is closed.
+    """
+
+    def __init__(self, make: SingleEnv, count: int, probe: gym.Env[Any, Any], starting: contextlib.ExitStack) -> None:
         super().__init__([make] * count)
-        self._probe = probe
+        self._probe, self._starting = probe, starting
 
     def __getitem__(self, index: Any) -> Any:
         return lambda: self._probe
+
+    def __iter__(self) -> Iterator[SingleEnv]:
+        self._starting.enter_context(stop_signals_blocked())
+        return super().__iter__()
 
 
 class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
@@ -74,12 +83,10 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
         try:
             with self._probe(make) as probe, contextlib.ExitStack() as self._starting:
                 self._starting.enter_context(hidden_main())
-                self._starting.enter_context(stop_signals_blocked())
                 worker: Any = _worker  # Gymnasium annotates it without the arguments
                 # spawn: a fork of a process with threads (torch's, envpool's) may hang
-                super().__init__(
-                    _Makers(make, num_envs, probe), copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP
-                )
+                makers = _Makers(make, num_envs, probe, self._starting)
+                super().__init__(makers, copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException:  # also Ctrl-C while a constructor blocks
             self.close(terminate=True)
             raise
@@ -88,9 +95,8 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
     @contextlib.contextmanager
     def _probe(make: SingleEnv) -> Iterator[gym.Env[Any, Any]]:
         """One env in this process, of which AsyncVectorEnv needs the spaces."""
-        env = make()
         try:
-            yield env
+            yield make()
         finally:
             make.restore_folder()
 
@@ -110,7 +116,7 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
         raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to close their envs, unless `terminate`; kill those that do not within CLOSE_SECONDS, and what they started."""
+        """Ask the workers to close their envs; kill them after CLOSE_SECONDS (`terminate`: at once), and what they started."""
         atexit.unregister(self._at_exit)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError):  # the worker has died
@@ -211,7 +217,37 @@ class Sync(_OneByOne):
 
     def __init__(self, target: Target) -> None:
         make = SingleEnv.of(target)
-        self._use(_Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP), target)
+        vec = _Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        self._use(vec, target)
+        self._envs, self._obs = vec.envs, vec._observations
+        self._plain = isinstance(self.observation_space, gym.spaces.Box)
+
+    def step(self, action: np.ndarray) -> RawStep:
+        """Step like SyncVectorEnv.step, which takes 1.5 times as long for one CartPole."""
+        count, final, lives_N = len(self._envs), None, None
+        reward_N, terminated_N, truncated_N = np.empty(count), np.empty(count, np.bool_), np.empty(count, np.bool_)
+        obs_list = []
+        for i, one in enumerate(iterate(self._vec.action_space, action)):
+            env = self._envs[i]
+            obs, reward_N[i], terminated, truncated, info = env.step(one)
+            terminated_N[i], truncated_N[i] = terminated, truncated
+            if terminated or truncated:
+                final = final or []
+                final.append((i, copy.deepcopy(obs)))  # the env may write its next observation into the same array
+                obs, info = env.reset()
+            obs_list.append(obs)
+            if "lives" in info and isinstance(info["lives"], int | np.integer):
+                lives_N = np.zeros(count, np.int64) if lives_N is None else lives_N
+                lives_N[i] = info["lives"]
+        return RawStep(self._stack(obs_list), reward_N, terminated_N, truncated_N, final, lives_N)
+
+    def _stack(self, obs_list: list[Any]) -> Any:
+        out = self._obs
+        if self._plain and len(obs_list) == 1:
+            obs = obs_list[0]
+            if isinstance(obs, np.ndarray) and obs.dtype == out.dtype and obs.shape == out.shape[1:]:
+                return obs[None]
+        return concatenate(self.observation_space, obs_list, out)
 
 
 class Async(_OneByOne):
@@ -278,7 +314,7 @@ class Native(Backend):
 
     @classmethod
     def preferred(cls, target: Target) -> bool:
-        """A step of CartPoleVectorEnv costs as much for one env as for eight: Sync takes 0.6 of its time for one env, the same for four."""
+        """A step of CartPoleVectorEnv costs as much for one env as for eight: Sync takes 0.4 of that for one env, as much for four."""
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
     def __init__(self, target: Target) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 
 STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Ctrl-C, kill, a terminal that closes."""
@@ -18,11 +17,14 @@ STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Block STOP_SIGNALS in this thread; a process started inside begins with them blocked."""
+    """Block STOP_SIGNALS in this thread; a process started inside begins with them blocked.
+
+    multiprocessing's resource tracker must be running already (as it is once a Queue or Lock for spawned processes exists): its start
+    unblocks SIGINT and SIGTERM.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # would be started by the first child otherwise, and unblocks SIGINT and SIGTERM on its way
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

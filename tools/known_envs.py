@@ -13,7 +13,7 @@ def _kind(entry_point: object, namespace: str | None) -> str | None:
 
 
 def text() -> str:
-    """Return the text of the file, whose keys begin with _ since they are no specs, without envs that Gymnasium registers only to say that they moved."""
+    """Return the text of the file, without envs that only say that they moved; its keys begin with _, since they are no specs."""
     import ale_py
     import gymnasium
 

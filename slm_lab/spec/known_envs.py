@@ -1,4 +1,4 @@
-"""Envs of Gymnasium and ALE, to find typos without importing either. Read from known_envs.json, which tools/generate.py writes."""
+"""Envs of Gymnasium and ALE, to find typos without importing either. Generated: tools/generate.py writes known_envs.json."""
 
 from __future__ import annotations
 

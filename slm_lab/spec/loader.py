@@ -29,6 +29,8 @@ from slm_lab.spec.validate import validate, with_likely_names, wrong_parts
 from slm_lab.spec.variables import Sets, combinations, fill, override, parse_sets
 
 SPEC_FOLDER = FilePath(__file__).parent
+_NO_SPECS = ("spec.schema.json", "known_envs.json", "torch_names.json")
+"""Files there that hold no specs."""
 _NAME = re.compile(r"[\w.+=@-]+( [\w.+=@-]+)*")
 
 
@@ -93,9 +95,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     except (OSError, ValueError) as error:  # a path too long, or with a null character
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
-    shipped = [
-        file.name for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name != "spec.schema.json"
-    ]
+    shipped = [file.name for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name not in _NO_SPECS]
     raise SpecError(str(path), [Problem("", reason + nearest(given.name, shipped))])
 
 

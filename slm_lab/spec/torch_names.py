@@ -1,4 +1,4 @@
-"""Names in torch → their arguments in one string, required ones marked with !. Read from torch_names.json, which tools/generate.py writes."""
+"""Names in torch → their arguments in one string, required ones marked with !. Generated: tools/generate.py writes torch_names.json."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
+from slm_lab.lib.signals import STOP_SIGNALS
 
-STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals that ask a process to end: Ctrl-C, kill, a terminal that closes."""
 _ONE_EVENT = 0.2
 """Signals within so many seconds are one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
 _WAKE: int | None = getattr(signal, "SIGURG", None)

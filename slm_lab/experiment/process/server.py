@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import process, resource_tracker
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import slm_lab
-from slm_lab.experiment.process.interrupt import STOP_SIGNALS
 from slm_lab.lib.log import notice
+from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
 
 Method = Literal["forkserver", "spawn"]
 
@@ -118,19 +117,6 @@ def inherit_server() -> None:
     server.ensure_running = ensure_running
 
 
-@contextmanager
-def stop_signals_blocked() -> Iterator[None]:
-    """Hold back signals that ask for an end in this thread, and in a program that is started meanwhile until it unblocks them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def default_signals() -> None:
     """Give this process default handlers and an empty signal mask; a signal to end that has come meanwhile is dropped."""
     for number in STOP_SIGNALS:
@@ -152,20 +138,6 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         _set_environment(before)
-
-
-@contextmanager
-def hidden_main() -> Iterator[None]:
-    """Keep processes that are started meanwhile from running the user's script, of which they need nothing.
-
-    So a trial runs from a script without `if __name__ == "__main__"`, from a notebook and from `python -c`.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def restore_environment() -> None:

@@ -26,12 +26,12 @@ from slm_lab.experiment.process.server import (
     THREAD_LIMITS,
     ensure_server,
     environment,
-    hidden_main,
     start_method,
     stop_server,
-    stop_signals_blocked,
     use_spawn,
 )
+from slm_lab.lib.main_module import hidden_main
+from slm_lab.lib.signals import stop_signals_blocked
 from slm_lab.lib.store import shared_file
 
 _TICK = 0.5

@@ -51,6 +51,8 @@ def use_spawn(reason: str) -> None:
 
 def ensure_server() -> None:
     """Start the fork server where there is none, without waiting until it has loaded. Call it early, before torch is imported."""
+    with stop_signals_blocked():
+        resource_tracker.ensure_running()  # its start unblocks signals
     if start_method() == "spawn":
         return
     from multiprocessing import forkserver

@@ -1,1 +1,1 @@
-"""The vocabulary that every room speaks: records, clock, random streams, notices. numpy and the standard library only."""
+"""What every layer uses: records, clock, random streams, shared arrays, notices. numpy and the standard library only."""

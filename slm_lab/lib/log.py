@@ -1,4 +1,4 @@
-"""Notices: one-line remarks for the user that are no errors."""
+"""Notices: one-line messages to the user that are no errors."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ logger = logging.getLogger("slm_lab")
 
 
 def notice(text: str) -> None:
-    """Tell the user something in one line, on stderr unless the application set up logging otherwise."""
+    """Log one line for the user, on stderr unless the application configures logging otherwise."""
     logger.warning(text)

@@ -1,4 +1,4 @@
-"""Records that cross room borders. Axes are in the names: T = time, N = envs, B = batch, K = a sparse few."""
+"""Records that layers exchange. Axes are in the names: T = time, N = envs, B = batch, K = a sparse few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary"]
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What an agent may do, per env.
+    """Space of actions, per env.
 
     discrete: one integer in [0, nvec[0]), action_N int64 [N].
     multi_discrete: one integer per component below nvec[i], action int64 [N, len(nvec)].
@@ -32,7 +32,7 @@ class ActionSpace:
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """What an agent sees, per env: always one array.
+    """Space of observations, per env: always one array.
 
     Discrete and MultiDiscrete observations arrive one-hot, a Dict as the concatenation of its flattened entries.
     """
@@ -46,7 +46,7 @@ class ObservationSpace:
 
 @dataclass(frozen=True)
 class EnvInfo:
-    """What the agent is told about its env."""
+    """Description of an env for its agent."""
 
     num_envs: int
     observation: ObservationSpace
@@ -54,7 +54,7 @@ class EnvInfo:
     backend: str = "sync"
     """The resolved backend."""
     max_frame: int = 2**62
-    """Frames that are collected in all."""
+    """Frames collected in total."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
     """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict): with them
     observations can be encoded and actions decoded without the env."""
@@ -92,12 +92,12 @@ class VecStep(NamedTuple):
 
 
 class ActOut(NamedTuple):
-    """What a policy chose for one vector step."""
+    """Actions of a policy for one vector step."""
 
     action_N: np.ndarray
     """[N] or [N, dim], see ActionSpace."""
     logp_N: np.ndarray
-    """float32 [N]: log-probability of the action under the policy that chose it; NaN where nobody asked for it."""
+    """float32 [N]: log-probability of the action under the policy that chose it; NaN unless requested."""
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
     version: int | np.ndarray = 0
@@ -106,7 +106,7 @@ class ActOut(NamedTuple):
 
 @dataclass
 class Metrics:
-    """What one update reports; each a mean over the update's minibatches. None: has no meaning for the algorithm."""
+    """Report of one update: means over its minibatches. None: has no meaning for the algorithm."""
 
     loss: float
     grad_norm: float | None = None

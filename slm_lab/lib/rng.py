@@ -1,4 +1,4 @@
-"""Random streams: every consumer draws from its own, so that none disturbs another."""
+"""Random streams: every consumer has its own, so that none affects another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 
 def draw_seed() -> int:
-    """A fresh random_seed for a spec that has none."""
+    """Draw a random_seed for a spec without one."""
     return randbits(31)
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """32-bit seeds of one Session, each for one consumer."""
+    """Seeds of one Session (31 bits), each for one consumer."""
 
     net: int
     act: int
@@ -26,13 +26,13 @@ class Seeds:
 
 
 def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) -> Seeds:
-    """Seeds of a Session, from SeedSequence([random_seed, trial, session]); others for each process that takes its place."""
+    """Return the seeds of a Session, from SeedSequence([random_seed, trial, session]); different ones for each restart of its process."""
     words = np.random.SeedSequence([random_seed, trial, session, *([restart] if restart else [])]).generate_state(5)
     return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
 
 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
-    """Seeds of a rollout worker: the Session's own for the first, so that one worker collects what the Session would by itself."""
+    """Return the seeds of a rollout worker: the Session's for the first, so that one worker collects the same as the Session would."""
     if worker == 0 and restart == 0:
         return seeds
     env, act = (int(word) & 0x7FFFFFFF for word in np.random.SeedSequence([seeds.env, seeds.act, worker, restart]).generate_state(2))
@@ -40,7 +40,7 @@ def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:
-    """The state of a Generator as plain Python numbers and strings."""
+    """Return the state of a Generator as plain Python numbers and strings."""
     return dict(rng.bit_generator.state)
 
 

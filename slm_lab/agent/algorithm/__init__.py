@@ -1,1 +1,1 @@
-"""Algorithms, a file per family: the flow as in the paper; formulas are in ops."""
+"""Algorithms, one file per family, in the order of the paper; formulas are in ops."""

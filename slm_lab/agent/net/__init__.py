@@ -1,1 +1,1 @@
-"""Networks: bodies (observation → features) and heads, one definition each; a numpy twin for acting is generated from it."""
+"""Networks: bodies (observation → features) and heads."""

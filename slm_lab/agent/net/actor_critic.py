@@ -36,7 +36,7 @@ class ActorHead(nn.Module):
 
 
 class Twin(Protocol):
-    """Does the work of a body and its head where a batch is small."""
+    """Replacement of a body and its head for small batches."""
 
     most_rows: int
 
@@ -70,7 +70,7 @@ class ActorCriticNet(nn.Module):
 
     @staticmethod
     def _tail(spec: NetSpec, body: Body, role: str, shared: bool) -> tuple[list[nn.Module], int]:
-        """What lies between a body and its output layer, and the features there: a body that is not shared ends with its tail."""
+        """Return the layers between a body and its output layer, and their features; a body that is not shared contains its tail."""
         return build_tail(spec, body.features, role) if shared else ([], body.features)
 
     @property

@@ -78,7 +78,7 @@ class ArcGraph(nn.Module):
         self.input, self.output, self.order = self._plan(graph)
 
     def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """Modules in an order in which each one's inputs are there."""
+        """Return the modules in an order in which the inputs of each are known."""
         path = f"{self.path}.graph"
         if not isinstance(graph, dict) or not isinstance(graph.get("modules"), dict) or "output" not in graph:
             raise _error(path, "should be {input, modules: {name: [inputs]}, output}")
@@ -105,7 +105,7 @@ class ArcGraph(nn.Module):
 
     @property
     def is_chain(self) -> bool:
-        """Each module takes what the one before it gives, and the last one's is the output."""
+        """Whether each module takes the output of the one before it, and the last one gives the output."""
         names = [self.input, *(name for name, _ in self.order)]
         return names[-1] == self.output and all(inputs == [before] for before, (_, inputs) in zip(names, self.order, strict=False))
 

@@ -31,7 +31,7 @@ class BatchRenorm1d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features))
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
-        # a float, so that it lies among the flat buffers that are saved and shared
+        # a float, so that it is one of the flat buffers, which are saved and shared
         self.register_buffer("steps", torch.zeros(1))
 
     running_mean: Tensor

@@ -84,7 +84,7 @@ def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace) -> Body:
 
 
 class Heads(nn.Module):
-    """x [B, D] through several nets side by side → their outputs in a row [B, F]."""
+    """Run several nets on x [B, D] and concatenate their outputs to [B, F]."""
 
     def __init__(self, heads: list[nn.Sequential]) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Heads(nn.Module):
 
 
 def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Heads over the whole observation, their outputs into the common body, then the role's tail."""
+    """Build heads over the whole observation, the body on their concatenated outputs, then the tail of the role."""
     heads, common, _ = spec.hid_layers
     size = flat_size(obs.shape)
     branches = [nn.Sequential(*_mlp_of(spec, [size, *units])) for units in heads]
@@ -106,10 +106,10 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
-    """The hidden layers that only one output has, from so many features on, and how many features they give.
+    """Build the hidden layers that only one output has, on top of so many features; return them and their number of features.
 
-    Only a HydraMLPNet has such: the first tail is the actor's (or that of action values), the second the critic's, which has one like
-    the first where only one is given. A body for both ("shared") ends before them.
+    Only a HydraMLPNet has them: the first tail is the actor's (or that of action values), the second the critic's; a single one is used for
+    both, with separate weights. A shared body ends before them.
     """
     if not isinstance(spec, HydraMLPNetSpec) or role == "shared":
         return [], features

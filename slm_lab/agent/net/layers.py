@@ -22,7 +22,7 @@ INITS: dict[str, Callable[..., Tensor]] = {
 
 
 def activation(name: str) -> nn.Module:
-    """The activation of that name, in any case; raises KeyError for an unknown one (the spec room has checked it)."""
+    """Return the activation of that name, in any case. Raises KeyError for an unknown one (rules of specs check it)."""
     return ACTIVATIONS[name.lower()]()
 
 
@@ -80,7 +80,7 @@ def mlp(
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm1d that takes a batch of one as it does while acting: one sample has no variance."""
+    """BatchNorm1d that uses running statistics for a batch of one: one sample has no variance."""
 
     def forward(self, x_BF: Tensor) -> Tensor:
         if self.training and len(x_BF) < 2:
@@ -100,5 +100,5 @@ class Pixels(nn.Module):
 
 
 def flat_size(shape: Sequence[int]) -> int:
-    """Components of an array of that shape."""
+    """Return the number of components of an array of that shape."""
     return math.prod(shape)

@@ -15,8 +15,8 @@ from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
 class QNet(nn.Module):
     """Q(s, ·): a body and a head, dueling or plain.
 
-    Dueling (arXiv:1511.06581, eq. 9): the head gives advantages, a second one the state's value. It acts on the advantages alone: the
-    value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it.
+    Dueling (arXiv:1511.06581, eq. 9): one head gives advantages, another the state's value. Actions are chosen by the advantages alone:
+    the value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, actions: int) -> None:
@@ -34,20 +34,20 @@ class QNet(nn.Module):
         return self.actor_body.state_size
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """What to act on [B, A]: values, or advantages where dueling; feed-forward nets only."""
+        """Return the outputs to act on [B, A]: values, or advantages where dueling; feed-forward nets only."""
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:
-        """Action values [B, A]; feed-forward nets only."""
+        """Return action values [B, A]; feed-forward nets only."""
         return self._values(self.actor_body(obs_B))
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Action values [B, A] as what to act on and as the critic's; feed-forward nets only."""
+        """Return action values [B, A], twice, as the outputs to act on and as values; feed-forward nets only."""
         q_BA = self.critic(obs_B)
         return q_BA, q_BA
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Recurrent nets: action values [T, N, A], twice, and the state after the last step [N, S]."""
+        """Return action values [T, N, A], twice, and the state after the last step [N, S]; recurrent nets only."""
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
         q_TNA = self._values(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])

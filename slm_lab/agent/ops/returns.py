@@ -27,13 +27,13 @@ def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
     """
     _check(x_TN, decay_TN)
     result_TN = x_TN.clone()
-    with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere
+    with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
         _scan(*_light(result_TN, decay_TN.clone()))
     return result_TN
 
 
 def _scan(y_TN: Any, c_TN: Any) -> None:
-    """`discounted_scan` of arrays or tensors, in place of x; overwrites the decays."""
+    """Compute `discounted_scan` of arrays or tensors in place of y; overwrites the decays."""
     shift = 1
     while shift < len(y_TN):
         # after each round y_t covers 2·shift terms and c_t is the product of that many decays
@@ -43,7 +43,7 @@ def _scan(y_TN: Any, c_TN: Any) -> None:
 
 
 def _light(*tensors: Tensor) -> list[Any]:
-    """As numpy arrays of the same memory where that is on the CPU: numpy's calls are lighter, `gae` of 32 × 4 takes a third of the time."""
+    """Return numpy views of tensors on the CPU: numpy's calls cost less, `gae` of 32 × 4 takes a third of the time."""
     return [tensor if tensor.is_cuda else tensor.numpy() for tensor in tensors]
 
 
@@ -89,7 +89,7 @@ def gae(
     delta_TN, decays_TN, reward, value, terminated, done = _light(advantage_TN, decay_TN, reward_TN, value_TN, terminated_TN, done_TN)
     delta_TN[terminated] = 0.0  # γ V(s')
     decays_TN[done] = 0.0
-    with np.errstate(all="ignore"):  # as torch: what diverges is told elsewhere
+    with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
         delta_TN += reward
         delta_TN -= value
         _scan(delta_TN, decays_TN)
@@ -100,9 +100,9 @@ class VTrace(NamedTuple):
     """What `vtrace` returns, float32 [T, N] each."""
 
     target_TN: Tensor
-    """vs: what the critic should say of the present policy."""
+    """vs: target of the critic, the value of the present policy."""
     advantage_TN: Tensor
-    """Â, not yet weighed: the policy gradient is that of ρ Â log π, or of π/μ Â where a surrogate loss brings the ratio itself."""
+    """Â, unweighted: the policy gradient is that of ρ Â log π, or of π/μ Â where a surrogate loss contains the ratio."""
     rho_TN: Tensor
     """ρ: the ratio π/μ, at most ρ̄."""
 
@@ -119,7 +119,7 @@ def vtrace(
     rho_bar: float,
     c_bar: float,
 ) -> VTrace:
-    """V-trace: targets and advantages for the policy π from what an older policy μ gathered (arXiv:1802.01561).
+    """V-trace: targets and advantages of the policy π from transitions that an older policy μ collected (arXiv:1802.01561).
 
     With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ),
 
@@ -144,7 +144,7 @@ def vtrace(
 
 
 def standardize(x_B: Tensor) -> Tensor:
-    """Zero mean and unit standard deviation; only centred where there is no spread. Any shape."""
+    """Return x with zero mean and unit standard deviation; only centred where all values are equal. Any shape."""
     if x_B.numel() < 2:
         return torch.zeros_like(x_B)
     return (x_B - x_B.mean()) / (x_B.std() + 1e-8)

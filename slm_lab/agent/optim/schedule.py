@@ -23,7 +23,7 @@ SCHEDULERS: dict[str, type[lr_scheduler.LRScheduler]] = {
 
 
 def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSchedule:
-    """From base_lr straight down to base_lr · min_factor at `frame`, and constant after it."""
+    """Return the schedule that falls linearly from base_lr to base_lr · min_factor at `frame`, and stays there."""
 
     def lr(now: int) -> float:
         return base_lr * max(min_factor, 1.0 - (1.0 - min_factor) * now / frame)
@@ -32,7 +32,7 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 
 
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
-    """The rate that `scheduler` gives after `frame` steps, without taking them one by one."""
+    """Return the rate of `scheduler` after `frame` steps, without taking them one by one."""
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # silences a warning that is meant for training loops
 
@@ -48,10 +48,10 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 
 
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
-    """frame → learning rate. Raises SpecError where the scheduler does not take its arguments."""
+    """Build the function frame → learning rate. Raises SpecError where the scheduler does not accept its arguments."""
     try:
         schedule = _build(spec, base_lr)
-        schedule(0), schedule(1)  # a length of zero shows only here
+        schedule(0), schedule(1)  # a length of zero fails only here
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
     return schedule

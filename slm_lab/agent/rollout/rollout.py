@@ -1,4 +1,4 @@
-"""A stretch of experience, as every source of experience yields it."""
+"""A rollout: T steps of N envs, as every source of experience yields it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Truncations:
-    """The K truncated rows of a rollout: what is needed to bootstrap them."""
+    """What is needed to bootstrap the K truncated rows of a rollout."""
 
     t_K: Tensor
     """int64 [K]: row."""
@@ -27,13 +27,13 @@ class Rollout:
     """T steps of N envs (or of N episodes, padded to the longest by invalid rows)."""
 
     obs_TN: Tensor
-    """[T + 1, N, *shape]; the last row is what would be acted on next."""
+    """[T + 1, N, *shape]; the last row is the observation to act on next."""
     first_TN: Tensor
     """bool [T + 1, N]: the observation begins an episode."""
     action_TN: Tensor
     """[T, N] or [T, N, D]."""
     logp_TN: Tensor
-    """float32 [T, N]: log-probability of the action under the policy that chose it; NaN where nobody asked for it."""
+    """float32 [T, N]: log-probability of the action under the policy that chose it; NaN unless requested."""
     version_TN: Tensor
     """int64 [T, N]: version of the policy that chose it."""
     reward_TN: Tensor
@@ -54,7 +54,7 @@ class Rollout:
         return self.terminated_TN | self.truncated_TN
 
     def to(self, device: str | torch.device) -> Rollout:
-        """The same on `device`; itself where it lies there already."""
+        """Return the rollout on `device`; itself where it is there already."""
         if self.obs_TN.device == torch.device(device):
             return self
         moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "truncations"}

@@ -1,0 +1,65 @@
+"""Shared arrays, with several processes' views in this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, prefixed, shared_file
+
+
+class Part:
+    def __init__(self, value: float) -> None:
+        self.weights, self.count = np.full(3, value), np.zeros(1, np.int64)
+
+    def shared_arrays(self) -> Named:
+        return {"weights": SharedArray(self.weights, "step"), "count": SharedArray(self.count, "own")}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.weights, self.count = arrays["weights"], arrays["count"]
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    file = shared_file()
+    yield file
+    os.close(file)
+
+
+def test_names_decide_the_layout(fd: int) -> None:
+    """Whatever the order in which two processes list their parts."""
+    one, other = (Part(1.0), Part(2.0)), (Part(1.0), Part(2.0))
+    SharedArrays(fd, 0, 2).attach({"a": one[0], "b": one[1]})
+    SharedArrays(fd, 1, 2).attach({"b": other[1], "a": other[0]})
+    one[0].weights[1] = 7.0
+    one[1].count[0] = 3
+    assert other[0].weights.tolist() == [1.0, 7.0, 1.0]
+    assert other[1].weights.tolist() == [2.0, 2.0, 2.0]
+    assert other[1].count.tolist() == [[3], [0]]
+    assert list(prefixed({"a": one[0]})) == ["a/weights", "a/count"]
+
+
+def test_a_restarted_process_finds_the_values(fd: int) -> None:
+    part, clock = Part(1.0), Clock()
+    SharedArrays(fd).attach({"part": part, "clock": clock})
+    part.weights += 1.0
+    clock.tick(8)
+    again, later = Part(9.0), Clock()
+    SharedArrays(fd, fresh=False).attach({"clock": later, "part": again})
+    assert again.weights.tolist() == [2.0, 2.0, 2.0]
+    assert (later.frame, later.prev_frame) == (8, 8)
+
+
+def test_snapshot_and_restore(fd: int) -> None:
+    store, part = SharedArrays(fd), Part(1.0)
+    store.attach({"part": part})
+    saved = store.snapshot()
+    part.weights += 5.0
+    store.restore(saved)
+    assert part.weights.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="part/weights: shape"):
+        store.restore({**saved, "part/weights": np.zeros(4)})

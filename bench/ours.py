@@ -1,4 +1,4 @@
-"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE`.
+"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES]`.
 
 Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
@@ -24,8 +24,9 @@ def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
     return frames - resets, float(last["wall_t"]) - float(first["wall_t"])
 
 
-def main(case: str) -> None:
-    spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case)
+def main(case: str, frames: str = "") -> None:
+    sets = [f"env.max_frame={frames}"] if frames else []
+    spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case, sets)
     with TemporaryDirectory() as folder:
         slm_lab.Trial(spec, data_dir=folder).run()
         sessions = [frames_and_seconds(table) for table in Path(folder).glob("*/info/*_session_df_train.csv")]
@@ -34,4 +35,4 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

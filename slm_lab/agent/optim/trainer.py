@@ -80,7 +80,7 @@ class Trainer:
         flat.module.eval()
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
         """Layers that compute differently in training mode."""
-        self._finite = True
+        self._finite, self._one = True, torch.ones((), device=flat.param.device)
         if parts:
             self.groups = [
                 Group(
@@ -135,7 +135,7 @@ class Trainer:
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> float:
         """Add the gradient of `weight` times a scalar loss to the next step's; return the loss."""
-        (loss if weight == 1.0 else weight * loss).backward()
+        (loss if weight == 1.0 else weight * loss).backward(self._one)
         value = loss.item()
         if not math.isfinite(value):
             self._finite = False

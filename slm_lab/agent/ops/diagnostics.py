@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,17 +15,20 @@ def explained_variance(value_TN: Tensor, return_TN: Tensor, valid_TN: Tensor) ->
 
     0 where all returns are equal; NaN where one is not finite.
     """
-    value, target, valid = value_TN.cpu().numpy().ravel(), return_TN.cpu().numpy().ravel(), valid_TN.cpu().numpy()
+    if value_TN.is_cuda:
+        value_TN, return_TN, valid_TN = value_TN.cpu(), return_TN.cpu(), valid_TN.cpu()
+    value, target, valid = value_TN.numpy().ravel(), return_TN.numpy().ravel(), valid_TN.numpy()
     if b"\0" in valid.tobytes():  # a sixth of the time of .all()
         value, target = value[valid.ravel()], target[valid.ravel()]
-    if not len(target):
-        return 0.0
-    with np.errstate(all="ignore"):
-        error = target - value
-        error -= np.add.reduce(error) / len(error)
-        target = target - np.add.reduce(target) / len(target)
-        spread = target.dot(target)
-        return 1.0 - float(error.dot(error) / spread) if spread else 0.0
+        if not len(target):
+            return 0.0
+    if not math.isfinite(target.dot(target)) or not math.isfinite(value.dot(value)):  # cheaper than np.errstate
+        return math.nan
+    error, count = target - value, len(target)
+    error -= np.add.reduce(error) / count
+    target = target - np.add.reduce(target) / count
+    spread = float(target.dot(target))
+    return 1.0 - float(error.dot(error)) / spread if spread else 0.0
 
 
 def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip_eps: float) -> tuple[float, float]:

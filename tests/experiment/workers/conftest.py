@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.sampler.session import SampledSession
+from slm_lab.experiment.session import Session
 from slm_lab.spec.report import Report
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules
@@ -45,12 +45,12 @@ def _changed(component: dict[str, Any], change: dict[str, Any]) -> dict[str, Any
 
 
 @pytest.fixture
-def open_session() -> Iterator[Callable[[Spec], SampledSession]]:
+def open_session() -> Iterator[Callable[[Spec], Session]]:
     """open_session(spec): a Session that is closed after the test, whatever comes."""
-    opened: list[SampledSession] = []
+    opened: list[Session] = []
 
-    def make(spec: Spec) -> SampledSession:
-        opened.append(SampledSession(spec))
+    def make(spec: Spec) -> Session:
+        opened.append(Session(spec))
         return opened[-1]
 
     yield make

@@ -75,7 +75,7 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
     SharedArrays(memory.fd, fresh=False).attach({"puppets": arrays})
     death = arrays.deaths_WR[config.index, config.restart]
     if death == AT_START:
-        _die("the last line")
+        _die()
     context.send("ready")
     for rollout in range(1, 1000):
         if (slot := context.receive()) is None:
@@ -83,12 +83,17 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
         (group,) = arrays.slots[config.index][slot]
         if rollout == death:
             fill(group, 99)  # half of its work
-            _die("the last line")
+            _die()
         arrays.filled_W[config.index] += 1
         fill(group, 10 * config.index + int(arrays.filled_W[config.index]))
         context.send("rollout", slot, report(time.perf_counter()))
 
 
-def _die(text: str) -> None:
-    os.write(2, text.encode())
+def _die() -> None:
+    os.write(2, b"the last line\n")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+    """Never ready, and deaf to stop requests."""
+    time.sleep(1000)

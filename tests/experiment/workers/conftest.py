@@ -78,5 +78,5 @@ def open_session() -> Iterator[Callable[[Spec], Session]]:
         return opened[-1]
 
     yield make
-    for session in opened:
-        session.close()
+    while opened:
+        opened.pop().close()

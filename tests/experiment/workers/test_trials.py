@@ -295,7 +295,8 @@ def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tm
     assert beside.run() == End(0, "done")
     check_saved(beside.paths, 1024)
     os.killpg(process.pid, signal.SIGINT)
-    out = process.communicate(timeout=SOON)[0]
+    until(lambda: run.paths.checkpoint(0, "last").exists(), seconds=SOON)
+    out = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 130, out
     assert "Traceback" not in out
     check_saved_session(run.paths, 0)

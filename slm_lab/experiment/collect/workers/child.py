@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import time
 from multiprocessing import current_process
 from multiprocessing.connection import Listener
 from typing import TYPE_CHECKING
@@ -24,6 +26,9 @@ CONNECT = "connect"
 _NICE = 5
 """In async mode the learner has priority: where cores are fewer than processes, the data that it trains on limits the run more often than
 the envs do, and workers that run ahead of it only wait."""
+
+_ORPHAN_SECONDS = 10.0
+"""Time for which workers are answered after the learner was killed, so that they can close their envs."""
 
 
 def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
@@ -63,7 +68,7 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
 
 
 def run_inference(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
-    """Answer the rollout workers until killed. Message: ("ready",)."""
+    """Answer the rollout workers until killed; where the learner was killed, until they are gone too. Message: ("ready",)."""
     from slm_lab.experiment.collect.workers.inference import InferenceServer
 
     server = InferenceServer(config, SharedArrays(memory.fd, fresh=False), context.beat)
@@ -71,4 +76,10 @@ def run_inference(context: ChildContext, config: WorkerConfig, memory: SharedFd)
         os.unlink(config.address)
     with Listener(config.address, "AF_UNIX", backlog=256, authkey=current_process().authkey) as listener:
         context.send("ready")
-        server.serve(listener)
+        server.accept(listener)
+        while not context.stop.requested:
+            server.serve()
+        deadline = time.monotonic() + _ORPHAN_SECONDS
+        while server.clients and time.monotonic() < deadline:
+            server.serve()
+    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # the learner's work, but it is gone

@@ -66,24 +66,26 @@ class InferenceServer:
             buffer.version_N[row_K] = policy.version
             begin = end
 
-    def serve(self, listener: Listener) -> None:
-        """Answer until the process is killed."""
+    def accept(self, listener: Listener) -> None:
+        """Begin to accept connections, in a thread."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        while True:
-            self.beat(WAITING)
-            asked: list[tuple[Connection, int, int]] = []
-            for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
-                assert isinstance(client, Connection)
-                try:
-                    while client.poll():
-                        asked.append((client, self.clients[client], client.recv_bytes()[0]))
-                except (EOFError, OSError):  # the worker has died
-                    del self.clients[client]
-            if asked:
-                self.answer([(worker, group) for _, worker, group in asked])
-            for client, _, group in asked:
-                with suppress(OSError):
-                    client.send_bytes(bytes([group]))
+
+    def serve(self) -> None:
+        """Answer what is asked; without a request return after a short wait."""
+        self.beat(WAITING)
+        asked: list[tuple[Connection, int, int]] = []
+        for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
+            assert isinstance(client, Connection)
+            try:
+                while client.poll():
+                    asked.append((client, self.clients[client], client.recv_bytes()[0]))
+            except (EOFError, OSError):  # the worker has died
+                del self.clients[client]
+        if asked:
+            self.answer([(worker, group) for _, worker, group in asked])
+        for client, _, group in asked:
+            with suppress(OSError):
+                client.send_bytes(bytes([group]))
 
     def _accept(self, listener: Listener) -> None:
         while True:

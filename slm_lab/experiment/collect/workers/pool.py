@@ -244,10 +244,9 @@ class ProcessPool:
             if self.thread.is_alive():
                 os.write(self.call, b"x")
                 self.thread.join()
-            if self.server is not None:
-                self.supervisor.kill(self.server)
-            self.supervisor.stop(_CLOSE_SECONDS)
-            while self.supervisor.children:
+            for child in self.children:
+                child.stop(_CLOSE_SECONDS)
+            while not {*self.supervisor.children} <= {self.server}:  # until then workers may wait for answers of the server
                 for _ in self.supervisor.events(0.2):
                     pass
         finally:  # also where a second Ctrl-C breaks off the wait

@@ -1,22 +1,25 @@
-"""Small specs with rollout workers."""
+"""Small specs with rollout workers, and what tests look at in their Sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from slm_lab.experiment.sampler.session import SampledSession
+from slm_lab.experiment.collect.workers.source import WorkerSource
+from slm_lab.experiment.collect.workers.utilization import BusySpan
+from slm_lab.experiment.session import Session
 from slm_lab.spec.report import Report
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules
 from slm_lab.spec.spec import Spec
 
-MakeSpec = Callable[..., Spec]
+RECURRENT = {"name": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 8}
 
 
-def sampled(**sections: Any) -> Spec:
+def worker_spec(**sections: Any) -> Spec:
     """PPO of CartPole on 2 workers × 2 envs, 16 steps a rollout, in turns; `sections` hold what differs."""
     algorithm = {"name": "PPO", "time_horizon": 16, "minibatch_size": 64, "training_epoch": 2}
     net = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
@@ -40,19 +43,40 @@ def sampled(**sections: Any) -> Spec:
 
 
 def _changed(component: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """With other keys, or another one altogether."""
+    """With other keys, or another component."""
     return change if "name" in change else component | change
 
 
-@pytest.fixture
-def open_session() -> Iterator[Callable[[Spec], SampledSession]]:
-    """open_session(spec): a Session that is closed after the test, whatever comes."""
-    opened: list[SampledSession] = []
+def source_of(session: Session) -> WorkerSource:
+    assert isinstance(session.source, WorkerSource)
+    return session.source
 
-    def make(spec: Spec) -> SampledSession:
-        opened.append(SampledSession(spec))
+
+def pool_of(session: Session) -> Any:
+    """The pool, serial or of processes."""
+    return source_of(session).pool
+
+
+def weights_of(session: Session, policy: int = 0) -> np.ndarray:
+    """A copy of a policy's parameters."""
+    flat = session.learners[policy].agent.policy.flat
+    assert flat is not None
+    return flat.param.detach().clone().numpy()
+
+
+def spans_of(session: Session, kind: str) -> list[BusySpan]:
+    return [span for span in source_of(session).utilization.spans if span.kind == kind]
+
+
+@pytest.fixture
+def open_session() -> Iterator[Callable[[Spec], Session]]:
+    """open_session(spec): a Session that is closed after the test, whatever happens."""
+    opened: list[Session] = []
+
+    def make(spec: Spec) -> Session:
+        opened.append(Session(spec))
         return opened[-1]
 
     yield make
-    for session in opened:
-        session.close()
+    while opened:
+        opened.pop().close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,11 +18,15 @@ from slm_lab.agent.algorithm.base import Tuning
 from slm_lab.experiment.analysis.sampler import pbt_figure
 from slm_lab.experiment.analysis.table import read_columns
 from slm_lab.experiment.analysis.trial_figures import FRAMES
-from slm_lab.experiment.paths import new_run
-from slm_lab.experiment.sampler.pbt import COLUMNS, Member, Population, take_over
-from slm_lab.experiment.sampler.session import SampledSession
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.population import COLUMNS, Population, replace_policy
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sink import LocalSink, MemorySink
 from slm_lab.spec.sampler import PBTSpec
-from tests.experiment.sampler.conftest import sampled
+from slm_lab.spec.spec import Spec
+from tests.experiment.workers.conftest import source_of, worker_spec
+
+Open = Callable[[Spec], Session]
 
 
 def records(path: Path) -> list[dict[str, str]]:
@@ -32,7 +35,6 @@ def records(path: Path) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-Open = Callable[[Any], SampledSession]
 BEST = 6.0
 """Of the learning rate's factor, in the toy problem."""
 
@@ -65,22 +67,34 @@ class Toy:
         self.tune(Tuning(*state["tuning"]))
 
 
-def population(rewards: Sequence[float | None], path: Path | None = None, seed: int = 1, gamma: float = 0.99, **keys: Any) -> Population:
-    members: list[Any] = [Member(Toy(number, gamma), 0, reward) for number, reward in enumerate(rewards)]  # type: ignore[arg-type]
-    return Population(PBTSpec(**{"start": 100, "period": 100, "replace_fraction": 0.25} | keys), members, seed, path)
+class ToyLearner:
+    """What Population needs of a PolicyLearner."""
+
+    def __init__(self, toy: Toy, total_reward: float | None) -> None:
+        self.agent, self.total_reward = toy, total_reward
+        self.clock, self.recorder = SimpleNamespace(frame=0), self
+
+    def forget_episodes(self) -> None:
+        self.total_reward = None
 
 
-def toys(one: Population) -> list[Any]:
-    return [member.agent for member in one.members]
+def make_population(rewards: Sequence[float | None], sink: Any = None, seed: int = 1, gamma: float = 0.99, **keys: Any) -> Population:
+    learners: list[Any] = [ToyLearner(Toy(number, gamma), reward) for number, reward in enumerate(rewards)]
+    spec = PBTSpec(**{"start": 100, "period": 100, "replace_fraction": 0.25} | keys)
+    return Population(spec, learners, seed, sink=sink)
+
+
+def toys(population: Population) -> list[Any]:
+    return [learner.agent for learner in population.learners]
 
 
 def test_the_population_moves_to_the_best_learning_rate() -> None:
-    """The nearer to it, the better the reward; policy 0 stays where it was, for comparison."""
-    one = population([0.0] * 8, mutation_rate=0.5, reward_gap=0.0)
+    """The nearer to it, the better the reward; policy 0 is unchanged, for comparison."""
+    one = make_population([0.0] * 8, mutation_rate=0.5, reward_gap=0.0)
     for round_ in range(80):
-        for policy, member in enumerate(one.members):
-            member.frame = 100 * (round_ + 1)
-            member.total_reward = -abs(np.log(toys(one)[policy].tuning.lr / BEST))
+        for policy, learner in enumerate(one.learners):
+            learner.clock.frame = 100 * (round_ + 1)
+            learner.total_reward = -abs(np.log(toys(one)[policy].tuning.lr / BEST))
             one.step(policy)
     factors = [toy.tuning.lr for toy in toys(one)]
     assert factors[0] == 1.0
@@ -88,19 +102,19 @@ def test_the_population_moves_to_the_best_learning_rate() -> None:
     assert toys(one)[0].state_dict() == Toy(0).state_dict()
 
 
-def test_nothing_selects_without_rewards_that_differ() -> None:
+def test_without_rewards_that_differ_nothing_is_replaced() -> None:
     """The other side of the test above: by mutation alone there is no such move."""
-    one = population([0.0] * 8, mutation_rate=0.5)
+    one = make_population([0.0] * 8, mutation_rate=0.5)
     for policy in [*range(8)] * 80:
         one.step(policy)
     assert [toy.weights for toy in toys(one)] == [*range(8)]
 
 
 def test_a_round_is_due_by_a_policys_own_frames() -> None:
-    one = population([1.0, 2.0])
+    one = make_population([1.0, 2.0])
     due = []
     for frame in (0, 99, 100, 150, 199, 200, 460, 470, 500):
-        one.members[1].frame = frame
+        one.learners[1].clock.frame = frame
         if one.due(1):
             due.append(frame)
             one.step(1)
@@ -126,35 +140,35 @@ def test_a_round_is_due_by_a_policys_own_frames() -> None:
         ([5.0, 2.0, 1.0, 3.0], {"replace_fraction": 0.25}, {None}),
     ],
 )
-def test_who_takes_over_from_whom(rewards: list[float | None], keys: dict[str, Any], sources: set[int | None]) -> None:
-    """Policy 1, by the gap that is needed and its share of the poorest."""
+def test_which_policy_replaces_which(rewards: list[float | None], keys: dict[str, Any], sources: set[int | None]) -> None:
+    """Policy 1, by the gap that is required and the fraction that is replaced."""
     found = set()
     for seed in range(30):
-        one = population(rewards, seed=seed, mutation_rate=0.0, **keys)
+        one = make_population(rewards, seed=seed, mutation_rate=0.0, **keys)
         one.step(1)
         weights = int(toys(one)[1].weights)
         found.add(None if weights == 1 else weights)
     assert found == sources
 
 
-def test_a_replaced_policy_has_everything_of_its_source_but_luck() -> None:
-    one = population([0.0, -5.0, 9.0, 1.0], mutation_rate=0.0)
+def test_a_replaced_policy_copies_everything_but_the_random_stream() -> None:
+    one = make_population([0.0, -5.0, 9.0, 1.0], mutation_rate=0.0)
     source = toys(one)[2]
     source.tune(Tuning(3.0, 0.5, 0.9))
     one.step(1)
     assert toys(one)[1].state_dict() == source.state_dict() | {"rng": 101}
     one.step(3)
-    assert toys(one)[3].state_dict() == Toy(3).state_dict(), "not among the poorest"
+    assert toys(one)[3].state_dict() == Toy(3).state_dict(), "not among the worst"
 
 
-def test_the_best_stays_as_it_is() -> None:
-    one = population([1.0, 9.0, 2.0, 3.0], mutation_rate=1.0)
+def test_the_best_policy_is_unchanged() -> None:
+    one = make_population([1.0, 9.0, 2.0, 3.0], mutation_rate=1.0)
     one.step(1)
     assert toys(one)[1].state_dict() == Toy(1).state_dict()
 
 
 def test_policy_0_is_never_replaced() -> None:
-    one = population([-9.0, 1.0, 2.0, 3.0], mutation_rate=1.0, optimize_gamma=True)
+    one = make_population([-9.0, 1.0, 2.0, 3.0], mutation_rate=1.0, optimize_gamma=True)
     one.step(0)
     assert toys(one)[0].state_dict() == Toy(0).state_dict()
 
@@ -164,7 +178,7 @@ def test_how_hyperparameters_mutate(optimize_gamma: bool) -> None:
     """Grown or shrunk by a factor within the bounds; gamma by its distance from 1."""
     factors: list[list[float]] = [[], [], []]
     for seed in range(200):
-        one = population([None, None], seed=seed, mutation_rate=1.0, perturb_min=1.2, perturb_max=1.4, optimize_gamma=optimize_gamma)
+        one = make_population([None, None], seed=seed, mutation_rate=1.0, perturb_min=1.2, perturb_max=1.4, optimize_gamma=optimize_gamma)
         one.step(1)
         tuning = toys(one)[1].tuning
         factors[0].append(tuning.lr)
@@ -182,10 +196,10 @@ def test_how_hyperparameters_mutate(optimize_gamma: bool) -> None:
     assert factors[0] != factors[1]
 
 
-def test_how_often_they_mutate() -> None:
+def test_how_often_hyperparameters_mutate() -> None:
     count = 0
     for seed in range(400):
-        one = population([None, None], seed=seed, mutation_rate=0.25)
+        one = make_population([None, None], seed=seed, mutation_rate=0.25)
         one.step(1)
         count += toys(one)[1].tuning.lr != 1.0
     assert 70 < count < 130
@@ -194,43 +208,49 @@ def test_how_often_they_mutate() -> None:
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 0.999999])
 def test_gamma_stays_a_discount(gamma: float) -> None:
     for seed in range(50):
-        one = population([None, None], seed=seed, gamma=gamma, mutation_rate=1.0, perturb_max=3.0, optimize_gamma=True)
+        one = make_population([None, None], seed=seed, gamma=gamma, mutation_rate=1.0, perturb_max=3.0, optimize_gamma=True)
         one.step(1)
         assert 0.0 <= toys(one)[1].spec.gamma <= 0.99999
 
 
-def test_a_population_that_is_restored_goes_on_as_it_would_have() -> None:
-    one, other = (population([3.0, -2.0, 1.0, 0.5], mutation_rate=0.7, optimize_gamma=True, reward_gap=0.0) for _ in range(2))
+def test_a_restored_population_continues_as_the_original() -> None:
+    one, other = (make_population(REWARDS, mutation_rate=0.7, optimize_gamma=True, reward_gap=0.0) for _ in range(2))
     play(one, 3)
     saved = copy.deepcopy((one.state_dict(), [toy.state_dict() for toy in toys(one)]))
     play(one, 4)
     other.load_state_dict(saved[0])
     for toy, state in zip(toys(other), saved[1], strict=True):
         toy.load_state_dict(state)
-    for before, after in zip(one.members, other.members, strict=True):
-        after.frame = 300
-        assert before.frame == 700
-    assert not other.due(1), "the rounds that it has had"
+    for before, after in zip(one.learners, other.learners, strict=True):
+        after.clock.frame = 300
+        assert before.clock.frame == 700
+    assert not other.due(1), "its rounds are restored"
     play(other, 4)
     assert [toy.state_dict() for toy in toys(one)] == [toy.state_dict() for toy in toys(other)]
     assert [toy.spec.gamma for toy in toys(one)] == [toy.spec.gamma for toy in toys(other)]
     assert one.state_dict() == other.state_dict()
 
 
+REWARDS = [3.0, -2.0, 1.0, 0.5]
+
+
 def play(one: Population, rounds: int) -> None:
     for _ in range(rounds):
-        for policy, member in enumerate(one.members):
-            member.frame += 100
+        for policy, learner in enumerate(one.learners):
+            learner.clock.frame += 100
+            learner.total_reward = REWARDS[policy]
             assert one.due(policy)
             one.step(policy)
 
 
-def test_the_table_of_rounds_is_as_its_reader_takes_it(tmp_path: Path) -> None:
-    path = tmp_path / "pbt.csv"
-    one = population([2.0, -5.0, None], path, mutation_rate=1.0, optimize_gamma=True, replace_fraction=0.3)
-    one.members[1].frame = 1_234_567_891
+def test_the_table_of_rounds_can_be_drawn(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, "small")
+    sink = LocalSink(paths)
+    one = make_population([2.0, -5.0, None], sink, mutation_rate=1.0, optimize_gamma=True, replace_fraction=0.3)
+    one.learners[1].clock.frame = 1_234_567_891
     one.step(1)
-    rows = records(path)
+    sink.close()
+    rows = records(paths.pbt(0))
     assert tuple(rows[0]) == COLUMNS
     assert [(row["frame"], row["policy"], row["total_reward"], row["source"]) for row in rows] == [
         ("0", "0", "2", ""),
@@ -241,7 +261,7 @@ def test_the_table_of_rounds_is_as_its_reader_takes_it(tmp_path: Path) -> None:
     assert float(rows[3]["lr"]) == pytest.approx(toys(one)[1].lr)
     assert float(rows[3]["gamma"]) == pytest.approx(toys(one)[1].spec.gamma)
     assert float(rows[0]["entropy_coef"]) == 0.01
-    figure = pbt_figure(read_columns(path), "small", FRAMES)
+    figure = pbt_figure(read_columns(paths.pbt(0)), "small", FRAMES)
     assert figure is not None
     assert [panel.y_label for panel in figure.panels] == ["learning rate", "entropy coefficient", "gamma"]
     lines = {line.name: line for line in figure.panel.lines}
@@ -259,16 +279,16 @@ PBT = {"period": 128, "start": 128, "mutation_rate": 1.0, "reward_gap": 0.0, "re
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "AdamW", "NAdam"])
-def test_a_real_agent_takes_over_and_stays_apart(optimizer: str, open_session: Open) -> None:
-    """Weights, optimizer state and hyperparameters are the source's; what one learns then is not the other's."""
-    spec = sampled(sampler=SMALL, env={"max_frame": 256}, net={"optim_spec": {"name": optimizer, "lr": 0.01}})
+def test_a_replaced_agent_is_equal_and_independent(optimizer: str, open_session: Open) -> None:
+    """Weights, optimizer state and hyperparameters are the source's; what one learns afterwards leaves the other unchanged."""
+    spec = worker_spec(sampler=SMALL, env={"max_frame": 256}, net={"optim_spec": {"name": optimizer, "lr": 0.01}})
     session = open_session(spec)
     session.run()
-    poor, best, _ = (student.agent for student in session.students)
+    poor, best, _ = (learner.agent for learner in session.learners)
     best.algorithm.tune(Tuning(2.0, 0.5, 0.9))
     streams = [copy.deepcopy(agent.algorithm.state_dict().get("rng")) for agent in (poor, best)]
     assert not same(poor, best, ("trainer",))
-    take_over(poor, best)
+    replace_policy(poor, best)
     assert same(poor, best, ("trainer", "tuning"))
     assert poor.algorithm.spec == best.algorithm.spec
     assert poor.entropy_coef == best.entropy_coef
@@ -300,10 +320,10 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_an_agent_that_is_restored_is_tuned_as_before(open_session: Open) -> None:
+def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
     """Learning rate, entropy coefficient and gamma, in what acts on them."""
     entropy = {"entropy_coef_spec": {"name": "linear_decay", "start_val": 0.1, "end_val": 0.01, "start_step": 0, "end_step": 1000}}
-    one, other = (open_session(sampled(sampler=SMALL, algorithm=entropy)).build().agent for _ in range(2))
+    one, other = (open_session(worker_spec(sampler=SMALL, algorithm=entropy)).build().agent for _ in range(2))
     one.algorithm.tune(Tuning(3.0, 0.5, 0.8))
     assert (other.algorithm.spec.gamma, other.entropy_coef) == (0.99, 0.1)
     other.load_state_dict(one.state_dict())
@@ -316,46 +336,66 @@ def test_an_agent_that_is_restored_is_tuned_as_before(open_session: Open) -> Non
     again = Tuning(1.0, 2.0, None)
     for agent in (one, other):
         agent.algorithm.tune(again)
-    assert other.entropy_coef == one.entropy_coef == pytest.approx(0.2), "by the spec's own value, not by what it was tuned to"
+    assert other.entropy_coef == one.entropy_coef == pytest.approx(0.2), "relative to the spec, not to the last tuning"
     assert other.algorithm.spec == one.algorithm.spec
     assert other.algorithm.spec.gamma == 0.99
 
 
+def pbt_spec(**env: Any) -> Spec:
+    return worker_spec(sampler=SMALL | {"pbt": PBT}, env={"max_frame": 1024} | env)
+
+
 def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
-    """Rounds as each policy's frames have it; the table and the checkpoints say what the agents have."""
-    session = open_session(sampled(sampler=SMALL | {"pbt": PBT}, env={"max_frame": 1024}))
+    """Each policy has its rounds by its own frames; table and checkpoints agree with the agents."""
+    session = open_session(pbt_spec())
     paths = new_run(tmp_path, "small")
-    session.run(paths)
+    sink = LocalSink(paths)
+    session.run(sink)
+    sink.close()
     rows = records(paths.pbt(0))
-    for policy, student in enumerate(session.students):
-        its = [row for row in rows if row["policy"] == str(policy)]
-        frames = [int(row["frame"]) for row in its]
+    for policy, learner in enumerate(session.learners):
+        own = [row for row in rows if row["policy"] == str(policy)]
+        frames = [int(row["frame"]) for row in own]
         assert frames[0] == 0
         assert len(frames) == 1 + len({frame // 128 for frame in frames[1:]})
         assert len(frames) >= 6
-        last = its[-1]
-        assert float(last["gamma"]) == pytest.approx(student.agent.algorithm.spec.gamma)
-        assert (student.agent.algorithm.tuning == Tuning()) == (policy == 0)
-        assert {row["source"] for row in its} <= {"", *("012".replace(str(policy), ""))}
-    assert any(row["source"] for row in rows), "somebody was replaced"
+        assert float(own[-1]["gamma"]) == pytest.approx(learner.agent.algorithm.spec.gamma)
+        assert (learner.agent.algorithm.tuning == Tuning()) == (policy == 0)
+        assert {row["source"] for row in own} <= {"", *("012".replace(str(policy), ""))}
+    assert any(row["source"] for row in rows), "at least one was replaced"
     assert not any(row["source"] for row in rows if row["policy"] == "0")
-    population = session.students[0].population
+    population = source_of(session).population
     assert population is not None
-    assert session.students[1].state_dict()["population"] == population.state_dict()
-    assert len({student.agent.lr for student in session.students}) == 3
+    assert session.state_dict(session.learners[1])["population"] == population.state_dict()
+    assert len({learner.agent.lr for learner in session.learners}) == 3
 
 
-def test_the_processes_of_a_run(tmp_path: Path, open_session: Open) -> None:
-    """Both workers play both policies, each in a process of its own."""
-    env = {"name": "tests.env.toys:Signed-v0", "backend": "sync", "folder": str(tmp_path), "max_frame": 512}
-    session = open_session(sampled(env=env, sampler={"num_policies": 2, "async_rl": True}))
-    session.build()
-    made = [one.process.pid for one in session._processes]
-    session.run()
-    signed = {int(file.name) for file in tmp_path.iterdir()}
-    assert len(signed) == 2
-    assert signed == set(made)
-    assert os.getpid() not in signed
-    for student in session.students:
-        assert student.clock.frame >= 512
-        assert student.agent.algorithm.clock.opt_step > 0
+def test_the_episode_history_of_a_replaced_policy_starts_anew(open_session: Open) -> None:
+    """Its mean return is that of episodes after the replacement; the histories of the others go on."""
+    session, sink = open_session(pbt_spec()).build(), MemorySink()
+    session.sink = sink
+    session.begin()
+    population = source_of(session).population
+    assert population is not None
+    for learner, total_reward in zip(session.learners, (50.0, 10.0, 60.0), strict=True):
+        learner.recorder.on_step([SimpleNamespace(total_reward=total_reward)] * 3)  # type: ignore[list-item]
+        learner.clock.frame = 128
+    population.step(0)
+    population.step(1)
+    assert [learner.total_reward for learner in session.learners] == [50.0, None, 60.0]
+    assert population._ranked() == ([0, 2], []), "it is not ranked before it has played"
+    session.learners[1].recorder.on_step([SimpleNamespace(total_reward=30.0)])  # type: ignore[list-item]
+    assert session.learners[1].total_reward == 30.0
+
+
+def test_a_full_disk_ends_the_table_of_rounds_but_not_the_run(tmp_path: Path, open_session: Open, caplog: Any) -> None:
+    paths = new_run(tmp_path, "small")
+    paths.pbt(0).symlink_to("/dev/full")
+    sink = LocalSink(paths)
+    session = open_session(pbt_spec())
+    assert not session.run(sink).interrupted
+    sink.close()
+    assert session.learners[1].agent.algorithm.tuning != Tuning(), "rounds go on"
+    (message,) = caplog.messages
+    assert message == "history of population-based training not written: No space left on device"
+    assert min(int(records(paths.session_df(policy))[-1]["frame"]) for policy in range(3)) >= 1024

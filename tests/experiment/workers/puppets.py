@@ -1,0 +1,99 @@
+"""Rollout workers without envs: they fill slots with numbers, and die when they are asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
+from slm_lab.experiment.collect.workers.child import CONNECT
+from slm_lab.experiment.collect.workers.dataset import GroupRollout
+from slm_lab.experiment.collect.workers.shared import SLOTS, Slot, WorkerConfig
+from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.process.child import ChildContext, SharedFd
+from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
+
+ROWS, STATE, WORKERS = 4, 2, 2
+INFO = EnvInfo(3, ObservationSpace((1,)), ActionSpace("discrete", (2,)))
+NEVER, AT_START = -1, 0
+
+
+def empty_slot(columns: int = 3) -> Slot:
+    return Slot(replace(INFO, num_envs=columns), ROWS, STATE)
+
+
+def fill(slot: Slot, number: int) -> None:
+    """Write numbers that name slot, column and row: 100 · number + 10 · column + row."""
+    _, N = slot.policy_TN.shape
+    for name, slab in slot.storage.slabs.items():
+        value = 100.0 * number + 10.0 * np.arange(N) + np.arange(len(slab))[:, None]
+        slab[:] = name not in ("terminated", "truncated") if slab.dtype == np.bool_ else _like(value, slab)
+    slot.storage.state_NS[:] = 100.0 * number + 10.0 * np.arange(N)[:, None]
+
+
+def _like(value: np.ndarray, slab: np.ndarray) -> np.ndarray:
+    return value.reshape(value.shape + (1,) * (slab.ndim - 2)).astype(slab.dtype)
+
+
+def report(end: float) -> Collected:
+    return Collected([GroupRollout([], [])], [[]], end - 1, end, 0.5, 0.5)
+
+
+class PuppetArrays:
+    """What the pool, its assembler and the puppets share."""
+
+    def __init__(self) -> None:
+        self.slots = [[[empty_slot()] for _ in range(SLOTS)] for _ in range(WORKERS)]
+        self.filled_W = np.zeros(WORKERS, np.int64)
+        """Rollouts of each worker."""
+        self.deaths_WR = np.full((WORKERS, 4), NEVER)
+        """At which rollout each process of a worker dies."""
+
+    def _slots(self) -> dict[str, Slot]:
+        return {f"{w}/{s}": slot for w, slots in enumerate(self.slots) for s, (slot,) in enumerate(slots)}
+
+    def shared_arrays(self) -> Named:
+        own = {"filled": SharedArray(self.filled_W, "single"), "deaths": SharedArray(self.deaths_WR, "single")}
+        return own | prefixed(self._slots())
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.filled_W, self.deaths_WR = arrays["filled"], arrays["deaths"]
+        attach_parts(self._slots(), store, arrays)
+
+
+def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+    """As child.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
+    context.send("built", INFO)
+    if context.receive() != CONNECT:
+        return
+    arrays = PuppetArrays()
+    SharedArrays(memory.fd, fresh=False).attach({"puppets": arrays})
+    death = arrays.deaths_WR[config.index, config.restart]
+    if death == AT_START:
+        _die()
+    context.send("ready")
+    for rollout in range(1, 1000):
+        if (slot := context.receive()) is None:
+            return
+        (group,) = arrays.slots[config.index][slot]
+        if rollout == death:
+            fill(group, 99)  # half of its work
+            _die()
+        arrays.filled_W[config.index] += 1
+        fill(group, 10 * config.index + int(arrays.filled_W[config.index]))
+        context.send("rollout", slot, report(time.perf_counter()))
+
+
+def _die() -> None:
+    os.write(2, b"the last line\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+    """Never ready, and deaf to stop requests."""
+    time.sleep(1000)

@@ -1,0 +1,170 @@
+"""The pool of worker processes: whom it orders what and when, and how it replaces the dead. Workers are puppets without envs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slm_lab.experiment.collect.workers import pool as pool_module
+from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
+from slm_lab.experiment.collect.workers.dataset import Dataset
+from slm_lab.experiment.collect.workers.pool import ProcessPool
+from slm_lab.experiment.collect.workers.shared import WorkerConfig
+from slm_lab.experiment.experience import no_beat
+from slm_lab.experiment.failures import WorkerFailed
+from slm_lab.experiment.plan import Interrupted, Stop
+from tests.experiment.workers import puppets
+from tests.experiment.workers.conftest import worker_spec
+from tests.experiment.workers.puppets import AT_START, INFO, PuppetArrays
+from tests.experiment.workers.test_dataset import columns_of, make_builder
+
+
+class Pool(ProcessPool):
+    """A pool of puppets, started."""
+
+    def __init__(self, rounds: int | None, columns: int, spare: int, max_restart: int, deaths: dict[tuple[int, int], int]) -> None:
+        spec = worker_spec(sampler={"async_rl": rounds is None}, meta={"max_restart": max_restart})
+        super().__init__(WorkerConfig(spec, None), Stop(), no_beat)  # type: ignore[arg-type]
+        self.info()
+        self.puppets = PuppetArrays()
+        for key, rollout in deaths.items():
+            self.puppets.deaths_WR[key] = rollout
+        assert self.store is not None
+        self.store.attach({"puppets": self.puppets})
+        arrays: Any = SimpleNamespace(weights=[SimpleNamespace(extras=[])])
+        self.connect(arrays, RolloutAssembler(self.puppets.slots, [make_builder(columns, spare)], rounds), INFO)
+        self.start()
+
+    @property
+    def filled(self) -> list[int]:
+        """Rollouts of each worker so far."""
+        return [int(count) for count in self.puppets.filled_W]
+
+    def wait_for_rollouts(self, count: int) -> None:
+        """Wait for so many rollouts; then there are no more for a while."""
+        end = time.monotonic() + 10
+        while sum(self.filled) < count:
+            assert time.monotonic() < end, self.filled
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert sum(self.filled) == count
+
+    def dataset(self) -> Dataset:
+        end = time.monotonic() + 10
+        while (item := self.next()) is None:
+            assert time.monotonic() < end, "no dataset"
+        return item[1]
+
+
+MakePool = Callable[..., Pool]
+
+
+@pytest.fixture
+def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
+    """make_pool(rounds, columns, spare, max_restart, deaths): two puppets; deaths: {(worker, restart): rollout}."""
+    opened: list[Pool] = []
+    monkeypatch.setattr(pool_module.process, "run_worker", puppets.run_worker)
+
+    def make(
+        rounds: int | None, columns: int, spare: int = 0, max_restart: int = 1, deaths: dict[tuple[int, int], int] | None = None
+    ) -> Pool:
+        opened.append(Pool(rounds, columns, spare, max_restart, deaths or {}))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+        assert not one.thread.is_alive()
+        assert one.supervisor.children == []
+
+
+def test_back_pressure(make_pool: MakePool) -> None:
+    """Workers stop when datasets and slots are full, and continue when the learner gives a dataset back."""
+    pool = make_pool(None, 6, spare=2)
+    full = 3 * 6 // 3  # three datasets of two slots each
+    pool.wait_for_rollouts(full)
+    dataset = pool.dataset()
+    pool.wait_for_rollouts(full)  # taken, but not given back yet
+    pool.release(0, dataset)
+    pool.wait_for_rollouts(full + 2)
+
+
+def test_in_turns_workers_wait_for_the_learner(make_pool: MakePool) -> None:
+    pool = make_pool(2, 12)
+    for number in range(3):
+        dataset = pool.dataset()
+        time.sleep(0.05)
+        assert pool.filled == [2 * (number + 1)] * 2
+        first, second = 2 * number + 1, 2 * number + 2
+        expected = [first] * 3 + [10 + first] * 3 + [second] * 3 + [10 + second] * 3
+        assert [column // 10 for column in columns_of(dataset)] == expected
+        pool.release(0, dataset)
+
+
+@pytest.mark.parametrize("rollout", range(5))
+def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_pool: MakePool, caplog: Any) -> None:
+    """Whenever in a round it dies, also before it is ready: every round is complete, and nothing half written is in it."""
+    pool = make_pool(2, 12, deaths={(1, 0): rollout})
+    for _ in range(3):
+        dataset = pool.dataset()
+        numbers = [column // 10 for column in columns_of(dataset)]
+        assert 99 not in numbers
+        assert [number // 10 for number in numbers] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
+        pool.release(0, dataset)
+    assert [child.restart for child in pool.children] == [0, 1]
+    (message,) = caplog.messages
+    assert message == "rollout worker 1 killed by SIGKILL (often: out of memory); restarting it (1 of 1)"
+
+
+@pytest.mark.parametrize("rollouts", [(2, 2), (AT_START, AT_START)])
+def test_a_worker_that_dies_too_often(rollouts: tuple[int, int], make_pool: MakePool) -> None:
+    def train() -> None:
+        pool = make_pool(1, 6, deaths={(1, restart): rollout for restart, rollout in enumerate(rollouts)})
+        for _ in range(9):
+            pool.release(0, pool.dataset())
+
+    with pytest.raises(WorkerFailed) as failed:
+        train()
+    first, *printed = str(failed.value).splitlines()
+    assert first == "rollout worker 1 killed by SIGKILL (often: out of memory) after 1 restart (meta.max_restart)"
+    assert printed == ["the last line"] * 2
+
+
+def test_a_process_that_cannot_be_started_again(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool(1, 6, deaths={(1, 0): 2})
+
+    def refuse(*args: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(pool.supervisor, "restart", refuse)
+    with pytest.raises(WorkerFailed, match="rollout worker 1 killed by .*; a new process could not be started: Cannot allocate memory"):
+        for _ in range(9):
+            pool.release(0, pool.dataset())
+
+
+@pytest.mark.parametrize("stage", ["info", "start"])
+def test_a_stop_while_workers_begin(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for envs that take long to build."""
+    monkeypatch.setattr(pool_module.process, "run_worker", puppets.sleep)
+    monkeypatch.setattr(pool_module, "_CLOSE_SECONDS", 0.2)
+    stop = Stop()
+    pool = ProcessPool(WorkerConfig(worker_spec(), None), stop, no_beat)  # type: ignore[arg-type]
+    pids = [child.pid for child in pool.children]
+    threading.Timer(0.3, lambda: setattr(stop, "requested", True)).start()
+    begin = time.monotonic()
+    if stage == "info":
+        with pytest.raises(Interrupted):
+            pool.info()
+    else:
+        pool.start()
+        assert not pool.thread.is_alive()
+    assert time.monotonic() < begin + 2
+    pool.close()
+    assert time.monotonic() < begin + 3
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

@@ -1,0 +1,284 @@
+"""Sessions with rollout workers: they learn the same as without where they must, and differ where they may."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from slm_lab.experiment.collect.workers import shared
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_room
+from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
+from slm_lab.experiment.events import Values
+from slm_lab.experiment.observers import SAMPLER_COLUMNS
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sink import MemorySink
+from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.spec import Spec
+from tests.experiment.workers.conftest import RECURRENT, pool_of, source_of, spans_of, weights_of, worker_spec
+
+Open = Callable[[Spec], Session]
+DQN = {"name": "DQN", "action_pdtype": "Argmax", "action_policy": "epsilon_greedy", "training_frequency": 4, "training_start_step": 64} | {
+    "explore_var_spec": {"name": "linear_decay", "start_val": 1.0, "end_val": 0.1, "start_step": 0, "end_step": 500}
+}
+REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 1000}
+CONV = {"name": "ConvNet", "conv_hid_layers": [[4, 3, 2, 0, 1]], "fc_hid_layers": [16], "hid_layers_activation": "relu"}
+VECTOR, IMAGES = spaces.Box(0, 1, (3,)), spaces.Box(0, 255, (1, 9, 9), np.uint8)
+DICT = spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Discrete(3)})
+SPACED = "tests.env.toys:Spaced-v0"
+SHORT = {"name": "CartPole-v1", "max_t": 10}
+SERIAL = {"serial_mode": True}
+
+
+def comparable(rows: list[Values]) -> list[dict[str, Any]]:
+    """Rows without the columns of wall-clock time and of workers."""
+    left_out = ("wall_t", "fps", *SAMPLER_COLUMNS)
+    return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
+
+
+def assert_equal_runs(one: Session, other: Session) -> list[Values]:
+    """Run both: rows, weights and statistics of every policy are the same. Returns the rows of the first policy."""
+    sinks = MemorySink(), MemorySink()
+    for session, sink in zip((one, other), sinks, strict=True):
+        session.run(sink)
+    for p, (mine, others) in enumerate(zip(one.learners, other.learners, strict=True)):
+        rows, expected = (comparable(sink.of(p, "train")) for sink in sinks)
+        assert rows == expected
+        assert rows[-1]["opt_step"]
+        assert np.array_equal(weights_of(one, p), weights_of(other, p))
+        assert mine.normalizers.state_dict()["obs_stats"] == others.normalizers.state_dict()["obs_stats"]
+    return sinks[0].of(0, "train")
+
+
+# ---- the same experience whoever collects it
+
+VARIETY: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a2c, recurrent, truncated": {
+        "algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
+        "net": RECURRENT,
+        "env": SHORT,
+    },
+    "continuous, truncated": {"env": {"name": "Pendulum-v1", "max_t": 20}},
+    "MultiDiscrete and Dict": {"env": {"name": SPACED, "observation": DICT, "action": spaces.MultiDiscrete([2, 3])}},
+    "images": {"env": {"name": SPACED, "observation": IMAGES}, "net": CONV},
+}
+
+
+@pytest.mark.parametrize("sections", VARIETY.values(), ids=VARIETY)
+def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any]) -> None:
+    spec = worker_spec(**sections, sampler={"num_workers": 1, "num_envs_per_worker": 4} | SERIAL)
+    without = spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None})})
+    assert_equal_runs(Session(spec), Session(without))
+
+
+PROCESSES: dict[str, dict[str, Any]] = {
+    "recurrent, truncated, normalised": {"net": RECURRENT, "env": SHORT | {"normalize_obs": True, "normalize_reward": True}},
+    "Dict, normalised, two policies": {
+        "env": {"name": SPACED, "observation": DICT, "normalize_obs": True},
+        "sampler": {"num_policies": 2},
+    },
+    "rounds of three rollouts": {"sampler": {"num_batches_per_epoch": 3}, "env": {"max_frame": 768}},
+}
+
+
+@pytest.mark.parametrize("sections", PROCESSES.values(), ids=PROCESSES)
+def test_processes_learn_as_one_process(sections: dict[str, Any], open_session: Open) -> None:
+    sampler = sections.get("sampler", {})
+    sections = sections | {"env": {"max_frame": 512} | sections["env"]}
+    apart, together = (open_session(worker_spec(**sections | {"sampler": sampler | more})) for more in ({}, SERIAL))
+    rows = assert_equal_runs(apart, together)
+    assert {row["lag_max"] for row in rows} <= {0.0, None}
+    if "num_batches_per_epoch" in sampler:
+        assert apart.clock.opt_step == 768 // 192 * 3 * 2  # datasets × minibatches × epochs
+
+
+def test_statistics_are_those_of_all_observations(open_session: Open) -> None:
+    session = open_session(worker_spec(env={"normalize_obs": True, "max_frame": 256}, sampler=SERIAL)).build()
+    seen: list[np.ndarray] = []
+    for worker in pool_of(session).workers:
+        for group in worker.groups:
+            backend = group.env._backend
+            step = backend.step
+
+            def spy(action: np.ndarray, step: Any = step) -> Any:
+                raw = step(action)
+                seen.append(np.array(raw.obs, np.float32))
+                seen.extend(np.array(final, np.float32)[None] for _, final in raw.final or ())
+                return raw
+
+            backend.step = spy
+    session.run()
+    stats = session.learners[0].normalizers.state_dict()["obs_stats"]
+    everything = np.concatenate(seen)
+    assert stats["count"] in (len(everything), len(everything) + 4)  # and those of the resets
+    np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=0.02)
+
+
+# ---- turns, and collection while the learner trains
+
+
+def overlap(session: Session) -> float:
+    """Seconds in which the learner trained while a rollout was collected."""
+    rollouts, trainings = spans_of(session, "rollout"), spans_of(session, "train")
+    assert rollouts
+    assert trainings
+    return sum(max(0.0, min(train.end, rollout.end) - max(train.begin, rollout.begin)) for train in trainings for rollout in rollouts)
+
+
+@pytest.mark.parametrize("async_rl", [False, True])
+def test_async_collects_while_the_learner_trains(async_rl: bool, open_session: Open, tmp_path: Path) -> None:
+    """Each worker steps its envs in a process of its own."""
+    env = {"name": "tests.env.toys:Signed-v0", "backend": "sync", "folder": str(tmp_path), "max_frame": 1536}
+    session = open_session(worker_spec(sampler={"async_rl": async_rl}, env=env, algorithm={"training_epoch": 8})).build()
+    pids = {child.pid for child in pool_of(session).children}
+    rows = session.run().rows
+    assert (overlap(session) > 0.0) == async_rl
+    assert (max(row["lag_max"] or 0.0 for row in rows) > 0.0) == async_rl
+    assert all(0.0 <= (row["learner_busy"] or 0.0) <= 1.0 for row in rows)
+    stepped_in = {int(file.name) for file in tmp_path.iterdir()}
+    assert len(stepped_in) == 2
+    assert stepped_in == pids
+    assert os.getpid() not in stepped_in
+
+
+def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, caplog: pytest.LogCaptureFixture) -> None:
+    session = open_session(worker_spec(sampler=SERIAL | {"max_policy_lag": 3})).build()
+    source, learner = source_of(session), session.learners[0]
+    item = source.pool.next()
+    assert item is not None
+    policy, dataset = item
+    learner.clock.opt_step = 10
+    version_TN = dataset.rollout().version_TN
+    version_TN[:5], version_TN[5:] = 6, 7
+    *_, last = source._experience(policy, dataset)
+    assert last.rollout is not None
+    assert last.report is not None
+    assert not last.rollout.valid_TN[:5].any()
+    assert last.rollout.valid_TN[5:].all()
+    assert last.report()["lag_masked"] == pytest.approx(5 / 16)
+    version_TN[:] = 0
+    learner.clock.frame = 0
+    *_, last = source._experience(policy, dataset)
+    assert last.rollout is None
+    assert "all transitions of a dataset are older than meta.sampler.max_policy_lag (3 gradient steps)" in caplog.text
+
+
+def test_frames_are_as_requested(open_session: Open) -> None:
+    session = open_session(worker_spec(env={"max_frame": 200}, sampler=SERIAL))
+    session.run()
+    assert session.clock.frame == 200  # in the middle of the fourth round, which is not trained on
+    assert session.clock.opt_step == 3 * 2
+
+
+# ---- off-policy
+
+
+@pytest.mark.parametrize(("env", "net"), [({}, {}), ({"name": SPACED, "observation": IMAGES}, CONV)], ids=["vectors", "images"])
+def test_a_replay_of_what_workers_collect(env: dict[str, Any], net: dict[str, Any], open_session: Open) -> None:
+    sampler = {"async_rl": True} | SERIAL
+    session = open_session(worker_spec(env=env | {"max_frame": 600}, net=net, algorithm=DQN, memory=REPLAY, sampler=sampler))
+    rows = session.run().rows
+    assert rows[-1]["opt_step"] == sum(frame >= 64 for frame in range(4, 601, 4))  # one step every 4 transitions once there are 64
+    assert rows[-1]["explore_var"] == pytest.approx(0.1)
+    assert session.agent.replay is not None
+    assert session.clock.frame == 600
+
+
+def test_the_replay_pairs_observations_with_their_true_successors(open_session: Open) -> None:
+    """Observations of Toy count the steps of an episode: the next one is one more, whatever came in between."""
+    env = {"name": "tests.env.toys:Toy-v0", "mean_length": 4.0, "max_frame": 600, "backend": "sync"}
+    session = open_session(worker_spec(env=env, algorithm=DQN, memory=REPLAY, sampler={"async_rl": True} | SERIAL))
+    session.run()
+    batch: Any = session.agent.replay.sample()
+    continues = batch.terminated_B == 0
+    assert torch.equal(batch.next_obs_B[continues, 0], batch.obs_B[continues, 0] + 1)
+
+
+# ---- several policies
+
+
+def test_policies_share_the_workers(open_session: Open) -> None:
+    session, sink = open_session(worker_spec(sampler={"num_policies": 3, "async_rl": True} | SERIAL, env={"max_frame": 800})), MemorySink()
+    session.run(sink)
+    assert all(learner.clock.frame >= 800 for learner in session.learners)
+    assert all(sink.of(p, "train")[-1]["total_reward"] is not None for p in range(3))
+    one, two, three = (weights_of(session, p) for p in range(3))
+    assert not np.array_equal(one, two)
+    assert not np.array_equal(two, three)
+
+
+def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_session: Open) -> None:
+    session = open_session(worker_spec(sampler={"num_policies": 2, "async_rl": True} | SERIAL)).build()
+    arrays = source_of(session).arrays
+    arrays.active_P[0] = False
+    late = RolloutWorker(WorkerConfig(session.spec, session._seed(0), restart=1))
+    late.attach(None, arrays)
+    assert (late.groups[0].policy_N == 1).all()
+    late.close()
+
+
+# ---- memory, threads, descriptors
+
+
+def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyPatch, open_session: Open) -> None:
+    """The estimate is between half and four times the arrays there are."""
+    spec = worker_spec(sampler=SERIAL | {"num_envs_per_worker": 32}, algorithm={"minibatch_size": 1024})
+    session = open_session(spec).build()
+    source = source_of(session)
+    storages = [slot.storage for worker in source.arrays.slots for groups in worker for slot in groups]
+    storages += [dataset.storage for builder in pool_of(session).assembler.builders for dataset in builder.free]
+    used = sum(slab.nbytes for storage in storages for slab in storage.slabs.values())
+    monkeypatch.setattr(shared, "memory_bytes", lambda: 4 * used)
+    check_room(spec, session.info)
+    with pytest.raises(SpecError, match="--jobs"):
+        check_room(spec, session.info, at_once=8)
+    monkeypatch.setattr(shared, "memory_bytes", lambda: used // 2)
+    with pytest.raises(SpecError) as error:
+        open_session(spec).build()
+    (problem,) = error.value.problems
+    assert problem.path == "meta.sampler"
+    assert "GiB for rollouts; this machine has 0.0 GiB; use fewer envs (num_workers, num_envs_per_worker)" in problem.message
+    assert problem.message.endswith("smaller datasets")
+
+
+def test_many_workers_need_few_descriptors() -> None:
+    """A process may have 1024 by default, and each mapping keeps one open."""
+    spec = worker_spec(sampler={"num_workers": 32, "num_envs_per_worker": 1}, algorithm={"minibatch_size": 512})
+    other = Session(worker_spec(sampler=SERIAL)).build()
+    policies = [learner.agent.policy for learner in other.learners]
+    worker = RolloutWorker(WorkerConfig(spec, other._seed(0)))
+    before = len(os.listdir("/proc/self/fd"))
+    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_count(worker.envs[0]))
+    fd = shared_file()
+    SharedArrays(fd).attach({"workers": arrays})
+    assert len(arrays.slots) == 32
+    assert len(os.listdir("/proc/self/fd")) - before < 10, "one process's view of all slots"
+    for one in (worker, other):
+        one.close()
+    os.close(fd)
+
+
+def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    for serial in (True, False):
+        gc.collect()
+        before = os.listdir("/proc/self/fd")
+        sampler = {"serial_mode": serial, "num_policies": 2, "async_rl": True, "inference": "local" if serial else "central"}
+        session = Session(worker_spec(sampler=sampler, env={"max_frame": 128}))
+        session.run()
+        assert torch.get_num_threads() == 2
+        del session
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) <= len(before)
+    torch.set_num_threads(threads)

@@ -1,0 +1,415 @@
+"""Whole trials with rollout workers: their processes are killed, their envs fail, block, start programs or return nonsense."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment import state
+from slm_lab.experiment.collect.workers.pool import ProcessPool
+from slm_lab.experiment.engine import Job, run_inline
+from slm_lab.experiment.events import End, Event
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed
+from slm_lab.experiment.process.supervisor import Child
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sink import complete_rows
+from slm_lab.experiment.trial import Trial
+from slm_lab.lib.log import logger
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.spec import Spec
+from tests.experiment.commands import PATIENCE, Command, alive, frame_of, until
+from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
+from tests.experiment.workers.test_session import DQN, REPLAY
+
+SOON = 10.0
+CENTRAL = {"inference": "central"}
+ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}
+ENDLESS = {"max_frame": 10**9}
+FAULTY = {"name": "tests.env.toys:Faulty-v0", "backend": "sync"}
+ENVS = "tests.experiment.workers.envs"
+Open = Callable[[Spec], Session]
+
+
+def open_files(kind: str) -> set[str]:
+    """What of this process's descriptors holds shared memory: anonymous files, or named ones."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if kind in target:
+            found.add(f"{target} {os.stat(entry).st_ino}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No child process and no shared memory outlives the test's trial."""
+    before = open_files("memfd:slm_lab") | open_files("/dev/shm")
+    yield
+    assert multiprocessing.active_children() == []
+    gc.collect()
+    assert open_files("memfd:slm_lab") | open_files("/dev/shm") <= before
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProcessPool]]:
+    """Every pool that is opened."""
+    opened: list[ProcessPool] = []
+    init = ProcessPool.__init__
+
+    def spy(self: ProcessPool, *args: Any) -> None:
+        init(self, *args)
+        opened.append(self)
+
+    monkeypatch.setattr(ProcessPool, "__init__", spy)
+    yield opened
+    opened.clear()
+
+
+def child_of(pool: ProcessPool, name: str) -> Child:
+    return next(child for child in [*pool.children, pool.server] if child is not None and child.name == name)
+
+
+def run_while(trial: Trial, action: Callable[[Trial], None]) -> dict[str, Any]:
+    """Run a trial in this thread and `action` in another one."""
+    errors: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            action(trial)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        return trial.run()
+    finally:
+        thread.join()
+        if errors:
+            raise errors[0]
+
+
+def check_saved(paths: RunPaths | None, frame: int | None = None) -> int:
+    """The frame of the last checkpoint, which is that of the last row; both are at `frame` where one is given."""
+    assert paths is not None
+    frames = [int(row["frame"]) for row in complete_rows(paths.session_df(0))]
+    assert all(before < after for before, after in pairwise(frames))
+    saved = int(state.load(paths.checkpoint(0, "last"))["clock"]["frame"])
+    assert (frames[-1] if frames else 0) == saved
+    assert frame in (None, saved)
+    return saved
+
+
+class InlineJob:
+    """One Session in this process, without the analysis of a trial."""
+
+    def __init__(self, spec: Spec, folder: Path) -> None:
+        self.spec, self.folder, self.stop = spec, folder, Stop()
+        self.events: list[Event] = []
+        self.paths: RunPaths | None = None
+
+    def run(self) -> End:
+        (end,) = run_inline(Job(self.spec, Plan(), 0, self._open, self.events.append, self.stop))
+        return end
+
+    def _open(self, backend: str) -> RunPaths:
+        self.paths = new_run(self.folder, "small")
+        return self.paths
+
+
+# ---- killed processes
+
+
+def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int, folder: Path, pools: list[ProcessPool], capsys: Any) -> None:
+    """SIGKILL each of `names` at random moments, ready or not: all are restarted, and no rollout is lost."""
+    rng, most = random.Random(seed), max(names.count(name) for name in names)
+    moments = sorted((int(rng.uniform(0.05, 0.5) * quota), rng.uniform(0, 0.1), name) for name in names)
+    trial = Trial(worker_spec(env={"max_frame": quota}, sampler=sampler, meta={"max_restart": most}), folder)
+
+    def kill(trial: Trial) -> None:
+        killed: set[int] = set()
+        for frame, delay, name in moments:
+            until(lambda: frame_of(trial.paths, 0) >= frame)  # noqa: B023
+            time.sleep(delay)
+            until(lambda: child_of(pools[0], name).pid not in killed, seconds=SOON)  # noqa: B023
+            killed.add(pid := child_of(pools[0], name).pid)
+            os.kill(pid, signal.SIGKILL)
+
+    assert not run_while(trial, kill).get("failed")
+    pattern = r"^(.+) killed by SIGKILL .*; restarting it \((\d+) of (\d+)\)$"
+    notices = re.findall(pattern, capsys.readouterr().out, re.MULTILINE)
+    assert sorted(notices) == sorted((name, str(count + 1), str(most)) for name in set(names) for count in range(names.count(name)))
+    check_saved(trial.paths, quota)
+    if not sampler["async_rl"]:  # every round was complete, and of the newest policy
+        assert trial.paths is not None
+        rows = complete_rows(trial.paths.session_df(0))
+        assert int(rows[-1]["opt_step"]) == quota // 64 * 2
+        assert {float(row["lag_max"]) for row in rows if row["lag_max"]} == {0.0}
+
+
+def test_killed_processes_are_restarted(tmp_path: Path, pools: list[ProcessPool], capsys: Any) -> None:
+    """Two workers and the inference server, in turns with the learner."""
+    names = ["rollout worker 0", "inference server", "rollout worker 1"]
+    check_kills({"async_rl": False} | CENTRAL, names, 3, 3200, tmp_path, pools, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("async_rl", [False, True])
+@pytest.mark.parametrize("inference", ["local", "central"])
+def test_processes_killed_at_many_moments(async_rl: bool, inference: str, tmp_path: Path, pools: list[ProcessPool], capsys: Any) -> None:
+    names = ["rollout worker 0", "rollout worker 1", "rollout worker 0", "rollout worker 1"]
+    names += ["inference server" if inference == "central" else "rollout worker 0"]
+    check_kills({"async_rl": async_rl, "inference": inference}, names, 7, 19200, tmp_path, pools, capsys)
+
+
+def fails(spec: Spec, folder: Path, action: Callable[[Trial], None] = lambda trial: None) -> Trial:
+    """Run a trial whose only Session fails."""
+    trial = Trial(spec, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logger, "propagate", False)  # pytest would keep the traceback, and the Session with it
+        with pytest.raises(TrialFailed, match="1 of 1 Sessions failed: 0"):
+            run_while(trial, action)
+    return trial
+
+
+def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[ProcessPool], capsys: Any) -> None:
+    """The run ends, and what it has learned is saved."""
+    killed = []
+
+    def kill(trial: Trial) -> None:
+        until(lambda: frame_of(trial.paths, 0) >= 500)
+        os.kill(pools[0].children[0].pid, signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    trial = fails(worker_spec(env=ENDLESS, meta={"max_restart": 0, "save_interval": 3600}, sampler=ONE_WORKER), tmp_path, kill)
+    assert time.monotonic() < killed[0] + SOON
+    assert check_saved(trial.paths) >= 500
+    assert trial.paths is not None
+    assert trial.paths.timeline(0).is_file()
+    out = capsys.readouterr().out
+    assert "session 0 failed: rollout worker 0 killed by SIGKILL (often: out of memory) after 0 restarts (meta.max_restart)" in out
+    assert "Traceback" not in out
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("step", 'raise ValueError("the robot fell over")'), ("die", "ended with exit code 3 after 1 restart (meta.max_restart)")],
+)
+def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -> None:
+    """What the env raises is the cause; a process that ends without a message is restarted first."""
+    begin = time.monotonic()
+    trial = fails(worker_spec(env=FAULTY | {"fault": fault}, sampler=ONE_WORKER), tmp_path)
+    assert time.monotonic() < begin + SOON
+    assert check_saved(trial.paths) == 0
+    out = capsys.readouterr().out
+    assert text in out
+    assert re.search(r"session 0 failed: rollout worker \d (failed|ended)", out)
+    assert ("Traceback" in out) == (fault == "step")
+    assert "workers/pool.py" not in out, "where the learner received it is no cause"
+    assert ("ended with exit code 3; restarting it (1 of 1)" in out) == (fault == "die")
+
+
+def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
+    """Nothing is written."""
+    with pytest.raises(SpecError, match="cannot build tests.env.toys:Faulty-v0: OSError: no licence in this process"):
+        Trial(worker_spec(env=FAULTY | {"fault": "make"}, sampler=ONE_WORKER), tmp_path).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- the trial is killed or interrupted
+
+
+def endless(sessions: int, **sections: Any) -> dict[str, Any]:
+    """The body of a spec without end, with Sessions of one worker each."""
+    meta = {"max_session": sessions, "save_interval": 3600}
+    spec = worker_spec(env=ENDLESS | sections.get("env", {}), meta=meta, sampler=ONE_WORKER | sections.get("sampler", {}))
+    body: dict[str, Any] = dump_spec(spec)["small"]
+    return body
+
+
+def simulators_in(folder: Path) -> list[int]:
+    return [int(file.name) for file in folder.iterdir() if file.name.isdecimal()]
+
+
+@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_trial_is_killed(sessions: int, command: Callable[..., Command], tmp_path: Path) -> None:
+    """All processes end, the simulators that envs started too; no temporary file is left. Sessions in processes save themselves."""
+    (simulators := tmp_path / "simulators").mkdir()
+    env = {"name": f"{ENVS}:RunsSimulator-v0", "backend": "sync", "folder": str(simulators), "tidy": False}
+    run = command(endless(sessions, env=env, sampler=CENTRAL | {"async_rl": True}))
+    process = run.start("--jobs", "2")
+    until(run.has_rows(sessions), process)
+    assert len([pid for pid in simulators_in(simulators) if alive(pid)]) == 4 * sessions
+    process.kill()
+    run.leaves_nothing(SOON)
+    assert not [pid for pid in simulators_in(simulators) if alive(pid)]
+    for index in range(sessions if sessions > 1 else 0):
+        check_saved_session(run.paths, index)
+
+
+def check_saved_session(paths: RunPaths, index: int) -> None:
+    assert 0 < state.load(paths.checkpoint(index, "last"))["clock"]["frame"] == frame_of(paths, index)
+
+
+def test_a_session_is_killed(command: Callable[..., Command]) -> None:
+    """Its workers and its inference server end with it; the other Session saves itself on Ctrl-C."""
+    run = command(endless(2, sampler=CENTRAL))
+    process = run.start("--jobs", "2")
+    until(run.has_rows(2), process)
+    sessions = {int(log[1]): pid for pid in run.processes() if (log := re.search(r"_s(\d)\.log$", os.readlink(f"/proc/{pid}/fd/1")))}
+    everything = len(run.processes())
+    os.kill(sessions[0], signal.SIGKILL)
+    until(lambda: len(run.processes()) == everything - 3, process, SOON)
+    os.killpg(process.pid, signal.SIGINT)
+    out = process.communicate(timeout=PATIENCE)[0]
+    assert "session 0 failed: killed by SIGKILL" in out
+    check_saved_session(run.paths, 1)
+    run.leaves_nothing(SOON)
+
+
+def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tmp_path: Path) -> None:
+    """The other one, in this process, runs to its end."""
+    run = command(endless(1, sampler=CENTRAL | {"async_rl": True}))
+    process = run.start()
+    until(run.has_rows(1), process)
+    beside = InlineJob(worker_spec(sampler=ONE_WORKER), tmp_path / "beside")
+    assert beside.run() == End(0, "done")
+    check_saved(beside.paths, 1024)
+    os.killpg(process.pid, signal.SIGINT)
+    until(lambda: run.paths.checkpoint(0, "last").exists(), seconds=SOON)
+    out = process.communicate(timeout=PATIENCE)[0]
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    check_saved_session(run.paths, 0)
+    run.leaves_nothing(SOON)
+
+
+# ---- envs that start programs
+
+
+@pytest.mark.parametrize("tidy", [True, False])
+def test_an_env_ends_its_simulator_and_waits_for_it(tidy: bool, tmp_path: Path) -> None:
+    """Signals are neither blocked nor ignored in what a worker's env starts; what the env leaves behind ends with the worker."""
+    (simulators := tmp_path / "simulators").mkdir()
+    env = {"name": f"{ENVS}:RunsSimulator-v0", "backend": "sync", "folder": str(simulators), "tidy": tidy, "max_frame": 256}
+    begin = time.monotonic()
+    assert InlineJob(worker_spec(env=env), tmp_path / "data").run() == End(0, "done")
+    assert time.monotonic() < begin + SOON
+    assert len(simulators_in(simulators)) == 2 * 4
+    until(lambda: not [pid for pid in simulators_in(simulators) if alive(pid)], seconds=2.0)
+    assert len(list(simulators.glob("*.closed"))) == (4 if tidy else 0)
+
+
+# ---- envs that block
+
+
+def blocking_spec(folder: Path, where: str, times: int = 1000, **sections: Any) -> Spec:
+    env = {"name": f"{ENVS}:Blocking-v0", "backend": "sync", "folder": str(folder), "where": where, "times": times, "max_frame": 256}
+    meta = {"stall_notice": 0.3, "stall_limit": 1.0, "log_frequency": 64} | sections.get("meta", {})
+    return worker_spec(env=env | sections.get("env", {}), meta=meta, sampler=ONE_WORKER | sections.get("sampler", {}))
+
+
+WHERE = {"constructor": "building", "reset": "resetting", "step": "stepping"}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: Any) -> None:
+    """Once: the run is complete all the same."""
+    (blocked := tmp_path / "blocked").mkdir()
+    job = InlineJob(blocking_spec(blocked, where, times=1), tmp_path / "data")
+    assert job.run() == End(0, "done")
+    check_saved(job.paths, 256)
+    assert len(list(blocked.iterdir())) == 1
+    notice, restart = (message for message in caplog.messages if "rollout worker" in message)
+    assert re.fullmatch(rf"rollout worker 0: no progress for \d s \({WHERE[where]}\)", notice)
+    text = rf"rollout worker 0 made no progress for \d s \({WHERE[where]}; meta.stall_limit\); restarting it \(1 of 1\)"
+    assert re.fullmatch(text, restart)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> None:
+    """With the cause, and what was learned saved."""
+    (blocked := tmp_path / "blocked").mkdir()
+    job = InlineJob(blocking_spec(blocked, where), tmp_path / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logger, "propagate", False)
+        end = job.run()
+    assert end.status == "failed"
+    text = rf"rollout worker 0 made no progress for \d s \({WHERE[where]}; meta.stall_limit\) after 1 restart \(meta.max_restart\)"
+    assert re.match(text, end.detail)
+    if where == "step":  # else there is nothing to save
+        assert check_saved(job.paths) == 2 * 64
+    assert len(list(blocked.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("where", "serial"), [("step", False), ("step", True), ("reset", False), ("constructor", False)])
+def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) -> None:
+    """It ends in bounded time, with the last row and checkpoint where training has begun."""
+    (blocked := tmp_path / "blocked").mkdir()
+    spec = blocking_spec(blocked, where, meta={"stall_limit": 60.0, "stall_notice": 30.0}, sampler={"serial_mode": serial})
+    job, ended = InlineJob(spec, tmp_path / "data"), []
+    job_patches = pytest.MonkeyPatch()
+    job_patches.setattr("slm_lab.experiment.engine.STOP_GRACE", 0.5)
+
+    def request() -> None:
+        until(lambda: any(blocked.iterdir()))
+        time.sleep(0.5)
+        job.stop.requested = True
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=request)
+    thread.start()
+    try:
+        status = job.run().status
+    except Interrupted:
+        status = "stopped"
+    finally:
+        thread.join()
+        job_patches.undo()
+    assert status == "stopped"
+    assert time.monotonic() < ended[0] + 4.0
+    if where == "step":
+        assert check_saved(job.paths) == 64
+    elif job.paths is not None:
+        assert check_saved(job.paths) == 0
+
+
+# ---- envs that return nonsense
+
+
+@pytest.mark.parametrize("memory", ["on-policy", "replay"])
+def test_observations_that_are_not_finite_change_neither_weights_nor_statistics(memory: str, open_session: Open) -> None:
+    """Where every observation is NaN or infinite nothing changes; where some are, weights and statistics stay finite."""
+    sections = {} if memory == "on-policy" else {"algorithm": DQN, "memory": REPLAY, "sampler": {"async_rl": True, "serial_mode": True}}
+    for rate in (1.0, 0.02):
+        env = {"name": f"{ENVS}:NotFinite-v0", "backend": "sync", "rate": rate, "max_frame": 1024, "normalize_obs": True}
+        session = open_session(worker_spec(env=env, **sections)).build()
+        before = weights_of(session)
+        session.run()
+        after, stats = weights_of(session), session.learners[0].normalizers.state_dict()["obs_stats"]
+        assert session.clock.frame >= 1024
+        assert np.isfinite(after).all()
+        assert np.isfinite([*stats["mean"], *stats["m2"]]).all()
+        assert np.array_equal(before, after) == (rate == 1.0)
+        assert (stats["count"] == 0) == (rate == 1.0)
+        for weights in source_of(session).arrays.weights:
+            assert np.isfinite(weights._arrays["param"]).all()

@@ -1,13 +1,18 @@
-"""Specs small enough to run in a test."""
+"""Specs small enough to run in a test, and commands that end with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slm_lab.spec.spec import Spec
+from tests.experiment.commands import Command
 
 
 def _spec(**sections: Any) -> dict[str, Any]:
@@ -36,3 +41,19 @@ def spec_body() -> Callable[..., dict[str, Any]]:
 def make_spec() -> Callable[..., Spec]:
     """The same as a Spec, called small."""
     return lambda **sections: Spec.model_validate({"name": "small", **_spec(**sections)})
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """command(body): what it starts is killed after the test."""
+    made: list[Command] = []
+
+    def make(body: dict[str, Any], **environ: str) -> Command:
+        made.append(Command(tmp_path, body, **environ))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for process in one.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)

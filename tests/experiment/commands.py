@@ -1,0 +1,123 @@
+"""Commands and scripts in processes of their own, and what tests look at while they run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import slm_lab
+from slm_lab.experiment.paths import RunPaths, runs
+
+ROOT = Path(slm_lab.__file__).parent.parent
+PATIENCE = 150.0
+"""Seconds in which Sessions have begun on a machine with much else to do."""
+
+
+class Command:
+    """run_lab.py, or a script, in a process group of its own. All its processes are found by a mark in their environment."""
+
+    def __init__(self, folder: Path, body: dict[str, Any], **environ: str) -> None:
+        self.folder = folder
+        self.spec_file = folder / "spec.json"
+        self.spec_file.write_text(json.dumps({"small": body}))
+        self.temp = folder / "temp"
+        self.temp.mkdir(exist_ok=True)
+        self.mark = f"SLM_LAB_TEST={folder}"
+        self.environment = {
+            **os.environ,
+            "SLM_LAB_TEST": str(folder),
+            "PYTHONPATH": f"{folder}:{ROOT}",
+            "TMPDIR": str(self.temp),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            **environ,
+        }
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Train the spec."""
+        return self._start([str(ROOT / "run_lab.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words])
+
+    def script(self, code: str) -> subprocess.Popen[str]:
+        (self.folder / "script.py").write_text(code)
+        return self._start(["script.py"])
+
+    def _start(self, words: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            env=self.environment,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def paths(self) -> RunPaths:
+        """The latest run's."""
+        return RunPaths(runs(self.data, "small")[-1], "small")
+
+    def has_rows(self, sessions: int) -> Callable[[], bool]:
+        """Whether each of so many Sessions has written a row."""
+        return lambda: bool(runs(self.data, "small")) and all(frame_of(self.paths, index) > 0 for index in range(sessions))
+
+    def processes(self) -> list[int]:
+        """Those that run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                marked = entry.name.isdecimal() and self.mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+                if marked and "State:\tZ" not in (entry / "status").read_text():
+                    found.append(int(entry.name))
+        return found
+
+    def leaves_nothing(self, seconds: float = 10.0) -> None:
+        """No process and no temporary file is left."""
+        until(lambda: self.processes() == [] and list(self.temp.iterdir()) == [], seconds=seconds)
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = PATIENCE) -> None:
+    """Wait for `condition`, while `process` runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def number_in(path: Path) -> int:
+    """The number that another process writes to a file, once it is there."""
+    until(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text().split()[-1])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A table without its columns of time."""
+    with path.open() as file:
+        return [{key: value for key, value in row.items() if key not in ("wall_t", "fps")} for row in csv.DictReader(file)]
+
+
+def frame_of(paths: RunPaths | None, index: int) -> int:
+    """Frame of the last row of a table that is being written, 0 where there is none."""
+    if paths is None or not paths.session_df(index).exists():
+        return 0
+    lines = paths.session_df(index).read_bytes().split(b"\n")[1:-1]
+    return int(lines[-1].split(b",")[0]) if lines else 0

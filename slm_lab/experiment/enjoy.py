@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.paths import RunPaths, is_of_another, runs
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
@@ -26,7 +26,7 @@ def find_run(where: str, spec_name: str, data_dir: Path) -> RunPaths:
         return RunPaths(known[-1], spec_name)
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
-        if paths.spec.is_file():
+        if paths.spec.is_file() and not is_of_another(folder, spec_name):
             return paths
     latest = f"; the latest is {known[-1]}" if known else ""
     raise UserError(f"no run of '{spec_name}' in the folder '{where}'{latest}")

@@ -171,7 +171,9 @@ def runs(data_dir: Path, spec_name: str) -> list[Path]:
     if not data_dir.is_dir():
         return []
     pattern = re.compile(re.escape(file_stem(spec_name)) + f"_{_STAMP_PATTERN}")
-    return sorted(path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not is_of_another(path, spec_name))
+    return sorted(
+        path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not is_of_another(path, spec_name)
+    )
 
 
 def is_of_another(folder: Path, spec_name: str) -> bool:

@@ -42,7 +42,9 @@ class Command:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Train the spec."""
-        return self._start([str(ROOT / "run_lab.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words])
+        return self._start(
+            [str(ROOT / "run_lab.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words]
+        )
 
     def script(self, code: str) -> subprocess.Popen[str]:
         (self.folder / "script.py").write_text(code)

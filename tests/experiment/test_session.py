@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.experiment import state
 from slm_lab.experiment.engine import check_builds
 from slm_lab.experiment.observers import DevCheckError
@@ -276,4 +275,3 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
         assert bundle["agent"]["algorithm"], "there is something to compare"
     finally:
         after.close()
-

@@ -13,7 +13,7 @@ from slm_lab.experiment import state
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Row
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.sink import LocalSink, MemorySink, TensorBoard, complete_rows
+from slm_lab.experiment.sink import LocalSink, MemorySink, complete_rows
 
 HEADER = "frame,epi,t,wall_t,opt_step,total_reward"
 ROWS = ("200,3,100,1.500,12,20.5", "400,5,200,2.500,25,", "600,9,300,3.250,37,31.5")

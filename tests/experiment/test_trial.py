@@ -258,9 +258,7 @@ def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, mo
     assert len(output) < 14
 
 
-def test_an_error_at_build_leaves_nothing(
-    make_spec: Callable[..., Spec], tmp_path: Path, spec_body: SpecBody, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_at_build_leaves_nothing(tmp_path: Path, spec_body: SpecBody, capfd: pytest.CaptureFixture[str]) -> None:
     """What only building shows is still an error of the user, before anything is written; in a child process too."""
     for sessions in (1, 2):
         (tmp_path / "spec.json").write_text(
@@ -274,7 +272,7 @@ def test_an_error_at_build_leaves_nothing(
 
 
 @pytest.mark.parametrize("case", ["unreadable parent", "long name", "long path", "a file"])
-def test_a_data_folder_that_cannot_be_made(case: str, make_spec: Callable[..., Spec], tmp_path: Path, spec_body: SpecBody, capsys: Any) -> None:
+def test_a_data_folder_that_cannot_be_made(case: str, tmp_path: Path, spec_body: SpecBody) -> None:
     """Exit code 2 with one line, and nothing is written."""
     (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body()}))
     folder = {

@@ -39,17 +39,16 @@ def enjoy(where: str, spec_name: str, plan: Plan) -> tuple[Path, list[float]]:
     """
     paths = find_run(where, spec_name, plan.data_dir)
     from slm_lab.env.make import make_env
-    from slm_lab.experiment.load import agent_of, find_checkpoint
+    from slm_lab.experiment.load import best_agent
     from slm_lab.experiment.session import device_of
 
-    path, bundle = find_checkpoint(paths)
     spec = load_spec(paths.spec, spec_name)
     seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
-    agent = agent_of(spec, path, bundle, device_of(spec, plan, 0))
+    agent = best_agent(paths, spec_name, device=device_of(spec, plan, 0))
     env = make_env(spec.env, seeds.eval_env, num_envs=EPISODES, gamma=spec.agent.algorithm.gamma, training=False, threads=cores())
     try:
         env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
-        return path, play(env, agent.policy.evaluator(np.random.default_rng(seeds.eval_env)), Stop())
+        return agent.path, play(env, agent.policy.evaluator(np.random.default_rng(seeds.eval_env)), Stop())
     finally:
         env.close()
 

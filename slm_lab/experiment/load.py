@@ -19,7 +19,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.sink import Which
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.loader import load_spec, spec_names
 from slm_lab.spec.spec import Spec
 
 
@@ -75,13 +75,34 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
     paths = run_in(Path(folder))
     if paths is None:
         raise UserError(f"'{folder}' is no run folder: it has no *_spec.json")
-    path, bundle = find_checkpoint(paths, which, session)
-    spec = load_spec(str(paths.spec), _only_name(paths))
-    return agent_of(spec, path, bundle, device)
+    return best_agent(paths, None, which, session, device)
+
+
+def best_agent(
+    paths: RunPaths, spec_name: str | None = None, which: Which = "best", session: int | None = None, device: str = "cpu"
+) -> LoadedAgent:
+    """The agent of trial 0 with the best (or last) weights, over all Sessions or of one; `spec_name` where the folder's may differ.
+
+    A checkpoint that cannot be used is a notice as long as another one can. Raises UserError where none can.
+    """
+    problems: list[str] = []
+    for path, bundle in _checkpoints(paths, which, session, problems):
+        spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
+        try:
+            agent = agent_of(spec, path, bundle, device)
+        except state.BundleError as error:
+            problems.append(str(error))
+        else:
+            for problem in problems:
+                notice(f"{problem}; using {path.name}")
+            return agent
+    raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
 
 
 def agent_of(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
-    """The agent of a spec with the weights of a checkpoint. Raises UserError where they do not fit each other."""
+    """The agent of a spec with the weights of a checkpoint. Raises BundleError where they do not fit each other."""
+    if "weights" not in bundle:
+        raise state.BundleError(f"{path} has no weights")
     spaces = bundle.get("spaces")
     if spaces is None:  # a checkpoint of version 1: only the env knows
         env = make_env(spec.env, 0, num_envs=1, training=False)
@@ -96,19 +117,16 @@ def agent_of(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu"
     try:
         policy.load_weights(bundle["weights"])
     except RuntimeError as error:
-        raise UserError(f"{path} does not fit the net of {spec.name}: {str(error).splitlines()[0]}") from None
+        raise state.BundleError(f"{path} does not fit the net of {spec.name}: {str(error).splitlines()[-1].strip()}") from None
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"] if "normalizers" in bundle else bundle["env"])
     return LoadedAgent(policy, normalizers, observation_space, action_space, path)
 
 
-def find_checkpoint(paths: RunPaths, which: Which = "best", session: int | None = None) -> tuple[Path, dict[str, Any]]:
-    """The best (or last) playable checkpoint of trial 0, over all Sessions or of one. Raises UserError where there is none.
-
-    A file that cannot be used is a notice as long as another one can.
-    """
-    found, problems = [], []
+def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+    """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
+    found = []
     for index in paths.sessions() if session is None else [session]:
         path = paths.checkpoint(index, which)
         if path.is_file():
@@ -116,22 +134,12 @@ def find_checkpoint(paths: RunPaths, which: Which = "best", session: int | None 
                 found.append((path, state.load(path)))
             except state.BundleError as error:
                 problems.append(str(error))
-    if not found:
-        raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
-    for problem in problems:
-        notice(f"{problem}; using another one")
 
     def value(one: tuple[Path, dict[str, Any]]) -> float:
         reward: float | None = one[1].get("total_reward_ma")
         return -float("inf") if reward is None else reward
 
-    return max(found, key=value)
-
-
-def _only_name(paths: RunPaths) -> str:
-    from slm_lab.spec.loader import spec_names
-
-    return spec_names(str(paths.spec))[0]
+    return sorted(found, key=value, reverse=True)
 
 
 def _is_batch(space: gym.Space[Any], obs: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -170,4 +171,14 @@ def runs(data_dir: Path, spec_name: str) -> list[Path]:
     if not data_dir.is_dir():
         return []
     pattern = re.compile(re.escape(file_stem(spec_name)) + f"_{_STAMP_PATTERN}")
-    return sorted(path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir())
+    return sorted(
+        path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not is_of_another(path, spec_name)
+    )
+
+
+def is_of_another(folder: Path, spec_name: str) -> bool:
+    """Whether a run folder is that of a spec whose name looks the same in file names: "a b" and "a+b" are both a_b there."""
+    try:
+        return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not written yet, or damaged: whoever loads it says so
+        return False

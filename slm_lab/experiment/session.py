@@ -80,7 +80,8 @@ class Session:
         beat: Beat = no_beat,
     ) -> None:
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
-        self.stop, self.sink, self.store, self.restart, self.beat = stop or Stop(), sink, store, restart, beat
+        self.stop, self.store, self.restart, self.beat = stop or Stop(), store, restart, beat
+        self.sink = self._given_sink = sink
         self.frames = spec.env.max_frame if store is None else spec.session_frames
         """Frames that each policy is to collect."""
         self.device = "cpu"
@@ -121,6 +122,7 @@ class Session:
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)
+        self.learners = []
         try:
             self.beat(BUILDING)
             self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
@@ -217,11 +219,11 @@ class Session:
         Raises WorkerFailed, Blocked (an env did not return in time) or what the env raises. Where a worker failed or an env blocks, what
         was learned until then is saved first.
         """
-        if self.source is None:
+        if not self._closing:  # not built yet, or closed after an earlier run
             self.build()
         assert self.source is not None
         memory = MemorySink()
-        self.sink = sink or self.sink or memory
+        self.sink = sink or self._given_sink or memory
         try:
             self.begin()
             for experience in self.source:

@@ -42,7 +42,9 @@ class Command:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Train the spec."""
-        return self._start([str(ROOT / "run_lab.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words])
+        return self._start(
+            [str(ROOT / "run_lab.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words]
+        )
 
     def script(self, code: str) -> subprocess.Popen[str]:
         (self.folder / "script.py").write_text(code)
@@ -121,3 +123,18 @@ def frame_of(paths: RunPaths | None, index: int) -> int:
         return 0
     lines = paths.session_df(index).read_bytes().split(b"\n")[1:-1]
     return int(lines[-1].split(b",")[0]) if lines else 0
+
+
+def session_processes(paths: RunPaths | None) -> dict[int, int]:
+    """Index → process of the Sessions of a run, by the log that each prints to."""
+    found: dict[int, int] = {}
+    if paths is None:
+        return found
+    logs = {str(paths.session_log(index).absolute()): index for index in range(16)}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdecimal() and (index := logs.get(os.readlink(entry / "fd" / "1"))) is not None:
+                pid = int(entry.name)
+                if alive(pid) and os.getpgid(pid) == pid:
+                    found[index] = pid
+    return found

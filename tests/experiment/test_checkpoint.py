@@ -5,23 +5,29 @@ import os
 import random
 import resource
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import checkpoint
+from slm_lab.experiment import state
+
+
+def bundle(x: Any) -> dict[str, Any]:
+    return {"version": state.VERSION, "x": x}
 
 
 def killed_while_saving(path: Path, where: str) -> None:
-    """Save {"x": 2} in a forked process that is killed (SIGKILL) in the middle of it."""
+    """Save bundle(2) in a forked process that is killed (SIGKILL) in the middle of it."""
 
     def die(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def half(bundle: object, file: object) -> None:
+    def half(content: object, file: object) -> None:
         file.write(b"PK half of a bundle")  # type: ignore[attr-defined]
         file.flush()  # type: ignore[attr-defined]
         die()
@@ -35,7 +41,7 @@ def killed_while_saving(path: Path, where: str) -> None:
                 os.replace = die  # type: ignore[assignment]
             case "replaced":
                 os.open = die  # type: ignore[assignment]
-        checkpoint.save(path, {"x": 2})
+        state.save(path, bundle(2))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
@@ -44,26 +50,26 @@ def killed_while_saving(path: Path, where: str) -> None:
 @pytest.mark.parametrize(("where", "then"), [("writing", 1), ("synced", 1), ("replaced", 2)])
 def test_a_kill_leaves_the_old_bundle_or_the_new(tmp_path: Path, where: str, then: int) -> None:
     path = tmp_path / "small_t0_s0_ckpt-last.pt"
-    checkpoint.save(path, {"x": 1})
+    state.save(path, bundle(1))
     killed_while_saving(path, where)
-    assert checkpoint.load(path) == {"x": then}
+    assert state.load(path) == bundle(then)
     assert list(tmp_path.glob("*ckpt-*.pt")) == [path], "what is left behind looks like a checkpoint"
-    checkpoint.save(path, {"x": 3})
-    assert checkpoint.load(path) == {"x": 3}
+    state.save(path, bundle(3))
+    assert state.load(path) == bundle(3)
     assert os.listdir(tmp_path) == [path.name]
 
 
 def test_an_error_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ckpt-last.pt"
-    checkpoint.save(path, {"x": 1})
+    state.save(path, bundle(1))
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoint.save(path, {"x": 2})
-    assert checkpoint.load(path) == {"x": 1}
+        state.save(path, bundle(2))
+    assert state.load(path) == bundle(1)
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -73,7 +79,7 @@ def test_a_full_disk_says_so(tmp_path: Path) -> None:
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:
-            checkpoint.save(tmp_path / "ckpt-last.pt", {"x": torch.zeros(100_000)})
+            state.save(tmp_path / "ckpt-last.pt", bundle(torch.zeros(100_000)))
         except OSError as error:
             os._exit(0 if error.errno == errno.EFBIG and not os.listdir(tmp_path) else 1)
         finally:
@@ -91,10 +97,65 @@ def draw(source: str) -> float:
     return sources[source]()
 
 
-@pytest.mark.parametrize("source", ["python", "numpy", "torch"])
-def test_generators_go_on_from_a_saved_state(tmp_path: Path, source: str) -> None:
-    draw(source)  # numpy keeps a second normal number back, which belongs to the state
-    checkpoint.save(tmp_path / "rng.pt", checkpoint.rng_state("cpu"))
-    expected = [draw(source) for _ in range(3)]
-    checkpoint.set_rng_state(checkpoint.load(tmp_path / "rng.pt"), "cpu")
-    assert [draw(source) for _ in range(3)] == expected
+def test_generators_continue_from_a_saved_state(tmp_path: Path) -> None:
+    """numpy keeps a second normal number back, which belongs to the state."""
+    sources = ("python", "numpy", "torch")
+    [draw(source) for source in sources]
+    state.save(tmp_path / "rng.pt", {"version": state.VERSION, **state.rng_state("cpu")})
+    expected = [draw(source) for source in sources for _ in range(3)]
+    state.set_rng_state(state.load(tmp_path / "rng.pt"), "cpu")
+    assert [draw(source) for source in sources for _ in range(3)] == expected
+
+
+def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems refuse to open a folder, or to sync it."""
+    path, fsync, opened = tmp_path / "ckpt-last.pt", os.fsync, os.open
+    refused = []
+
+    def refuse_fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            refused.append("fsync")
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(fd)
+
+    def refuse_open(name: Any, *arguments: Any, **options: Any) -> int:
+        if os.path.isdir(name):
+            refused.append("open")
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(name, *arguments, **options)
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    monkeypatch.setattr(os, "fsync", refuse_fsync)
+    state.save(path, bundle(1))
+    monkeypatch.setattr(os, "open", refuse_open)
+    state.save(path, bundle(2))
+    monkeypatch.undo()
+    assert refused == ["fsync", "open"]
+    assert state.load(path) == bundle(2)
+    assert os.listdir(tmp_path) == [path.name]
+    assert before == (len(os.listdir("/proc/self/fd")) if before else 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read"),
+        (b"", "damaged or no checkpoint"),
+        (b"PK half", "damaged or no checkpoint"),
+        ({"weights": torch.zeros(2)}, "is no checkpoint of slm_lab"),
+        (torch.zeros(2), "is no checkpoint of slm_lab"),
+        ({"version": 3, "x": 1}, "has version 3 of the checkpoint format; this slm_lab reads versions 1, 2"),
+        ({"version": state.VERSION, "x": Path("evil")}, "damaged or no checkpoint"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(content: Any, says: str, tmp_path: Path) -> None:
+    """Missing, damaged, of another program or of another version; objects other than tensors and plain Python are not loaded."""
+    path = tmp_path / "ckpt-best.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(state.BundleError) as caught:
+        state.load(path)
+    assert str(caught.value).startswith(f"{path} ")
+    assert says in str(caught.value)

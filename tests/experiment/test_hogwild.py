@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import random
 import re
@@ -24,24 +23,20 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import checkpoint
-from slm_lab.experiment.engine import processes
-from slm_lab.experiment.observers import COLUMNS, GLOBAL_COLUMNS, CSVWriter, Row, complete_rows
-from slm_lab.experiment.observers.rows import Recorder, Table
-from slm_lab.experiment.paths import DataMode, RunPaths, new_run, runs
+from slm_lab.experiment import engine, state
+from slm_lab.experiment.paths import DataMode, RunPaths, new_run
 from slm_lab.experiment.plan import TrialFailed
+from slm_lab.experiment.process.supervisor import Child
 from slm_lab.experiment.session import Session
+from slm_lab.experiment.session_process import shared_arrays
+from slm_lab.experiment.sink import LocalSink
 from slm_lab.experiment.trial import Trial
-from slm_lab.lib.clock import Clock
-from slm_lab.lib.heap import CommonHeap, common_file
-from slm_lab.lib.records import Metrics
+from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
-from tests.experiment.test_trial import Command, until
+from tests.experiment.commands import Command, alive, frame_of, session_processes, until
 
 Deed = Callable[[Trial], None]
-_PATIENCE = 150.0
-"""Seconds in which Sessions have begun on a machine with much else to do."""
 
 FRAGILE = '''
 """CartPole of which one copy, in whichever Session, raises at step 300."""
@@ -71,9 +66,9 @@ gym.register("Fragile-v0", entry_point=Fragile, max_episode_steps=500)
 
 HOLDER = """
 import sys, time
-from slm_lab.lib.heap import CommonHeap
-heap = CommonHeap(int(sys.argv[1]), 1, 2, synced=True, locked=True)
-with heap.exclusive("statistics"), heap.update():
+from slm_lab.lib.store import SharedArrays
+store = SharedArrays(int(sys.argv[1]), 1, 2, synced=True, locked=True)
+with store.exclusive("statistics"), store.update():
     print("inside", flush=True)
     time.sleep(600)
 """
@@ -105,37 +100,7 @@ def spec_of(mode: str = "synced", **sections: Any) -> Spec:
     return Spec.model_validate({"name": "small", **body(mode, **sections)})
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Command]]:
-    made: list[Command] = []
-
-    def make(spec_body: dict[str, Any]) -> Command:
-        made.append(Command(tmp_path, spec_body))
-        return made[-1]
-
-    yield make
-    for one in made:
-        for process in one.processes():
-            os.kill(process, signal.SIGKILL)
-
-
 # ---- looking at processes and files
-
-
-def workers(parent: int) -> dict[int, int]:
-    """The living process of each Session, by its index; told by the log that it prints to."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if (
-                entry.name.isdecimal()
-                and f"\nPPid:\t{parent}\n" in (status := (entry / "status").read_text())
-                and "State:\tZ" not in status
-            ):
-                log = re.search(r"(?:_s(\d+)|/(\d+)_\d+)\.log$", os.readlink(entry / "fd" / "1"))
-                if log:
-                    found[int(log[1] or log[2])] = int(entry.name)
-    return found
 
 
 def memfds(process: int | str = "self") -> set[int]:
@@ -158,14 +123,6 @@ def holds_update_lock(process: int) -> bool:
     return re.search(rf"POSIX .* WRITE {process} \S+ 0 0$", Path("/proc/locks").read_text(), re.MULTILINE) is not None
 
 
-def frame_of(paths: RunPaths | None, index: int) -> int:
-    """Frame of the last row of a table that is being written, 0 where there is none."""
-    if paths is None or not paths.session_df(index).exists():
-        return 0
-    lines = paths.session_df(index).read_bytes().split(b"\n")[1:-1]
-    return int(lines[-1].split(b",")[0]) if lines else 0
-
-
 def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
     """A Session's rows, after a check that each is whole and that nothing in them goes back or begins anew."""
     header, *lines = csv.reader(paths.session_df(index).read_text().splitlines())
@@ -181,7 +138,7 @@ def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
         if row["total_reward"] is not None:
             rewards.append(row["total_reward"])
         expected = fmean(rewards[-100:]) if rewards else None
-        assert row["total_reward_ma"] == pytest.approx(expected, rel=1e-6), f"at frame {row['frame']}"
+        assert row["total_reward_ma"] == (expected and pytest.approx(expected, rel=1e-6)), f"at frame {row['frame']}"
     return rows
 
 
@@ -191,19 +148,34 @@ def check_complete(trial: Trial, sessions: Sequence[int] = (0, 1)) -> None:
     quota = trial.spec.session_frames
     for index in sessions:
         assert table(trial.paths, index)[-1]["frame"] == quota
-        assert checkpoint.load(trial.paths.checkpoint(index, "last"))["clock"]["frame"] == quota
+        assert state.load(trial.paths.checkpoint(index, "last"))["clock"]["frame"] == quota
     ends = [table(trial.paths, index)[-1]["global_frame"] for index in sessions]
     if len(sessions) == trial.spec.meta.max_session:
         assert max(ends) == quota * len(sessions)  # type: ignore[type-var]
 
 
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """No process and no common memory outlives the test's trial, which runs in this process."""
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """The processes that a trial in this process starts, by the Session's name. None of them, and no shared memory, outlives the test."""
     before = memfds()
-    yield
-    assert workers(os.getpid()) == {}
+    started: dict[str, int] = {}
+    pids: list[int] = []
+    launch = Child.start
+
+    def start(self: Child, *arguments: Any) -> None:
+        launch(self, *arguments)
+        started[self.name] = self.pid
+        pids.append(self.pid)
+
+    monkeypatch.setattr(Child, "start", start)
+    yield started
+    assert [pid for pid in pids if alive(pid)] == []
     assert memfds() <= before
+
+
+def pid_of(trial: Trial, index: int) -> int:
+    """Process of a Session that has begun; 0 where there is none."""
+    return session_processes(trial.paths).get(index, 0)
 
 
 def run_while(trial: Trial, *deeds: Deed) -> dict[str, Any]:
@@ -226,10 +198,10 @@ def kill_at(victim: int, frames: Sequence[int], delays: Sequence[float]) -> Deed
     def deed(trial: Trial) -> None:
         killed = [0]
         for frame, delay in zip(frames, delays, strict=True):
-            until(lambda: frame_of(trial.paths, victim) >= frame, seconds=_PATIENCE)  # noqa: B023
-            until(lambda: workers(os.getpid()).get(victim, killed[-1]) not in killed, seconds=_PATIENCE)
+            until(lambda: frame_of(trial.paths, victim) >= frame)  # noqa: B023
+            until(lambda: pid_of(trial, victim) not in killed)
             time.sleep(delay)
-            killed.append(workers(os.getpid())[victim])
+            killed.append(pid_of(trial, victim))
             os.kill(killed[-1], signal.SIGKILL)
 
     return deed
@@ -246,20 +218,13 @@ def random_kills(seed: int, count: int, quota: int) -> list[Deed]:
 # ---- whole trials
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("children")
 @pytest.mark.parametrize(("mode", "sessions"), [("synced", 2), ("shared", 2), ("synced", 1)])
 def test_a_trial(mode: str, sessions: int, tmp_path: Path) -> None:
     trial = Trial(spec_of(mode, frames=1000, env={"max_frame": 995 * sessions}, meta={"max_session": sessions}), tmp_path)
-    before, seen = memfds(), set()
-
-    def look(trial: Trial) -> None:
-        until(lambda: sorted(workers(os.getpid())) == [*range(sessions)])
-        seen.update(memfds() - before)
-
-    metrics = run_while(trial, look)
+    metrics = trial.run()
     assert trial.spec.session_frames == 996  # of 995, whole steps of two envs
     check_complete(trial, range(sessions))
-    assert len(seen) == 1
     assert metrics["sessions"] == sessions
     assert not metrics.get("failed")
     assert trial.paths is not None
@@ -271,18 +236,18 @@ def check_kills(trial: Trial, kills: int, deeds: Sequence[Deed], said: Callable[
     check_complete(trial)
     assert metrics["sessions"] == 2
     assert not metrics.get("failed")
-    notices = re.findall(r"^Session (\d) killed by SIGKILL .*; a new process takes its place \((\d+) of (\d+)\)$", said(), re.MULTILINE)
+    notices = re.findall(r"^session (\d) killed by SIGKILL .*; restarting it \((\d+) of (\d+)\)$", said(), re.MULTILINE)
     assert len(notices) == kills
     for index in "01":
         count = sum(one[0] == index for one in notices)
         assert [int(one[1]) for one in notices if one[0] == index] == [*range(1, count + 1)]
     assert trial.paths is not None
     for session in range(2):
-        begun = trial.paths.session_log(session).read_text().count("begins: seeds")
+        begun = trial.paths.session_log(session).read_text().count("begins: index")
         assert 1 <= begun <= 1 + sum(one[0] == str(session) for one in notices)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("children")
 @pytest.mark.timeout(600)
 def test_killed_sessions_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three kills at random moments, with and without a checkpoint to go on from."""
@@ -290,19 +255,20 @@ def test_killed_sessions_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
     check_kills(trial, 3, random_kills(2, 3, 4000), lambda: capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_session_killed_before_training_begins_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_session_killed_before_training_begins_is_replaced(
+    children: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trial = Trial(spec_of(), tmp_path)
 
     def deed(trial: Trial) -> None:
-        until(lambda: 0 in workers(os.getpid()), seconds=_PATIENCE)
+        until(lambda: "session 0" in children)
         assert trial.paths is None
-        os.kill(workers(os.getpid())[0], signal.SIGKILL)
+        os.kill(children["session 0"], signal.SIGKILL)
 
     check_kills(trial, 1, [deed], lambda: capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("children")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["synced", "shared"])
 @pytest.mark.parametrize("seed", range(4))
@@ -314,7 +280,7 @@ def test_sessions_killed_at_many_moments(mode: str, seed: int, lock: bool, tmp_p
     check_kills(trial, 5, random_kills(100 + seed, 5, 10_000), lambda: capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("children")
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system does not list its locks")
 def test_the_holder_of_the_lock_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The kernel gives the lock of a dead Session to the next: the other goes on within 10 seconds."""
@@ -322,8 +288,8 @@ def test_the_holder_of_the_lock_is_killed(tmp_path: Path, capsys: pytest.Capture
     waited = []
 
     def deed(trial: Trial) -> None:
-        until(lambda: min(frame_of(trial.paths, index) for index in (0, 1)) >= 200, seconds=_PATIENCE)
-        holder = workers(os.getpid())[0]
+        until(lambda: min(frame_of(trial.paths, index) for index in (0, 1)) >= 200)
+        holder = pid_of(trial, 0)
         while True:
             os.kill(holder, signal.SIGSTOP)
             time.sleep(0.002)
@@ -342,21 +308,21 @@ def test_the_holder_of_the_lock_is_killed(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_dead_process_holds_no_lock() -> None:
-    fd = common_file()
-    heap = CommonHeap(fd, 0, 2, synced=True, locked=True)
+    fd = shared_file()
+    store = SharedArrays(fd, 0, 2, synced=True, locked=True)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "inside\n"
-        with heap.claim("update") as mine:
+        with store.claim("update") as mine:
             assert not mine
         holder.kill()
     begin = time.monotonic()
-    with heap.update(), heap.exclusive("statistics"):
+    with store.update(), store.exclusive("statistics"):
         assert time.monotonic() < begin + 1
     os.close(fd)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("max_restart", [0, 1])
 def test_a_session_that_is_killed_too_often_fails(max_restart: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = Trial(spec_of(meta={"max_restart": max_restart}), tmp_path)
@@ -366,7 +332,7 @@ def test_a_session_that_is_killed_too_often_fails(max_restart: int, tmp_path: Pa
     check_complete(trial, [1])
     assert (failed.value.metrics["sessions"], failed.value.metrics["failed"]) == (1, 1)
     said = capsys.readouterr().out
-    assert said.count("takes its place") == max_restart
+    assert said.count("restarting it") == max_restart
     assert "session 0 failed: killed by SIGKILL" in said
 
 
@@ -374,25 +340,20 @@ def endless(**meta: Any) -> dict[str, Any]:
     return body(frames=10**9, meta={"save_interval": 3600, **meta})
 
 
-def begun(run: Command) -> Callable[[], bool]:
-    """Both Sessions have written rows, and no checkpoint yet."""
-    return lambda: bool(runs(run.folder / "data", "small")) and min(frame_of(run.paths, index) for index in (0, 1)) > 0
-
-
 def test_the_parent_is_killed(command: Callable[..., Command]) -> None:
     """Its Sessions save themselves and end; nothing has a name that could be left behind."""
     run = command(endless())
     process = run.start()
-    until(begun(run), process, _PATIENCE)
-    children = workers(process.pid)
-    assert sorted(children) == [0, 1]
-    for child in children.values():
-        assert memfds(child)
-        assert in_dev_shm(child) == []
+    until(run.has_rows(2), process)
+    sessions = session_processes(run.paths)
+    assert sorted(sessions) == [0, 1]
+    for session in sessions.values():
+        assert memfds(session)
+        assert in_dev_shm(session) == []
     process.kill()
-    until(lambda: run.processes() == [], seconds=10.0)
+    run.leaves_nothing(15.0)
     for index in (0, 1):
-        frame = checkpoint.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
+        frame = state.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
         assert 0 < frame == table(run.paths, index)[-1]["frame"]
 
 
@@ -402,31 +363,23 @@ def check_interrupted(run: Command, process: subprocess.Popen[str], sessions: Se
     assert process.returncode == 130, said
     assert "Traceback" not in said
     for index in sessions:
-        frame = checkpoint.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
+        frame = state.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
         assert 0 < frame == table(run.paths, index)[-1]["frame"]
     assert run.paths.trial_graph("mean_returns", "png").is_file()
-    assert run.processes() == []
-
-
-def test_ctrl_c(command: Callable[..., Command]) -> None:
-    run = command(endless())
-    process = run.start()
-    until(begun(run), process, _PATIENCE)
-    os.killpg(process.pid, signal.SIGINT)
-    check_interrupted(run, process, [0, 1])
+    run.leaves_nothing()
 
 
 def test_ctrl_c_while_a_session_is_replaced(command: Callable[..., Command]) -> None:
     run = command(endless())
     process = run.start()
-    until(begun(run), process, _PATIENCE)
-    killed = workers(process.pid)[0]
+    until(run.has_rows(2), process)
+    killed = session_processes(run.paths)[0]
+    before = set(run.processes())
     os.kill(killed, signal.SIGKILL)
-    until(lambda: workers(process.pid).get(0, killed) != killed, process, _PATIENCE)
+    until(lambda: not set(run.processes()) <= before, process)
     os.killpg(process.pid, signal.SIGINT)
     check_interrupted(run, process, [1])
     assert table(run.paths, 0)
-    assert run.paths.session_log(0).read_text().count("begins: seeds") == 1, "the new process had begun already"
     assert json.loads(run.paths.trial_metrics().read_text())["sessions"] == 2
 
 
@@ -437,13 +390,13 @@ def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command]) 
     said = process.communicate()[0]
     assert process.returncode == 1, said
     assert 'raise ArithmeticError("the pole is broken")' in said
-    assert "takes its place" not in said
+    assert "restarting" not in said
     failed = re.fullmatch(r"1 of 2 Sessions failed: (\d)", said.splitlines()[-1])
     assert failed is not None
     assert table(run.paths, 1 - int(failed[1]))[-1]["frame"] == 1000
     metrics = json.loads(run.paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"]) == (1, 1)
-    assert run.processes() == []
+    run.leaves_nothing()
 
 
 # ---- Sessions side by side in this process
@@ -456,22 +409,23 @@ def flat(session: Session) -> torch.Tensor:
     return trainer.flat.master
 
 
-def test_sessions_share_weights_and_differ_in_luck() -> None:
-    """A process that takes a Session's place keeps what has been learned, and its count of frames; its luck is its own."""
-    fd, spec = common_file(), spec_of(frames=400)
-    made = [Session(spec, index, heap=CommonHeap(fd, index, 2, synced=True)).build() for index in (0, 1)]
+def test_sessions_share_weights_and_differ_in_random_numbers() -> None:
+    """A restarted process keeps what has been learned, and its count of frames; its random numbers are its own."""
+    fd, spec = shared_file(), spec_of(frames=400)
+    made = [Session(spec, index, store=shared_arrays(spec, fd, index)).build() for index in (0, 1)]
     initial = flat(made[0]).clone()
     assert torch.equal(flat(made[1]), initial)
-    assert made[0].seeds.net == made[1].seeds.net
     made[0].run()
     trained = flat(made[0]).clone()
     assert not torch.equal(trained, initial)
     made[1].close()
-    made.append(Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=True, fresh=False), restart=1).build())
+    made.append(Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1).build())
     assert torch.equal(flat(made[2]), trained)
     assert made[2].clock.frame == 400
+    seeds = [session._seed(0) for session in made]
+    assert made[2].clock.frame == 400
     for name in ("act", "update", "env"):
-        assert len({getattr(session.seeds, name) for session in made}) == 3, name
+        assert len({getattr(one, name) for one in seeds}) == 3, name
     made[2].close()
     os.close(fd)
 
@@ -480,120 +434,61 @@ def test_sessions_share_weights_and_differ_in_luck() -> None:
 def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> None:
     """Its new process has nothing left to do, adds no row, and counts as the old one did, with a checkpoint or from the table."""
     paths = new_run(tmp_path, "small")
-    fd, spec = common_file(), spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
-    old = Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=True))
-    old.run(paths)
+    fd, spec = shared_file(), spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
+    old = Session(spec, 0, store=shared_arrays(spec, fd, 0))
+    old.run(LocalSink(paths))
     modes: tuple[DataMode, ...] = ("train", "eval")
     tables = [paths.session_df(0, mode).read_bytes() for mode in modes]
     if not saved:
         paths.checkpoint(0, "last").unlink()
-    new = Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=True, fresh=False), restart=1)
-    result = new.run(paths)
-    assert (result.frame, result.rows, result.eval_rows) == (400, [], [])
+    new = Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1)
+    assert new.run(LocalSink(paths)).frame == 400
     assert [paths.session_df(0, mode).read_bytes() for mode in modes] == tables
     assert (new.clock.epi, new.clock.t, new.clock.opt_step) == (old.clock.epi, old.clock.t, old.clock.opt_step)
     assert new.clock.t == 200
-    assert new.clock.wall_t == pytest.approx(old.clock.wall_t, abs=0.1)  # since the old one began
+    assert new.clock.wall_t == pytest.approx(old.clock.wall_t, abs=0.5)  # since the old one began
     os.close(fd)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_replay_memory_outlives_its_process(kept: bool, tmp_path: Path) -> None:
-    """With meta.save_replay; else the new process gathers its own."""
-    paths = new_run(tmp_path, "small")
-    fd, spec = common_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
-    old = Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=False))
-    old.run(paths)
-    new = Session(spec, 0, heap=CommonHeap(fd, 0, 2, synced=False, fresh=False), restart=1).build()
-    new.begin(paths)
-    assert old.agent.replay is not None
-    assert new.agent.replay is not None
-    assert new.agent.replay.seen == (old.agent.replay.seen if kept else 0)
-    if kept:
-        assert np.array_equal(new.agent.replay.columns["reward"], old.agent.replay.columns["reward"])
-    new.close()
+def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
+    """The row that a killed process was writing is cut off, and made again where it is due."""
+    paths, fd = new_run(tmp_path, "small"), shared_file()
+    half, spec = spec_of(frames=200), spec_of(frames=400)
+    Session(half, 0, store=shared_arrays(half, fd, 0)).run(LocalSink(paths))
+    paths.checkpoint(0, "last").unlink()
+    header, row = paths.session_df(0).read_bytes().splitlines(keepends=True)
+    paths.session_df(0).write_bytes(header + row.rstrip()[:-3])
+    Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1).run(LocalSink(paths))
+    assert [row["frame"] for row in table(paths, 0)] == [200, 400]
     os.close(fd)
 
 
-class NoRates:
-    lr = explore_var = entropy_coef = None
-
-
-HEADER = "frame,epi,t,wall_t,opt_step,total_reward"
-ROWS = ("200,3,100,1.500,12,20.5", "400,5,200,2.500,25,", "600,9,300,3.250,37,31.5")
-
-
-@pytest.mark.parametrize("torn", ["800,1", "800,12,400,4.000,50,40.0", "8"])
-def test_a_torn_line_is_cut_off(torn: str, tmp_path: Path) -> None:
-    """Also one that lacks nothing but its end: it may be a number cut short. The next row stands on a line of its own."""
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join([HEADER, *ROWS, torn]))
-    rows = complete_rows(path)
-    assert [row["frame"] for row in rows] == ["200", "400", "600"]
-    assert path.read_text() == "\n".join([HEADER, *ROWS, ""])
-    writer = CSVWriter({"train": path}, HEADER.split(","))
-    writer.on_row("train", {"frame": 800, "epi": 12, "t": 400, "wall_t": 4.0, "opt_step": 50, "total_reward": None})
-    writer.close()
-    assert path.read_text().splitlines() == [HEADER, *ROWS, "800,12,400,4.000,50,"]
-
-
-@pytest.mark.parametrize("text", ["", "frame,ep", HEADER, f"{HEADER}\n", f"{HEADER}\n200,3"])
-def test_a_table_without_a_whole_row(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    assert complete_rows(path) == []
-    assert not path.exists()
-    path.write_text(text)
-    assert complete_rows(path) == []
-    writer = CSVWriter({"train": path}, HEADER.split(","))
-    writer.on_row("train", dict.fromkeys(HEADER.split(","), 1))
-    writer.close()
-    assert path.read_text() == f"{HEADER}\n1,1,1,1,1,1\n"
-
-
-def test_a_table_goes_on_from_its_rows(tmp_path: Path) -> None:
-    """Rows that a checkpoint knows already count once; the clock's other counts never go back."""
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join([HEADER, *ROWS, "800,1"]))
-    rows = complete_rows(path)
-
-    fresh = Table(Clock(), NoRates())
-    fresh.go_on(rows)
-    assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
-    assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
-    fresh.clock.frame = 800
-    assert fresh.row(41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
-
-    saved = Table(Clock(), NoRates())
-    saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
-    saved.clock.epi, saved.clock.t, saved.clock.opt_step = 10, 310, 38
-    saved.go_on(rows)
-    assert (saved.frame, list(saved.rewards)) == (600, [7.0, 20.5, 31.5])
-    assert (saved.clock.epi, saved.clock.t, saved.clock.opt_step) == (10, 310, 38)
-
-
-def test_updates_kept_from_a_global_net_are_no_divergence(caplog: pytest.LogCaptureFixture) -> None:
-    """They have changed nothing, so the means of a row are those of the others."""
-    rows: list[Row] = []
-    clock = Clock()
-    recorder = Recorder(clock, NoRates(), 100, lambda mode, row: rows.append(row), (*COLUMNS, *GLOBAL_COLUMNS))
-    for loss in (1.0, math.nan, 3.0):
-        recorder.on_update(Metrics(loss, 0.5))
-    clock.frame = 50
-    recorder.on_end()
-    assert rows[0]["loss"] == 2.0
-    assert not caplog.messages
+def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
+    """With meta.save_replay; else the new process collects its own."""
+    for kept in (True, False):
+        paths = new_run(tmp_path, "small")
+        fd, spec = shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
+        old = Session(spec, 0, store=shared_arrays(spec, fd, 0))
+        old.run(LocalSink(paths))
+        new = Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1, sink=LocalSink(paths)).build()
+        new.begin()
+        assert new.agent.replay.seen == (old.agent.replay.seen if kept else 0)
+        if kept:
+            assert np.array_equal(new.agent.replay.columns["reward"], old.agent.replay.columns["reward"])
+        new.close()
+        os.close(fd)
 
 
 # ---- memory
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("children")
 @pytest.mark.parametrize(("there", "fits"), [(2**30, 6), (2**20, 0)])
 def test_workers_that_do_not_fit_memory(there: int, fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "memory_bytes", lambda: there)
+    monkeypatch.setattr(engine, "memory_bytes", lambda: there)
     with pytest.raises(SpecError) as error:
         Trial(spec_of(meta={"max_session": 8}), tmp_path / "data").run()
     (problem,) = error.value.problems
     assert problem.path == "meta.max_session"
-    assert f" {fits} " in problem.message
+    assert problem.message.endswith(f" fit {fits}")
     assert not (tmp_path / "data").exists()

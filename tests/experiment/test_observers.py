@@ -1,41 +1,51 @@
 from __future__ import annotations
 
+import errno
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import checkpoint
-from slm_lab.experiment.engine import cause
+from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.failures import WorkerFailed, cause
 from slm_lab.experiment.observers import (
     COLUMNS,
+    SHARED_COLUMNS,
     Checkpointer,
-    CSVWriter,
     DevCheckError,
     DevChecks,
     Evaluator,
     Observer,
+    ProgressReporter,
     Recorder,
-    Row,
-    TensorBoard,
+    Table,
     hooks,
 )
+from slm_lab.experiment.process.interrupt import Blocked
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import Episode, Metrics, VecStep
+from slm_lab.lib.records import Episode, Metrics
 
 
 class Rates:
     lr, explore_var, entropy_coef = 0.001, None, 0.01
 
 
-def step(*returns: float) -> VecStep:
-    none = np.zeros(3, bool)
-    return VecStep(none, none, none, none, none, none, none, [Episode(0, value, 9) for value in returns])
+def episodes(*returns: float) -> list[Episode]:
+    return [Episode(0, value, 9) for value in returns]
+
+
+class Rows(list[Values]):
+    """Takes rows as an observer emits them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalars: list[Values] = []
+
+    def __call__(self, mode: Mode, values: Values, scalars: Values) -> None:
+        self.append(values)
+        self.scalars.append(scalars)
 
 
 def drive(clock: Clock, recorder: Observer, frames: int, num_envs: int, *returns: float) -> None:
@@ -43,13 +53,13 @@ def drive(clock: Clock, recorder: Observer, frames: int, num_envs: int, *returns
     waiting = list(returns)
     while clock.frame < frames:
         clock.tick(num_envs)
-        recorder.on_step(step(*([waiting.pop(0)] if waiting else [])))
+        recorder.on_step(episodes(*([waiting.pop(0)] if waiting else [])))
 
 
-def rows_of(every: int, num_envs: int, frames: int, *returns: float) -> list[Row]:
-    rows: list[Row] = []
+def rows_of(every: int, num_envs: int, frames: int, *returns: float) -> Rows:
+    rows = Rows()
     clock = Clock()
-    recorder = Recorder(clock, Rates(), every, lambda mode, row: rows.append(row))
+    recorder = Recorder(clock, Rates(), every, rows)
     drive(clock, recorder, frames, num_envs, *returns)
     recorder.on_end()
     return rows
@@ -78,9 +88,9 @@ def test_moving_average_is_over_the_last_100_rows() -> None:
 
 
 def test_update_columns_are_means_since_the_row_before() -> None:
-    rows: list[Row] = []
+    rows = Rows()
     clock = Clock()
-    recorder = Recorder(clock, Rates(), 10, lambda mode, row: rows.append(row))
+    recorder = Recorder(clock, Rates(), 10, rows)
     recorder.on_update(Metrics(1.0, 3.0))
     recorder.on_update(Metrics(2.0, 5.0))
     drive(clock, recorder, 20, 10)
@@ -89,20 +99,20 @@ def test_update_columns_are_means_since_the_row_before() -> None:
 
 
 def test_recorder_goes_on_from_its_state() -> None:
-    def run(stop_at: int | None) -> list[Row]:
-        rows: list[Row] = []
+    def run(stop_at: int | None) -> list[Values]:
+        rows = Rows()
         clock = Clock()
-        recorder = Recorder(clock, Rates(), 4, lambda mode, row: rows.append(row))
+        recorder = Recorder(clock, Rates(), 4, rows)
         for count in range(20):
             if count == stop_at:
                 state, before = recorder.state_dict(), clock.state_dict()
                 clock = Clock()
                 clock.load_state_dict(before)
-                recorder = Recorder(clock, Rates(), 4, lambda mode, row: rows.append(row))
+                recorder = Recorder(clock, Rates(), 4, rows)
                 recorder.load_state_dict(state)
             recorder.on_update(Metrics(float(count)))
             clock.tick(1)
-            recorder.on_step(step(float(count)))
+            recorder.on_step(episodes(float(count)))
         return [{name: value for name, value in row.items() if name not in ("wall_t", "fps")} for row in rows]
 
     assert run(6) == run(None)
@@ -110,9 +120,9 @@ def test_recorder_goes_on_from_its_state() -> None:
 
 def test_evaluator_rows_are_due_by_frames_and_at_the_end_but_not_after_an_interrupt() -> None:
     def frames(interrupted: bool) -> list[Any]:
-        rows: list[Row] = []
+        rows = Rows()
         clock = Clock()
-        evaluator = Evaluator(clock, Rates(), 10, lambda mode, row: rows.append(row), lambda: 7.0)
+        evaluator = Evaluator(clock, Rates(), 10, rows, lambda: 7.0)
         drive(clock, evaluator, 25, 1)
         if interrupted:
             evaluator.on_interrupt()
@@ -124,116 +134,102 @@ def test_evaluator_rows_are_due_by_frames_and_at_the_end_but_not_after_an_interr
     assert frames(True) == [10, 20]
 
 
-def test_csv_has_the_columns_in_order_and_one_format(tmp_path: Path) -> None:
-    writer = CSVWriter({"train": tmp_path / "train.csv", "eval": tmp_path / "eval.csv"})
-    row: Row = dict.fromkeys(COLUMNS)
-    writer.on_row("train", row | {"frame": 1000, "wall_t": 1.23456, "fps": 999.96, "total_reward": 1 / 3, "loss": 1e-9})
-    lines = (tmp_path / "train.csv").read_text().splitlines()  # flushed, not closed
-    assert lines[0] == "frame,epi,t,wall_t,fps,opt_step,total_reward,total_reward_ma,loss,lr,grad_norm,entropy,explore_var,entropy_coef"
-    assert lines[1] == "1000,,,1.235,1000.0,,0.33333333,,1e-09,,,,,"
-    assert not (tmp_path / "eval.csv").exists()
-    writer.close()
-
-
-def test_csv_appends_without_a_second_header(tmp_path: Path) -> None:
-    for frame in (1, 2):
-        writer = CSVWriter({"train": tmp_path / "train.csv"})
-        writer.on_row("train", dict.fromkeys(COLUMNS) | {"frame": frame})
-        writer.close()
-    assert [line.split(",")[0] for line in (tmp_path / "train.csv").read_text().splitlines()] == ["frame", "1", "2"]
-
-
 class Saved:
     """A Checkpointer with its surroundings."""
 
-    def __init__(self, folder: Path, interval: float) -> None:
-        self.clock, self.weight, self.written = Clock(), 0.0, 0
-        self.last, self.best = folder / "last.pt", folder / "best.pt"
-        self.observer = Checkpointer((self.last, self.best), self.clock, interval, "train", self.collect, self.weights, self.count)
+    def __init__(self, interval: float = 3600, mode: Mode = "train") -> None:
+        self.clock, self.weight = Clock(), 0.0
+        self.written: list[tuple[str, dict[str, Any]]] = []
+        self.observer = Checkpointer(self, self.clock, interval, mode, lambda which, bundle: self.written.append((which, bundle)))
 
-    def collect(self) -> dict[str, Any]:
-        return {"frame": self.clock.frame}
+    def state_dict(self) -> dict[str, Any]:
+        return {"frame": self.clock.frame, **self.observer.state_dict()}
 
-    def weights(self) -> dict[str, Any]:
-        return {"weights": torch.tensor(self.weight)}
+    def playable(self) -> dict[str, Any]:
+        return {"weights": self.weight}
 
-    def count(self) -> None:
-        self.written += 1
+    def of(self, which: str) -> list[dict[str, Any]]:
+        return [bundle for written, bundle in self.written if written == which]
 
     def row(self, total_reward_ma: float | None) -> None:
         self.clock.tick(10)
         self.weight += 1.0
         self.observer.on_row("train", {"frame": self.clock.frame, "total_reward_ma": total_reward_ma})
-        self.observer.on_step(step())
+        self.observer.on_step([])
 
 
-def test_checkpoints_keep_their_distance_in_time(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, interval=3600)
+def test_checkpoints_keep_their_distance_in_time() -> None:
+    """They are written after the other observers have finished the step."""
+    saved = Saved()
     saved.row(1.0)
     saved.observer.on_update(Metrics(0.0))
-    saved.observer.on_step(step())
-    assert saved.written == 0
+    saved.observer.on_step([])
+    assert saved.written == []
     saved.observer.due = 0.0
     saved.observer.on_update(Metrics(0.0))
-    assert saved.written == 0, "saved before the other observers are done with the step"
-    saved.observer.on_step(step())
-    saved.observer.on_step(step())
-    assert saved.written == 1
+    assert saved.written == []
+    saved.observer.on_step([])
+    saved.observer.on_step([])
+    assert len(saved.of("last")) == 1
 
 
-def test_best_weights_are_those_of_the_highest_moving_average(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, interval=3600)
+def test_best_weights_are_those_of_the_highest_moving_average() -> None:
+    """Of the rows of its mode; the bundle of the last state, which says which value is the best, is written after it."""
+    saved = Saved()
     for value in (None, 1.0, 3.0, 2.0):
         saved.row(value)
     saved.observer.on_row("eval", {"frame": 40, "total_reward_ma": 99.0})
     saved.observer.on_end()
-    best = checkpoint.load(saved.best)
-    assert (best["weights"].item(), best["frame"], best["total_reward_ma"]) == (3.0, 30, 3.0)
-    assert checkpoint.load(saved.last) == {"frame": 40}
+    assert saved.written == [
+        ("best", {"weights": 3.0, "frame": 30, "total_reward_ma": 3.0}),
+        ("last", {"frame": 40, "best_value": 3.0}),
+    ]
+    empty = Saved()
+    empty.row(None)
+    empty.observer.on_end()
+    assert empty.of("best") == [{"weights": 1.0, "frame": 10, "total_reward_ma": None}], "no episode has ended: the last weights"
 
 
-def test_without_an_episode_the_last_weights_are_the_best(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, interval=3600)
-    saved.row(None)
-    saved.observer.on_end()
-    assert checkpoint.load(saved.best)["total_reward_ma"] is None
-
-
-def test_best_weights_in_the_file_are_not_replaced_by_worse_ones(tmp_path: Path) -> None:
-    """A process that takes another's place may find a best file newer than the last checkpoint."""
-    saved = Saved(tmp_path, interval=3600)
-    saved.row(5.0)
-    saved.observer.on_end()
-    after = Saved(tmp_path, interval=3600)
-    after.observer.go_on()
+def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
+    """A restarted process may find a best file that is newer than the last checkpoint."""
+    after = Saved()
+    after.observer.resume_best({"weights": 1.0, "total_reward_ma": 5.0})
+    after.observer.resume_best({"weights": 1.0, "total_reward_ma": None})
+    after.observer.resume_best(None)
     after.row(4.0)
     after.observer.on_end()
-    assert checkpoint.load(saved.best)["total_reward_ma"] == 5.0
+    assert after.of("best") == []
     after.row(6.0)
     after.observer.on_end()
-    assert checkpoint.load(saved.best)["total_reward_ma"] == 6.0
+    assert [best["total_reward_ma"] for best in after.of("best")] == [6.0]
+
+
+@pytest.mark.parametrize(("last_row", "best"), [(7.0, [5.0, 7.0]), (4.0, [5.0]), (None, [5.0])])
+def test_an_interrupt_saves_once_before_the_last_row(last_row: float | None, best: list[float]) -> None:
+    """That row is off the grid of rows, which a continued run must not see; its weights are saved where they are the best."""
+    saved = Saved()
+    saved.row(5.0)
+    saved.clock.tick(5)
+    saved.observer.on_interrupt()
+    saved.observer.on_row("train", {"frame": 15, "total_reward_ma": last_row})
+    saved.observer.on_end()
+    assert saved.of("last") == [{"frame": 15, "best_value": 5.0}]
+    assert [bundle["total_reward_ma"] for bundle in saved.of("best")] == best
 
 
 @pytest.mark.parametrize(("frame", "frames"), [(20, [20, 30]), (17, [20, 30]), (30, [30])])
 def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: int, frames: list[int]) -> None:
     """The table in the file ends at frame 10; the process died at `frame`."""
-    rows: list[Row] = []
+    rows = Rows()
     clock = Clock()
     clock.load_state_dict({**clock.state_dict(), "frame": frame, "prev_frame": frame})
-    recorder = Recorder(clock, Rates(), 10, lambda mode, row: rows.append(row))
+    recorder = Recorder(clock, Rates(), 10, rows)
     recorder.means["loss"].add(100.0)  # from the checkpoint, and in the row of frame 10 too
-    recorder.go_on([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
+    recorder.resume([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
     drive(clock, recorder, 30, 1, 1.0)
     assert [row["frame"] for row in rows] == frames
     assert rows[0]["loss"] is None
     assert recorder.table.rewards[0] == 7.0
-
-
-def test_an_interrupt_saves_once_before_the_row_of_the_end(tmp_path: Path) -> None:
-    saved = Saved(tmp_path, interval=3600)
-    saved.observer.on_interrupt()
-    saved.observer.on_end()
-    assert saved.written == 1
 
 
 @pytest.mark.parametrize("metrics", [Metrics(math.nan), Metrics(1.0, math.inf)])
@@ -254,8 +250,11 @@ def test_dev_wants_weights_that_move() -> None:
     checks.on_end()
 
 
-def test_what_dev_finds_is_told_in_one_line() -> None:
+def test_an_error_that_explains_itself_needs_no_traceback() -> None:
     assert cause(DevCheckError("no weight moved in 3 updates")) == "no weight moved in 3 updates"
+    assert cause(Blocked("the env's close() did not return")) == "the env's close() did not return"
+    assert cause(WorkerFailed("worker 1 raised")) == "worker 1 raised"
+    assert cause(OSError(errno.ENOSPC, "No space")) == "the disk of the data folder is full (No space)"
     assert cause(ValueError("else")).startswith(("Traceback", "ValueError"))
 
 
@@ -266,7 +265,7 @@ def test_dev_watches_the_target_net() -> None:
     checks.on_update(Metrics(1.0, 1.0))
     due[0] = 1
     checks.on_update(Metrics(1.0, 1.0))
-    with pytest.raises(DevCheckError, match="due to follow 1 times and never moved"):
+    with pytest.raises(DevCheckError, match="1 updates of the target net were due, and it never moved"):
         checks.on_end()
     due[0], target[0] = 2, 0.5
     checks.on_update(Metrics(1.0, 1.0))
@@ -276,37 +275,6 @@ def test_dev_watches_the_target_net() -> None:
         checks.on_update(Metrics(1.0, 1.0))
 
 
-def test_tensorboard_that_fails_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    board = TensorBoard(tmp_path)
-
-    class Broken:
-        def add_scalar(self, *arguments: object) -> None:
-            raise OSError("disk full")
-
-    board.close()
-    board.writer = Broken()
-    board.on_row("train", {"frame": 1, "loss": 2.0})
-    board.on_row("train", {"frame": 2, "loss": 2.0})
-    board.close()
-
-
-def test_tensorboard_on_a_full_disk_is_one_notice(tmp_path: Path) -> None:
-    """Its writer's thread keeps its traceback to itself."""
-    code = f"""
-import resource
-from pathlib import Path
-from slm_lab.experiment.observers import TensorBoard
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-board = TensorBoard(Path({str(tmp_path)!r}))
-board.on_row("train", {{"frame": 1, "loss": 2.0}})
-board.close()
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("TensorBoard stopped: [Errno 27]") == 1, done.stderr
-
-
 def test_hooks_are_those_that_are_overridden() -> None:
     class Updates(Observer):
         def on_update(self, metrics: Metrics) -> None: ...
@@ -314,3 +282,74 @@ def test_hooks_are_those_that_are_overridden() -> None:
     observer = Updates()
     assert hooks([observer, Observer()], "on_update") == [observer.on_update]
     assert hooks([observer], "on_step") == []
+
+
+HEADER = "frame,epi,t,wall_t,opt_step,total_reward"
+ROWS = ("200,3,100,1.500,12,20.5", "400,5,200,2.500,25,", "600,9,300,3.250,37,31.5")
+
+
+def test_a_table_continues_from_its_rows() -> None:
+    """Rows that a checkpoint knows already count once; the clock's other counts never go back."""
+    rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
+
+    fresh = Table(Clock(), Rates())
+    fresh.resume(rows)
+    assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
+    assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
+    fresh.clock.frame = 800
+    assert fresh.row(41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
+
+    saved = Table(Clock(), Rates())
+    saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
+    saved.clock.epi, saved.clock.t, saved.clock.opt_step = 10, 310, 38
+    saved.resume(rows)
+    assert (saved.frame, list(saved.rewards)) == (600, [7.0, 20.5, 31.5])
+    assert (saved.clock.epi, saved.clock.t, saved.clock.opt_step) == (10, 310, 38)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_updates_that_a_shared_net_refuses_are_no_divergence(shared: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """They have changed nothing, so the means of a row are those of the others."""
+    rows, clock = Rows(), Clock()
+    recorder = Recorder(clock, Rates(), 100, rows, (*COLUMNS, *SHARED_COLUMNS), shared=shared)
+    for loss in (1.0, math.nan, 3.0, math.nan):
+        recorder.on_update(Metrics(loss, 0.5))
+    clock.frame = 50
+    recorder.on_end()
+    assert rows[0]["loss"] == 2.0 if shared else math.isnan(rows[0]["loss"] or 0.0)
+    assert sum("training has diverged" in message for message in caplog.messages) == (not shared)
+
+
+def test_what_updates_report_besides_is_a_column_or_a_scalar() -> None:
+    rows, clock = Rows(), Clock()
+    recorder = Recorder(clock, Rates(), 100, rows, (*COLUMNS, "approx_kl"))
+    for value in (1.0, 3.0):
+        recorder.on_update(Metrics(0.0, extra={"approx_kl": value, "alpha": 2 * value}))
+    clock.frame = 50
+    recorder.on_end()
+    assert (rows[0]["approx_kl"], rows.scalars[0]) == (2.0, {"alpha": 4.0})
+    assert "alpha" not in rows[0]
+
+
+def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
+    recorder = Recorder(Clock(), Rates(), 100, Rows())
+    recorder.on_step(episodes(1.0, 2.0))
+    recorder.forget_episodes()
+    recorder.on_step(episodes(7.0))
+    assert list(recorder.returns) == [7.0]
+
+
+def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
+    clock, reports = Clock(), []
+    reporter = ProgressReporter(clock, lambda *report: reports.append(report))
+    clock.moment = 1.0 + reporter.time
+    clock.tick(500)
+    reporter.on_step([])
+    assert reports == []
+    reporter.on_row("train", {"frame": 500})
+    reporter.on_row("eval", {"frame": 500})
+    reporter.due = 0.0
+    reporter.on_step([])
+    reporter.on_step([])
+    assert [(frame, row) for frame, _, row in reports] == [(500, {"frame": 500}), (500, None)]
+    assert reports[0][1] == pytest.approx(500)

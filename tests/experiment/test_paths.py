@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from slm_lab.experiment import paths as paths_module
+from slm_lab.experiment.enjoy import find_run
 from slm_lab.experiment.paths import RunPaths, new_comparison, new_run, run_in, runs
+from slm_lab.experiment.plan import UserError
 
 
 def test_names_of_a_run(tmp_path: Path) -> None:
@@ -51,6 +54,25 @@ def test_runs_are_of_that_spec_alone(tmp_path: Path) -> None:
     (tmp_path / "ppo_notes").mkdir()
     assert runs(tmp_path, "ppo") == [mine]
     assert runs(tmp_path / "nowhere", "ppo") == []
+
+
+def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
+    """Each of them finds its own runs, the latest too, and a folder of the other is none of its runs."""
+    made = {}
+    for name in ("a_b", "a+b", "a b"):
+        made[name] = new_run(tmp_path, name)
+        made[name].spec.write_text(json.dumps({name: {}}))
+    for name, paths in made.items():
+        assert paths.stem == "a_b"
+        assert runs(tmp_path, name) == [paths.root]
+        assert find_run("latest", name, tmp_path) == paths
+        assert find_run(paths.root.name, name, tmp_path) == paths
+    with pytest.raises(UserError, match=r"no run of 'a\+b' in the folder"):
+        find_run(str(made["a_b"].root), "a+b", tmp_path)
+    with pytest.raises(UserError, match="no run of 'a=b'"):
+        find_run("latest", "a=b", tmp_path)
+    made["a b"].spec.write_text("{half")
+    assert runs(tmp_path, "a b") == [made["a b"].root], "whoever loads it says what is wrong"
 
 
 def test_a_name_stays_inside_the_data_folder(tmp_path: Path) -> None:

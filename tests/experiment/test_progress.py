@@ -6,15 +6,16 @@ from typing import IO, cast
 import pytest
 from rich.console import Console
 
-from slm_lab.experiment.progress import Progress, number
+from slm_lab.experiment.events import CheckpointWritten, End, Event, Notice, Progress
+from slm_lab.experiment.progress import ProgressDisplay, number
 from slm_lab.experiment.screen import Screen
 
 ROW: dict[str, float | int | None] = {"total_reward": 21.5, "total_reward_ma": None}
 
 
-def shown(terminal: bool, sessions: int = 2, width: int = 80) -> tuple[Progress, io.StringIO]:
+def shown(terminal: bool, sessions: int = 2, width: int = 80) -> tuple[ProgressDisplay, io.StringIO]:
     file = io.StringIO()
-    return Progress(sessions, 1000, Console(file=file, force_terminal=terminal, width=width, highlight=False, soft_wrap=True)), file
+    return ProgressDisplay(sessions, 1000, Console(file=file, force_terminal=terminal, width=width, highlight=False, soft_wrap=True)), file
 
 
 def test_plain_lines_without_a_terminal() -> None:
@@ -44,15 +45,39 @@ def test_one_live_table_fits_a_terminal_of_80_columns() -> None:
     assert "…" not in text
 
 
-def test_a_failure_and_a_notice_are_said_above_it() -> None:
-    for terminal in (True, False):
-        progress, file = shown(terminal)
-        with progress:
-            progress.notice("it rains")
-            progress.notice("it rains")
-            progress.ended(1, "failed", "Traceback [bold]\n  oh no\n")
-        assert file.getvalue().count("it rains") == 1
-        assert "session 1 failed: Traceback [bold]\n  oh no" in file.getvalue().replace("\r", "")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_events_are_shown(terminal: bool) -> None:
+    """A notice once however many Sessions report it; a failure with its cause, as it is."""
+    display, file = shown(terminal)
+    events: list[Event] = [
+        Progress(0, 250, 500.0, ROW),
+        Notice("it rains"),
+        Notice("it rains"),
+        CheckpointWritten(0, 250),
+        End(0, "done"),
+        End(1, "failed", "Traceback [bold]\n  oh no\n"),
+    ]
+    with display:
+        for event in events:
+            display(event)
+    text = file.getvalue().replace("\r", "")
+    assert "250/1,000" in text
+    assert text.count("it rains") == 1
+    assert "session 1 failed: Traceback [bold]\n  oh no" in text
+    assert [state.status for state in display.states] == ["done", "failed"]
+
+
+def test_an_output_that_is_not_utf_8() -> None:
+    """Characters that it lacks are replaced: the bar of the table, the × of the first line."""
+    raw = io.BytesIO()
+    screen = Screen(io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    console = Console(file=cast(IO[str], screen), force_terminal=True, width=80, highlight=False)
+    with ProgressDisplay(1, 1000, console) as display:
+        display.begin("größe: 1 × 1,000 frames …")
+        display(Progress(0, 250, 500.0, ROW))
+    assert b"gr??e: 1 ? 1,000 frames ?" in raw.getvalue()
+    assert b"250/1,000" in raw.getvalue()
+    assert screen.error is None
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60])
@@ -83,7 +108,6 @@ def test_a_screen_that_is_gone_is_silent() -> None:
             raise BrokenPipeError
 
     screen = Screen(Gone())
-    progress = Progress(1, 1000, Console(file=cast(IO[str], screen), force_terminal=True))
-    with progress:
+    with ProgressDisplay(1, 1000, Console(file=cast(IO[str], screen), force_terminal=True)) as progress:
         progress.say("hello")
     assert isinstance(screen.error, BrokenPipeError)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.memory import replay as replay_module
-from slm_lab.agent.memory.replay import Replay
-from slm_lab.experiment import checkpoint
+from slm_lab.agent.replay import replay as replay_module
+from slm_lab.agent.replay.replay import Replay
+from slm_lab.experiment import state
+from slm_lab.experiment.engine import check_builds
 from slm_lab.experiment.paths import new_run
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.session import Session
-from slm_lab.experiment.sessions import check_builds
+from slm_lab.experiment.sink import LocalSink, MemorySink
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
@@ -37,28 +38,27 @@ def saved(spec: Spec, folder: Path) -> tuple[Session, dict[str, Any]]:
     """A Session that has run, and its last checkpoint."""
     paths = new_run(folder, spec.name)
     session = Session(spec)
-    session.run(paths)
-    return session, checkpoint.load(paths.checkpoint(0, "last"))
+    session.run(LocalSink(paths))
+    return session, state.load(paths.checkpoint(0, "last"))
 
 
 def resumed(spec: Spec, bundle: dict[str, Any]) -> Session:
-    session = Session(spec).build()
-    session.agent.load_state_dict(bundle["agent"])
-    if "replay" in bundle:
-        assert session.agent.replay is not None
-        session.agent.replay.load_contents(bundle["replay"])
+    """A new Session that continues from a checkpoint."""
+    session = Session(spec, sink=MemorySink()).build()
+    session.begin()
+    session.load_state_dict(bundle, session.learners[0])
+    session.learners[0].frames = 10**9
     return session
 
 
 def step(session: Session) -> None:
     """One step of acting, without training."""
-    obs_N = session.env.reset()
-    out = session.agent.act(obs_N)
-    session.agent.observe(obs_N, out, session.env.step(out.action_N))
+    experience = next(iter(session.source or ()))
+    session.agent.observe(*experience.transition)
 
 
 @pytest.mark.parametrize("name", ["Replay", "PrioritizedReplay"])
-def test_a_run_goes_on_with_its_replay(spec_body: SpecBody, tmp_path: Path, name: str) -> None:
+def test_a_run_continues_with_its_replay(spec_body: SpecBody, tmp_path: Path, name: str) -> None:
     spec = off_policy(spec_body, memory={"name": name}, save_replay=True)
     before, bundle = saved(spec, tmp_path)
     after = resumed(spec, bundle)
@@ -124,7 +124,7 @@ def test_memories_of_sessions_that_run_at_once_must_fit(
     (problem,) = caught.value.problems
     assert problem.path == "agent.memory.max_size"
     assert problem.message.startswith(f"1,000,000 transitions take 3 at once of {one / 2**30:,.1f} GiB each, this machine has")
-    assert "at most 600,000 would fit; or let fewer Sessions run at a time (--jobs)" in problem.message
+    assert "at most 600,000 would fit; or run fewer Sessions at a time (--jobs)" in problem.message
     with pytest.raises(SpecError, match="3 at once"):
         Session(spec, plan=Plan(jobs=3)).build()
 
@@ -135,11 +135,11 @@ def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monke
     spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
     alone = Session(spec).build()
     alone.close()
-    needed = 4 * replay_module.replay_bytes(250_000, alone.env.info)
+    needed = 4 * replay_module.replay_bytes(250_000, alone.info)
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed)
     check_builds([spec], Plan(jobs=1), "x.json")
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed - 1)
-    with pytest.raises(SpecError, match=r"250,000 transitions take 4 at once .*; or take fewer Sessions \(meta\.max_session\)"):
+    with pytest.raises(SpecError, match=r"250,000 transitions take 4 at once .*; or use fewer Sessions \(meta\.max_session\)"):
         check_builds([spec], Plan(jobs=1), "x.json")
 
 

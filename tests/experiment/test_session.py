@@ -1,175 +1,277 @@
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from slm_lab.experiment import checkpoint
+from slm_lab.experiment import state
+from slm_lab.experiment.engine import check_builds
 from slm_lab.experiment.observers import DevCheckError
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.session import Session
-from slm_lab.experiment.sessions import check_builds
+from slm_lab.experiment.sink import LocalSink
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
+from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
+class StopAt(Stop):
+    """Requested once the Session has so many frames."""
+
+    def __init__(self, frame: int) -> None:
+        self.frame, self.number = frame, None
+        self.session: Session | None = None
+
+    @property
+    def requested(self) -> bool:  # type: ignore[override]
+        return self.session is not None and bool(self.session.learners) and self.session.clock.frame >= self.frame
+
+
+def stopped_at(frame: int, spec: Spec) -> Session:
+    """A Session that is stopped at a frame."""
+    stop = StopAt(frame)
+    stop.session = Session(spec, stop=stop)
+    return stop.session
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return new_run(tmp_path / "data", "small")
 
 
 def test_it_ends_at_the_first_step_at_or_past_its_frames(make_spec: MakeSpec) -> None:
-    result = Session(make_spec(env={"num_envs": 3}, meta={"log_frequency": 400})).run()
+    """And leaves torch's number of threads as it was, while it computes on one."""
+    with threads(2):
+        session = Session(make_spec(env={"num_envs": 3}, meta={"log_frequency": 400})).build()
+        assert torch.get_num_threads() == 1
+        result = session.run()
+        assert torch.get_num_threads() == 2
     assert [row["frame"] for row in result.rows] == [402, 801, 1002]
     assert (result.frame, result.interrupted) == (1002, False)
-    assert all(row["t"] * 3 == row["frame"] for row in result.rows)
-    assert result.rows[-1]["opt_step"] > 0
+    assert all(row["t"] * 3 == row["frame"] for row in result.rows if row["t"] is not None)
+    assert (result.rows[-1]["opt_step"] or 0) > 0
 
 
-def test_alone_it_takes_all_frames_of_a_distributed_spec(make_spec: MakeSpec) -> None:
+def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec) -> None:
     spec = make_spec()
     sets = {"distributed": "synced", "max_session": 4}
     session = Session(spec.model_copy(update={"meta": spec.meta.model_copy(update=sets)}))
-    assert session.run().frame == Session(spec).run().frame >= spec.env.max_frame
-    assert session._best()["global_frame"] == session.clock.frame
+    assert session.run().frame == 1000
+    assert session.playable(session.learners[0])["global_frame"] == session.clock.frame
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_session_others(make_spec: MakeSpec, tmp_path: Path) -> None:
-    """Defect 10: seeds are never set."""
-
-    def run(name: str, index: int) -> list[dict[str, str]]:
-        (tmp_path / name).mkdir()
-        paths = RunPaths(tmp_path / name, "small")
-        paths.make_dirs()
-        Session(make_spec(), index).run(paths)
-        return [{key: value for key, value in row.items() if key not in ("wall_t", "fps")} for row in table(paths.session_df(index))]
-
-    first = run("a", 0)
-    assert first == run("b", 0)
-    assert first != run("c", 1)
+def test_equal_seeds_give_equal_bytes_and_another_session_others(make_spec: MakeSpec, paths: RunPaths) -> None:
+    """Evaluation takes part, and leaves the training as it is."""
+    sinks = [LocalSink(paths, trial) for trial in range(3)]
+    eval_meta = {"rigorous_eval": 2, "eval_frequency": 100}
+    for sink, meta, index in zip(sinks, ({}, eval_meta, {}), (0, 0, 1), strict=True):
+        Session(make_spec(meta=meta), index).run(sink)
+        sink.close()
+    first, again, other = (rows(paths.session_df(index, t=t)) for t, index in enumerate((0, 0, 1)))
+    assert first == again
+    assert first != other
     assert float(first[-1]["total_reward"]) > 0
 
 
-def test_files_of_a_session(make_spec: MakeSpec, tmp_path: Path) -> None:
-    paths = new_run(tmp_path, "small")
+def test_files_of_a_session(make_spec: MakeSpec, paths: RunPaths) -> None:
     session = Session(make_spec(meta={"rigorous_eval": 2, "eval_frequency": 500}))
-    session.run(paths)
-    assert [row["frame"] for row in table(paths.session_df(0))] == ["252", "500", "752", "1000"]
-    assert [row["frame"] for row in table(paths.session_df(0, "eval"))] == ["500", "1000"]
-    bundle = checkpoint.load(paths.checkpoint(0, "last"))
+    result = session.run(LocalSink(paths))
+    assert (result.rows, result.eval_rows) == ([], []), "kept in memory for nothing"
+    assert [row["frame"] for row in rows(paths.session_df(0))] == ["252", "500", "752", "1000"]
+    assert [row["frame"] for row in rows(paths.session_df(0, "eval"))] == ["500", "1000"]
+    bundle = state.load(paths.checkpoint(0, "last"))
+    assert bundle["version"] == state.VERSION
     assert bundle["clock"]["frame"] == 1000
-    assert bundle["observers"]["Recorder"]["table"]["frame"] == 1000
-    assert {"agent", "env", "rng"} <= bundle.keys()
-    best = checkpoint.load(paths.checkpoint(0, "best"))
-    assert best["total_reward_ma"] == max(row["total_reward_ma"] for row in session.result.eval_rows)
+    assert bundle["observers"]["recorder"]["table"]["frame"] == 1000
+    assert {"agent", "normalizers", "source", "rng", "weights", "spaces"} <= bundle.keys()
+    best = state.load(paths.checkpoint(0, "best"))
+    assert best["total_reward_ma"] == max(float(row["total_reward_ma"]) for row in rows(paths.session_df(0, "eval")))
     session.agent.load_weights(best["weights"])
     assert list(paths.tensorboard(0).iterdir())
 
 
-def test_evaluation_leaves_the_training_as_it_is(make_spec: MakeSpec) -> None:
-    def losses(**meta: int) -> list[object]:
-        return [row["loss"] for row in Session(make_spec(meta=meta)).run().rows]
-
-    assert losses(rigorous_eval=2, eval_frequency=100) == losses()
-
-
-def test_a_stop_saves_first_and_then_writes_the_row_of_the_end(make_spec: MakeSpec, tmp_path: Path) -> None:
-    class StopAt500(Stop):
-        @property
-        def requested(self) -> bool:
-            return session.clock.frame >= 500
-
-    paths = new_run(tmp_path, "small")
-    session = Session(make_spec(meta={"log_frequency": 300}, env={"max_frame": 10**9}), stop=StopAt500.__new__(StopAt500))
-    assert session.run(paths).interrupted
-    assert [row["frame"] for row in table(paths.session_df(0))] == ["300", "500"]
-    bundle = checkpoint.load(paths.checkpoint(0, "last"))
+def test_a_stop_saves_first_and_then_writes_the_last_row(make_spec: MakeSpec, paths: RunPaths) -> None:
+    """A continued run must not see a row off the grid. That row is the best one, and so are its weights."""
+    session = stopped_at(500, make_spec(meta={"log_frequency": 300}, env={"max_frame": 10**9}))
+    assert session.run(LocalSink(paths)).interrupted
+    table = rows(paths.session_df(0))
+    assert [row["frame"] for row in table] == ["300", "500"]
+    bundle = state.load(paths.checkpoint(0, "last"))
     assert bundle["clock"]["frame"] == 500
-    assert bundle["observers"]["Recorder"]["table"]["frame"] == 300, "a run that goes on must not see a row off the grid"
+    assert bundle["observers"]["recorder"]["table"]["frame"] == 300
+    best = state.load(paths.checkpoint(0, "best"))
+    assert float(table[1]["total_reward_ma"]) > float(table[0]["total_reward_ma"])
+    assert best["frame"] == 500
+    assert best["total_reward_ma"] == pytest.approx(float(table[1]["total_reward_ma"]), rel=1e-6)
+    for name, weight in session.agent.weights().items():
+        assert torch.equal(best["weights"][name], weight)
 
 
-def test_dev_fails_where_nothing_learns(make_spec: MakeSpec) -> None:
+def test_dev_fails_where_nothing_is_learned(make_spec: MakeSpec) -> None:
     Session(make_spec(), plan=Plan(mode="dev")).run()
     with pytest.raises(DevCheckError, match="before the first update"):
         Session(make_spec(env={"max_frame": 100}), plan=Plan(mode="dev")).run()
     session = Session(make_spec(), plan=Plan(mode="dev")).build()
-    session.agent.update = lambda: Metrics(0.0, 0.0)  # type: ignore[method-assign]
-    session.agent.ready = lambda: True  # type: ignore[method-assign]
+    session.agent.update = lambda: Metrics(0.0, 0.0)
+    session.agent.ready = lambda: True
     with pytest.raises(DevCheckError, match="no weight moved"):
         session.run()
 
 
-def test_a_bare_session_leaves_torch_as_it_was(make_spec: MakeSpec) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        Session(make_spec(env={"max_frame": 100})).run()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_session_computes_on_one_thread(make_spec: MakeSpec) -> None:
-    """Defect 4: workers that each use all cores slow one another down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    session = Session(make_spec()).build()
-    try:
-        assert torch.get_num_threads() == 1
-    finally:
-        session.close()
-        torch.set_num_threads(before)
-
-
-def test_an_absent_device_is_the_users_to_put_right(make_spec: MakeSpec) -> None:
+def test_what_the_user_can_correct(make_spec: MakeSpec) -> None:
+    """A device that is absent; the problems of several specs at once."""
     with pytest.raises(UserError, match="cuda device"):
         Session(make_spec(), plan=Plan(device="cuda:99")).build()
-
-
-def test_check_builds_tells_the_problems_of_all_specs(make_spec: MakeSpec) -> None:
     wrong = make_spec(env={"name": "Pendulum-v1", "gravitas": 1}).model_copy(update={"name": "pendulum"})
-    with pytest.raises(SpecError, match=r"pendulum\.env\.gravitas"):
-        check_builds([make_spec(), wrong, make_spec()], Plan(), "specs.json")
+    worse = make_spec(env={"name": "Pendulum-v1", "levitas": 1}).model_copy(update={"name": "other"})
+    with pytest.raises(SpecError) as caught:
+        check_builds([wrong, make_spec(), worse], Plan(), "specs.json")
+    assert [problem.path for problem in caught.value.problems] == ["pendulum.env.gravitas", "other.env.levitas"]
 
 
-def test_a_drawn_seed_is_told_and_kept(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(make_spec(meta={"random_seed": None}, env={"max_frame": 100})).build()
+def test_a_drawn_seed_is_shown_and_kept_and_a_session_runs_twice(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    """The second run of a Session, and that of another one with its seed, equal the first."""
+    session = Session(make_spec(meta={"random_seed": None}, env={"max_frame": 300})).build()
     seed = session.spec.meta.random_seed
-    assert seed is not None
-    assert f"small: random_seed {seed}, drawn" in caplog.text
-    first, again = session.run(), Session(make_spec(meta={"random_seed": seed}, env={"max_frame": 100})).run()
-    assert [row["total_reward"] for row in first.rows] == [row["total_reward"] for row in again.rows]
-
-
-def test_a_session_runs_twice_the_same(make_spec: MakeSpec) -> None:
-    session = Session(make_spec(env={"max_frame": 300}))
-    first = session.run()
-    again = session.run()
-    assert first is not again
-    assert [row["total_reward"] for row in first.rows] == [row["total_reward"] for row in again.rows]
+    assert caplog.messages == [f"small: no meta.random_seed given; using {seed}"]
+    rewards = [[row["total_reward"] for row in session.run().rows]]
+    again = Session(session.spec)
+    rewards += [[row["total_reward"] for row in again.run().rows] for _ in range(2)]
+    assert rewards[0] == rewards[1] == rewards[2]
 
 
 def test_a_stopped_evaluation_is_none(make_spec: MakeSpec) -> None:
     """The episodes that finish first are the shortest: their mean would be no estimate."""
-    session = Session(make_spec(meta={"rigorous_eval": 3})).build()
-    try:
-        assert session._evaluate() is not None
-        session.stop.requested = True
-        assert session._evaluate() is None
-    finally:
-        session.close()
+    session = Session(make_spec(meta={"rigorous_eval": 3}, env={"max_frame": 100})).build()
+    session.train()
+    assert session.learners[0].evaluate() is not None
+    session.stop.requested = True
+    assert session.learners[0].evaluate() is None
+    session.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_no_weight(value: float, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where one Session trains alone: that step is skipped with one notice, and the others learn."""
+    session = Session(make_spec()).build()
+    trainer = session.agent.algorithm.policy_trainer
+    step, weights, skipped = trainer.step, [session.agent.weights()], []
+
+    def poisoned() -> float:
+        skipped.append(len(skipped) < 9)
+        if skipped[-1]:
+            trainer.flat.grad[3] = value
+        norm = step()
+        if skipped[-1]:
+            weights.append(session.agent.weights())
+        return float(norm)
+
+    trainer.step = poisoned
+    assert session.run().frame == 1000
+    assert all(torch.equal(after[name], before) for after in weights for name, before in weights[0].items())
+    assert not all(torch.equal(session.agent.weights()[name], before) for name, before in weights[0].items())
+    assert session.agent.algorithm.skipped_steps == sum(skipped) == 9
+    assert sum("not finite" in message for message in caplog.messages) == 1
 
 
 def test_divergence_is_noticed_once(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
     session = Session(make_spec()).build()
-    session.agent.update = lambda: Metrics(float("nan"), 1.0)  # type: ignore[method-assign]
-    session.agent.ready = lambda: True  # type: ignore[method-assign]
+    session.agent.update = lambda: Metrics(float("nan"), 1.0)
+    session.agent.ready = lambda: True
     session.run()
     assert sum("training has diverged" in message for message in caplog.messages) == 1
+
+
+# ---- state
+
+NET = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
+RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8}
+PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1, "normalize_v_targets": True}
+REPLAY = {"name": "PrioritizedReplay", "batch_size": 16, "max_size": 200}
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "reinforce": ("CartPole-v1", {"name": "Reinforce", "training_frequency": 2}, {"name": "OnPolicyReplay"}, NET),
+    "ppo": ("Pendulum-v1", PPO, {"name": "OnPolicyBatchReplay"}, {**NET, "log_std_init": 0.0}),
+    "recurrent ppo": ("CartPole-v1", PPO, {"name": "OnPolicyBatchReplay"}, RNN),
+    "dqn": (
+        "CartPole-v1",
+        {"name": "DQN", "training_frequency": 4, "training_start_step": 40},
+        REPLAY,
+        {**NET, "update_type": "polyak", "polyak_coef": 0.9},
+    ),
+    "sac": (
+        "Pendulum-v1",
+        {"name": "SoftActorCritic", "training_frequency": 4, "training_start_step": 40},
+        {**REPLAY, "name": "Replay"},
+        {**NET, "update_type": "polyak", "polyak_coef": 0.9},
+    ),
+    "sil": ("CartPole-v1", {"name": "SIL", "training_frequency": 20}, {"name": "OnPolicyBatchReplay", "max_size": 200}, NET),
+}
+
+
+def family_spec(name: str, seed: int) -> Spec:
+    env, algorithm, memory, net = FAMILIES[name]
+    normalize = {"normalize_obs": True, "normalize_reward": True}
+    return Spec.model_validate(
+        {
+            "name": "small",
+            "agent": {"name": name, "algorithm": algorithm, "memory": memory, "net": net},
+            "env": {"name": env, "num_envs": 2, "max_frame": 400, "max_t": 50, **(normalize if "ppo" in name else {})},
+            "meta": {"random_seed": seed, "log_frequency": 100, "save_replay": True, "rigorous_eval": 1, "eval_frequency": 200},
+        }
+    )
+
+
+def differences(left: Any, right: Any, path: str = "") -> list[str]:
+    """Paths at which two nested states differ; seconds and the number of loads aside."""
+    if path.endswith((".wall_t", ".resumes", "source.env.episodes")):
+        return []
+    if isinstance(left, dict) and isinstance(right, dict):
+        keys = [key for key in {**left, **right} if (key in left) != (key in right)]
+        return [f"{path}.{key}" for key in keys] + [
+            one for key in left if key in right for one in differences(left[key], right[key], f"{path}.{key}")
+        ]
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple) and len(left) == len(right):
+        return [one for index in range(len(left)) for one in differences(left[index], right[index], f"{path}.{index}")]
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        same = left.shape == right.shape and left.numpy().tobytes() == right.numpy().tobytes()
+    else:
+        same = left == right or (left != left and right != right)
+    return [] if same else [path]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
+    """By a fresh Session of another seed; what it saves then equals what it loaded."""
+    with closing(LocalSink(paths)) as sink:
+        Session(family_spec(name, 1)).run(sink)
+    bundle = state.load(paths.checkpoint(0, "last"))
+    after = Session(family_spec(name, 2), sink=LocalSink(new_run(paths.root / "other", "small"))).build()
+    try:
+        after.begin()
+        learner = after.learners[0]
+        assert differences(bundle, after.state_dict(learner)), "a fresh Session has another state"
+        after.load_state_dict(bundle, learner)
+        now = after.state_dict(learner)
+        assert differences(bundle, now) == []
+        assert bundle["agent"]["algorithm"], "there is something to compare"
+    finally:
+        after.close()

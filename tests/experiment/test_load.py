@@ -1,0 +1,224 @@
+"""A trained agent from a run folder, without its env."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.experiment import enjoy, load, state
+from slm_lab.experiment.load import LoadedAgent, load_agent
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sink import LocalSink
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.spec import Spec
+
+NET = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
+RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8}
+PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 1}
+DQN = {"name": "DQN", "training_frequency": 4, "training_start_step": 40}
+
+
+class Toy(gym.Env[Any, Any]):
+    """Observations of a Dict space; actions of the space that `action` names."""
+
+    def __init__(self, action: str = "multi") -> None:
+        self.observation_space = gym.spaces.Dict(
+            {"place": gym.spaces.Box(-10.0, 10.0, (2,), np.float32), "room": gym.spaces.Discrete(3), "grid": gym.spaces.Box(0, 9, (2, 2))}
+        )
+        self.action_space = gym.spaces.MultiDiscrete([2, 3]) if action == "multi" else gym.spaces.Box(-2.0, 6.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+gym.register("LoadToy-v0", entry_point=Toy, max_episode_steps=20)
+
+
+def trained(folder: Path, env: dict[str, Any], algorithm: dict[str, Any] = PPO, net: dict[str, Any] = NET, **meta: Any) -> RunPaths:
+    """A run of one Session."""
+    memory = {"name": "Replay", "batch_size": 16, "max_size": 200} if algorithm is DQN else {"name": "OnPolicyBatchReplay"}
+    spec = Spec.model_validate(
+        {
+            "name": "small",
+            "agent": {"name": "agent", "algorithm": algorithm, "memory": memory, "net": net},
+            "env": {"num_envs": 2, "max_frame": 200, **env},
+            "meta": {"random_seed": 3, "log_frequency": 100, **meta},
+        }
+    )
+    paths = new_run(folder, "small")
+    for index in range(spec.meta.max_session):
+        sink = LocalSink(paths)
+        Session(spec, index).run(sink)
+        sink.close()
+    paths.spec.write_text(json.dumps(dump_spec(spec)))
+    return paths
+
+
+@pytest.fixture
+def no_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, no env can be made."""
+
+    def forbid(*arguments: object, **options: object) -> None:
+        raise AssertionError("an env is made")
+
+    def call() -> None:
+        monkeypatch.setattr(load, "make_env", forbid)
+        monkeypatch.setattr(gym, "make", forbid)
+        monkeypatch.setattr(gym, "make_vec", forbid)
+
+    return call
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "discrete": ({"name": "CartPole-v1"}, PPO, NET),
+    "normalised": ({"name": "CartPole-v1", "normalize_obs": True}, PPO, NET),
+    "recurrent": ({"name": "CartPole-v1", "normalize_obs": True}, PPO, RNN),
+    "values": ({"name": "CartPole-v1"}, DQN, NET),
+    "box": ({"name": "Pendulum-v1", "normalize_obs": True}, PPO, NET),
+    "dict": ({"name": "LoadToy-v0"}, PPO, NET),
+    "dict to box": ({"name": "LoadToy-v0", "action": "box", "normalize_obs": True}, PPO, NET),
+}
+
+
+def batch(space: gym.Space[Any], count: int) -> tuple[list[Any], Any]:
+    """Observations one by one, and as a batch."""
+    space.seed(0)
+    singles = [space.sample() for _ in range(count)]
+    if isinstance(space, gym.spaces.Dict):
+        return singles, {key: np.stack([single[key] for single in singles]) for key in space.spaces}
+    return singles, np.stack(singles)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_three_lines(case: str, tmp_path: Path, no_env: Callable[[], None]) -> None:
+    """An observation or a batch of them in the env's form; actions that the env accepts; a sample, or the same action each time."""
+    env, algorithm, net = CASES[case]
+    paths = trained(tmp_path, env, algorithm, net)
+    no_env()
+    agent = load_agent(paths.root)
+    assert agent.path == paths.checkpoint(0, "best")
+    singles, together = batch(agent.observation_space, 5)
+    action, hidden = agent.act(singles[0], deterministic=True)
+    assert agent.action_space.contains(action), action
+    assert (hidden is None) == (case != "recurrent")
+    actions, hiddens = agent.act(together, deterministic=True)
+    assert len(actions) == 5
+    assert np.allclose([agent.act(single, deterministic=True)[0] for single in singles], actions, atol=1e-5)
+    if hidden is not None:
+        assert hiddens is not None
+        assert hiddens.shape == (5, hidden.shape[1])
+        assert np.array_equal(agent.act(singles[0], np.zeros_like(hidden), deterministic=True)[1], hidden), "no state: an episode begins"
+        assert not np.allclose(agent.act(singles[0], hidden)[1], hidden)
+    drawn = [tuple(np.ravel(agent.act(singles[0])[0])) for _ in range(100)]
+    assert len(set(drawn)) > 1, "no sample"
+
+
+def test_it_acts_as_the_session_did(tmp_path: Path, no_env: Callable[[], None]) -> None:
+    """With the statistics of the observation normaliser that belong to the weights."""
+    paths = trained(tmp_path, {"name": "Pendulum-v1", "normalize_obs": True})
+    bundle = state.load(paths.checkpoint(0, "last"))
+    no_env()
+    agent = load_agent(str(paths.root), which="last")
+    assert agent.path == paths.checkpoint(0, "last")
+    assert agent.normalizers.obs is not None
+    _, obs_N = batch(agent.observation_space, 4)
+    saved = bundle["normalizers"]["obs_stats"]
+    mean, var = np.asarray(saved["mean"]), np.asarray(saved["m2"]) / saved["count"]
+    assert np.abs(mean).max() > 0.01
+    expected_N = np.clip((obs_N - mean) / np.sqrt(var), -10, 10)
+    normalised_N = agent.normalizers.obs(obs_N)
+    assert np.allclose(normalised_N, expected_N, atol=1e-3)
+    plain = agent.policy.act(normalised_N, None, True).action_N
+    again = agent.act(obs_N, deterministic=True)[0]
+    assert np.allclose(again, agent._decode(plain))
+    agent.act(obs_N)
+    assert np.array_equal(agent.normalizers.obs(obs_N), normalised_N), "acting changes the statistics"
+
+
+def test_a_checkpoint_of_version_1(tmp_path: Path) -> None:
+    """Its layout has no spaces: the env is made once to ask for them."""
+    paths = trained(tmp_path, {"name": "Pendulum-v1", "normalize_obs": True})
+    new = state.load(paths.checkpoint(0, "best"))
+    expected = load_agent(paths.root)
+    old = {
+        "version": 1,
+        "weights": new["weights"],
+        "env": {**new["normalizers"], "rng": None},
+        "global_frame": 200,
+        "frame": 200,
+        "total_reward_ma": new["total_reward_ma"],
+    }
+    torch.save(old, paths.checkpoint(0, "best"))
+    agent = load_agent(paths.root)
+    _, obs_N = batch(expected.observation_space, 4)
+    assert agent.observation_space == expected.observation_space
+    assert np.array_equal(agent.act(obs_N, deterministic=True)[0], expected.act(obs_N, deterministic=True)[0])
+
+
+def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
+    paths = trained(tmp_path, {"name": "CartPole-v1"}, max_session=3)
+    best = [state.load(paths.checkpoint(index, "best"))["total_reward_ma"] for index in range(3)]
+    assert load_agent(paths.root).path == paths.checkpoint(int(np.argmax(best)), "best")
+    assert load_agent(paths.root, session=1).path == paths.checkpoint(1, "best")
+    with pytest.raises(UserError, match="no checkpoint in"):
+        load_agent(paths.root, session=7)
+
+
+@pytest.mark.parametrize("damage", ["torn", "foreign", "newer", "another net"])
+def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The others are used, and the file is named, by load_agent and by enjoy; without others, that is the error."""
+    paths = trained(tmp_path, {"name": "CartPole-v1"}, max_session=2)
+    broken = paths.checkpoint(0, "best")
+    bundle = state.load(broken)
+    match damage:
+        case "torn":
+            broken.write_bytes(broken.read_bytes()[:1000])
+        case "foreign":
+            torch.save({"state_dict": bundle["weights"]}, broken)
+        case "newer":
+            torch.save({**bundle, "version": 99}, broken)
+        case "another net":
+            weights = {name: torch.zeros(3) for name in bundle["weights"]}
+            torch.save({**bundle, "weights": weights, "total_reward_ma": 1e6}, broken)
+    agent = load_agent(paths.root)
+    assert agent.path == paths.checkpoint(1, "best")
+    assert [str(broken) in message for message in caplog.messages] == [True]
+    path, returns = enjoy.enjoy("latest", "small", Plan(data_dir=tmp_path))
+    assert (path, len(returns)) == (paths.checkpoint(1, "best"), 10)
+    paths.checkpoint(1, "best").unlink()
+    with pytest.raises(UserError) as caught:
+        load_agent(paths.root)
+    assert str(broken) in str(caught.value)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no run folder"):
+        load_agent(tmp_path)
+    with pytest.raises(UserError, match="is no run folder"):
+        load_agent(tmp_path / "nowhere")
+    paths = new_run(tmp_path, "small")
+    paths.spec.write_text("{}")
+    with pytest.raises(UserError, match="no checkpoint in"):
+        load_agent(paths.root)
+
+
+def test_a_run_folder_that_was_renamed(tmp_path: Path) -> None:
+    """And one whose spec's name looks different in file names."""
+    paths = trained(tmp_path, {"name": "CartPole-v1"})
+    moved = paths.root.rename(tmp_path / "my agent")
+    assert isinstance(load_agent(moved), LoadedAgent)

@@ -1,0 +1,130 @@
+"""Rows and state on disk, and what a killed process leaves of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from slm_lab.experiment import state
+from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Row
+from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.sink import LocalSink, MemorySink, complete_rows
+
+HEADER = "frame,epi,t,wall_t,opt_step,total_reward"
+ROWS = ("200,3,100,1.500,12,20.5", "400,5,200,2.500,25,", "600,9,300,3.250,37,31.5")
+SIX = HEADER.split(",")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return new_run(tmp_path, "small")
+
+
+def test_rows_have_their_columns_in_order_and_one_format(paths: RunPaths) -> None:
+    """They are on disk at once; a later process appends without a second header."""
+    sink = LocalSink(paths)
+    row = dict.fromkeys(COLUMNS) | {"frame": 1000, "wall_t": 1.23456, "fps": 999.96, "total_reward": 1 / 3, "loss": 1e-9}
+    sink(Row(0, "train", row))
+    lines = paths.session_df(0).read_text().splitlines()
+    assert lines[0] == "frame,epi,t,wall_t,fps,opt_step,total_reward,total_reward_ma,loss,lr,grad_norm,entropy,explore_var,entropy_coef"
+    assert lines[1] == "1000,,,1.235,1000.0,,0.33333333,,1e-09,,,,,"
+    assert not paths.session_df(0, "eval").exists()
+    sink.close()
+    sink = LocalSink(paths)
+    sink(Row(0, "train", row | {"frame": 2000}))
+    sink(Row(0, "eval", row))
+    sink(Row(1, "train", row))
+    sink.close()
+    assert [line.split(",")[0] for line in paths.session_df(0).read_text().splitlines()] == ["frame", "1000", "2000"]
+    assert [len(sink.rows(table, mode)) for table, mode in ((0, "train"), (0, "eval"), (1, "train"), (2, "train"))] == [2, 1, 1, 0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("torn", ["800,1", "800,12,400,4.000,50,40.0", "8"])
+def test_a_torn_line_is_cut_off(torn: str, paths: RunPaths) -> None:
+    """Also one that lacks nothing but its end: it may be a number cut short. The next row stands on a line of its own."""
+    path, sink = paths.session_df(0), LocalSink(paths)
+    path.write_text("\n".join([HEADER, *ROWS, torn]))
+    assert [row["frame"] for row in sink.rows(0, "train")] == ["200", "400", "600"]
+    assert path.read_text() == "\n".join([HEADER, *ROWS, ""])
+    sink(Row(0, "train", {"frame": 800, "epi": 12, "t": 400, "wall_t": 4.0, "opt_step": 50, "total_reward": None}))
+    sink.close()
+    assert path.read_text().splitlines() == [HEADER, *ROWS, "800,12,400,4.000,50,"]
+
+
+@pytest.mark.parametrize("text", ["", "frame,ep", HEADER, f"{HEADER}\n", f"{HEADER}\n200,3"])
+def test_a_table_without_a_whole_row(text: str, paths: RunPaths) -> None:
+    path, sink = paths.session_df(0), LocalSink(paths)
+    assert complete_rows(path) == []
+    assert not path.exists()
+    path.write_text(text)
+    assert complete_rows(path) == []
+    sink(Row(0, "train", dict.fromkeys(SIX, 1)))
+    sink.close()
+    assert path.read_text() == f"{HEADER}\n1,1,1,1.000,1,1\n".replace("1.000", "1")
+
+
+def test_state_that_cannot_be_read_is_none_with_a_notice(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
+    sink = LocalSink(paths)
+    assert sink.load(0, "last") is None
+    sink.save(0, "last", {"version": state.VERSION, "x": torch.ones(3)})
+    assert sink.load(0, "last") is not None
+    assert not caplog.messages
+    path = paths.checkpoint(0, "last")
+    path.write_bytes(path.read_bytes()[:300])
+    assert sink.load(0, "last") is None
+    assert [str(path) in message for message in caplog.messages] == [True]
+
+
+def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths) -> None:
+    """A sink of files keeps no row in memory."""
+    seen: list[Event] = []
+    row, events = Row(0, "train", {"frame": 1}), [Notice("it rains"), CheckpointWritten(0, 1)]
+    local, memory = LocalSink(paths, forward=seen.append), MemorySink()
+    for event in (row, *events):
+        local(event)
+        memory(event)
+    local.close()
+    assert seen == events
+    assert memory.of(0, "train") == [{"frame": 1}]
+    assert memory.of(1, "train") == memory.of(0, "eval") == []
+    assert (memory.load(0, "last"), memory.rows(0, "train")) == (None, [])
+
+
+def test_tensorboard_that_fails_is_one_notice(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
+    sink = LocalSink(paths)
+    sink(Row(0, "train", {"frame": 1, "loss": 2.0}, {"alpha": 1.0}))
+
+    class Broken:
+        def add_scalar(self, *arguments: object) -> None:
+            raise OSError("disk full")
+
+    sink.boards[0].close()
+    sink.boards[0].writer = Broken()
+    sink(Row(0, "train", {"frame": 2, "loss": 2.0}))
+    sink(Row(0, "train", {"frame": 3, "loss": 2.0}))
+    sink.close()
+    assert caplog.messages == ["TensorBoard stopped: disk full"]
+    assert len(complete_rows(paths.session_df(0))) == 3
+
+
+def test_tensorboard_on_a_full_disk_is_one_notice(tmp_path: Path) -> None:
+    """Its writer's thread keeps its traceback to itself."""
+    code = f"""
+import resource
+from pathlib import Path
+from slm_lab.experiment.events import Row
+from slm_lab.experiment.sink import TensorBoard
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+board = TensorBoard(Path({str(tmp_path)!r}))
+board.add_row(Row(0, "train", {{"frame": 1, "loss": 2.0}}))
+board.close()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("TensorBoard stopped: [Errno 27]") == 1, done.stderr

@@ -33,8 +33,7 @@ from slm_lab.experiment.trial import Trial
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
-from tests.experiment.commands import Command, alive, frame_of, session_processes, until
-
+from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
 FRAGILE = '''
 """CartPole of which one copy, in whichever Session, raises at step 300."""

@@ -87,6 +87,8 @@ class Session:
         self.device = "cpu"
         self.learners: list[PolicyLearner] = []
         self.source: ExperienceSource | None = None
+        self._blocked = False
+        """An env did not return: nothing more can be asked of it."""
         self._closing: list[Callable[[], None]] = []
         """What `close` calls, last first."""
 
@@ -122,7 +124,7 @@ class Session:
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)
-        self.learners = []
+        self.learners, self._blocked = [], False
         try:
             self.beat(BUILDING)
             self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
@@ -229,6 +231,7 @@ class Session:
             for experience in self.source:
                 self.learners[experience.policy].step(experience)
         except (WorkerFailed, Blocked) as error:
+            self._blocked = isinstance(error, Blocked)
             self.end()
             if isinstance(error, WorkerFailed) or not self.stop.requested:
                 raise
@@ -292,7 +295,7 @@ class Session:
         return {
             **self.playable(learner),
             **learner.state_dict(),
-            "source": self.source.state_dict(),
+            "source": None if self._blocked else self.source.state_dict(),
             "rng": state.rng_state(self.device),
         } | ({} if population is None else {"population": population.state_dict()})
 
@@ -312,7 +315,8 @@ class Session:
         assert self.source is not None
         learner.load_state_dict(bundle)
         if self.store is None:
-            self.source.load_state_dict(bundle["source"])
+            if bundle["source"] is not None:
+                self.source.load_state_dict(bundle["source"])
             state.set_rng_state(bundle["rng"], self.device)
         if isinstance(self.source, WorkerSource) and self.source.population is not None and "population" in bundle:
             self.source.population.load_state_dict(bundle["population"])

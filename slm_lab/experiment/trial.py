@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -41,8 +40,8 @@ class Trial:
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
-        self._shown = Path()
-        """The run's folder as the user gave it."""
+        self._data_dir = self._shown = Path()
+        """The data folder, and the run's folder as the user gave it."""
 
     def run(self) -> dict[str, Any]:
         """Run every Session, write and return the metrics of the trial.
@@ -52,6 +51,7 @@ class Trial:
         A signal that comes when every Session has ended by itself only shortens the analysis.
         """
         check_writable(self.plan.data_dir)
+        self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
         stop = Stop()
         try:
             with stop_on_signal(stop):
@@ -81,15 +81,15 @@ class Trial:
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
         paths = None
         try:
-            paths = new_run(self.plan.data_dir, self.spec.name)
+            paths = new_run(self._data_dir, self.spec.name)
             paths.spec.write_text(text, encoding="utf-8")
             paths.trial_spec(self.index).write_text(text, encoding="utf-8")
         except OSError as error:
             if paths is not None:
                 shutil.rmtree(paths.root, ignore_errors=True)
             raise UserError(f"cannot write in the data folder {self.plan.data_dir}: {error.strerror or error}") from None
-        self._shown = paths.root
-        self.paths = paths = replace(paths, root=paths.root.absolute())  # an env may change the working directory
+        self._shown = self.plan.data_dir / paths.root.name
+        self.paths = paths
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(
             f"{self.spec.name}: {meta.max_session} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}"

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import slm_lab
 from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.trial import Trial
 
+Deed = Callable[[Trial], None]
 ROOT = Path(slm_lab.__file__).parent.parent
 PATIENCE = 150.0
 """Seconds in which Sessions have begun on a machine with much else to do."""
@@ -138,3 +141,14 @@ def session_processes(paths: RunPaths | None) -> dict[int, int]:
                 if alive(pid) and os.getpgid(pid) == pid:
                     found[index] = pid
     return found
+
+
+def run_while(trial: Trial, *deeds: Deed) -> dict[str, Any]:
+    """Run the trial in this process, while each deed is done in a thread."""
+    with ThreadPoolExecutor(max(1, len(deeds))) as pool:
+        done = [pool.submit(deed, trial) for deed in deeds]
+        try:
+            return trial.run()
+        finally:
+            for one in done:
+                one.result()

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -34,9 +33,7 @@ from slm_lab.experiment.trial import Trial
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
-from tests.experiment.commands import Command, alive, frame_of, session_processes, until
-
-Deed = Callable[[Trial], None]
+from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
 FRAGILE = '''
 """CartPole of which one copy, in whichever Session, raises at step 300."""
@@ -176,17 +173,6 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 def pid_of(trial: Trial, index: int) -> int:
     """Process of a Session that has begun; 0 where there is none."""
     return session_processes(trial.paths).get(index, 0)
-
-
-def run_while(trial: Trial, *deeds: Deed) -> dict[str, Any]:
-    """Run the trial in this process, while each deed is done in a thread."""
-    with ThreadPoolExecutor(max(1, len(deeds))) as pool:
-        done = [pool.submit(deed, trial) for deed in deeds]
-        try:
-            return trial.run()
-        finally:
-            for one in done:
-                one.result()
 
 
 # ---- deeds

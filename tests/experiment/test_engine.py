@@ -1,0 +1,117 @@
+"""Engines: how the Sessions of a trial run, and how many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment import engine, plan, trial
+from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
+from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.plan import Plan, Stop
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.spec import Spec
+from tests.experiment.commands import rows
+
+MakeSpec = Callable[..., Spec]
+SAMPLER = {"num_workers": 3, "num_envs_per_worker": 2}
+
+
+@pytest.mark.parametrize(
+    ("meta", "name"),
+    [({}, "inline"), ({"max_session": 2}, "processes"), ({"distributed": "synced"}, "processes"), ({"sampler": SAMPLER}, "inline")],
+)
+def test_which_engine_runs_a_spec(meta: dict[str, object], name: str, make_spec: MakeSpec) -> None:
+    assert choose_engine(make_spec(meta=meta)) == name
+
+
+def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
+    """In equal rows, in the events they hand on (which hold no rows), and in how the Session ended."""
+    tables, kinds = {}, {}
+    for name, run in ENGINES.items():
+        events: list[Event] = []
+        backends: list[str] = []
+        paths = new_run(tmp_path / name, "small")
+
+        def open_run(backend: str, paths: RunPaths = paths, backends: list[str] = backends) -> RunPaths:
+            backends.append(backend)
+            return paths
+
+        ends = run(Job(make_spec(), Plan(), 0, open_run, events.append, Stop()))
+        assert ends == [End(0, "done")]
+        assert backends == ["native"]
+        assert events[-1] == ends[0]
+        assert not [event for event in events if isinstance(event, Row)]
+        tables[name] = rows(paths.session_df(0))
+        kinds[name] = [event for event in events if isinstance(event, CheckpointWritten)]
+        assert [event.frame for event in events if isinstance(event, Progress) and event.row is not None] == [252, 500, 752, 1000]
+        assert "begins: index 0" in paths.session_log(0).read_text()
+    assert tables["inline"] == tables["processes"]
+    assert kinds["inline"] == kinds["processes"] == [CheckpointWritten(0, 1000)]
+
+
+def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens the run, emits events and returns how each Session ended."""
+
+    def one_after_the_other(job: Job) -> list[End]:
+        from slm_lab.experiment.sink import LocalSink
+
+        ends, paths = [], None
+        for index in range(job.spec.meta.max_session):
+            session = Session(job.spec, index, job.plan, trial=job.trial, stop=job.stop).build()
+            paths = paths or job.open_run(session.backend)
+            session.run(LocalSink(paths, job.trial, job.emit))
+            ends.append(End(index, "done"))
+        return ends
+
+    monkeypatch.setitem(ENGINES, "in turns", one_after_the_other)
+    monkeypatch.setattr(trial, "choose_engine", lambda spec: "in turns")
+    made = Trial(make_spec(meta={"max_session": 2}), tmp_path)
+    assert made.run()["sessions"] == 2
+    assert made.paths is not None
+    assert made.paths.sessions() == [0, 1]
+
+
+def test_failures_are_those_that_failed() -> None:
+    assert failures([End(0, "done"), End(3, "failed", "why"), End(1, "stopped")]) == {3: "why"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "meta", "at_once"),
+    [
+        (4, None, {"max_session": 10}, 4),
+        (4, None, {"max_session": 3}, 3),
+        (1, None, {"max_session": 3}, 1),
+        (4, 7, {"max_session": 10}, 7),
+        (1, 1, {"max_session": 5, "distributed": "shared"}, 5),
+        (8, None, {"max_session": 4, "sampler": SAMPLER}, 2),
+        (2, None, {"max_session": 4, "sampler": SAMPLER}, 1),
+        (8, None, {"max_session": 9, "sampler": SAMPLER | {"serial_mode": True}}, 8),
+        (8, None, {"max_session": 9, "sampler": SAMPLER | {"inference": "central"}}, 1),
+    ],
+)
+def test_sessions_at_a_time(
+    cores: int, jobs: int | None, meta: dict[str, object], at_once: int, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as this process has cores for, within the limits of its container: each with its workers, and the inference process."""
+    monkeypatch.setattr(plan, "cores", lambda: cores)
+    assert Plan(jobs=jobs).at_once(make_spec(meta=meta).meta) == at_once
+
+
+def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of a container count, not the machine's cores."""
+    monkeypatch.setattr(plan, "cores", lambda: 2)
+    running: list[int] = []
+    begin = engine._SessionProcesses._begin
+
+    def spy(self: engine._SessionProcesses) -> None:
+        running.append(len(self.tasks))
+        begin(self)
+
+    monkeypatch.setattr(engine._SessionProcesses, "_begin", spy)
+    assert Trial(make_spec(meta={"max_session": 5}, env={"max_frame": 200}), tmp_path).run()["sessions"] == 5
+    assert max(running) == 2

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
 from slm_lab.experiment.collect.workers.child import CONNECT
 from slm_lab.experiment.collect.workers.dataset import GroupRollout
 from slm_lab.experiment.collect.workers.shared import SLOTS, Slot, WorkerConfig

@@ -91,7 +91,7 @@ def test_central_inference_acts_as_local_does(tmp_path: Path, open_session: Open
     central = open_session(worker_spec(sampler={"inference": "central", "worker_num_splits": 1}, env={"max_frame": 128}))
     before = abstract_sockets()
     central.build()
-    folder = Path(pool_of(central).folder)  # type: ignore[arg-type]
+    folder = Path(pool_of(central).folder)
     central.train()
     assert folder.parent == tmp_path
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

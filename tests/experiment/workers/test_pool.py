@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.collect.workers import child as child_module
 from slm_lab.experiment.collect.workers import pool as pool_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
@@ -65,11 +66,16 @@ class Pool(ProcessPool):
 MakePool = Callable[..., Pool]
 
 
+def train(pool: Pool) -> None:
+    for _ in range(9):
+        pool.release(0, pool.dataset())
+
+
 @pytest.fixture
 def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     """make_pool(rounds, columns, spare, max_restart, deaths): two puppets; deaths: {(worker, restart): rollout}."""
     opened: list[Pool] = []
-    monkeypatch.setattr(pool_module.process, "run_worker", puppets.run_worker)
+    monkeypatch.setattr(child_module, "run_worker", puppets.run_worker)
 
     def make(
         rounds: int | None, columns: int, spare: int = 0, max_restart: int = 1, deaths: dict[tuple[int, int], int] | None = None
@@ -124,13 +130,9 @@ def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_po
 
 @pytest.mark.parametrize("rollouts", [(2, 2), (AT_START, AT_START)])
 def test_a_worker_that_dies_too_often(rollouts: tuple[int, int], make_pool: MakePool) -> None:
-    def train() -> None:
-        pool = make_pool(1, 6, deaths={(1, restart): rollout for restart, rollout in enumerate(rollouts)})
-        for _ in range(9):
-            pool.release(0, pool.dataset())
-
+    deaths = {(1, restart): rollout for restart, rollout in enumerate(rollouts)}
     with pytest.raises(WorkerFailed) as failed:
-        train()
+        train(make_pool(1, 6, deaths=deaths))
     first, *printed = str(failed.value).splitlines()
     assert first == "rollout worker 1 killed by SIGKILL (often: out of memory) after 1 restart (meta.max_restart)"
     assert printed == ["the last line"] * 2
@@ -143,15 +145,14 @@ def test_a_process_that_cannot_be_started_again(make_pool: MakePool, monkeypatch
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(pool.supervisor, "restart", refuse)
-    with pytest.raises(WorkerFailed, match="rollout worker 1 killed by .*; a new process could not be started: Cannot allocate memory"):
-        for _ in range(9):
-            pool.release(0, pool.dataset())
+    with pytest.raises(WorkerFailed, match=r"rollout worker 1 killed by .*; a new process could not be started: Cannot allocate memory"):
+        train(pool)
 
 
 @pytest.mark.parametrize("stage", ["info", "start"])
 def test_a_stop_while_workers_begin(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for envs that take long to build."""
-    monkeypatch.setattr(pool_module.process, "run_worker", puppets.sleep)
+    monkeypatch.setattr(child_module, "run_worker", puppets.sleep)
     monkeypatch.setattr(pool_module, "_CLOSE_SECONDS", 0.2)
     stop = Stop()
     pool = ProcessPool(WorkerConfig(worker_spec(), None), stop, no_beat)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from slm_lab.agent.algorithm.base import Tuning
 from slm_lab.experiment.analysis.sampler import pbt_figure
 from slm_lab.experiment.analysis.table import read_columns
 from slm_lab.experiment.analysis.trial_figures import FRAMES
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.paths import new_run
 from slm_lab.experiment.population import COLUMNS, Population, replace_policy
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import LocalSink, MemorySink

@@ -138,7 +138,9 @@ class InlineJob:
 # ---- killed processes
 
 
-def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int, folder: Path, pools: list[ProcessPool], capsys: Any) -> None:
+def check_kills(
+    sampler: dict[str, Any], names: list[str], seed: int, quota: int, folder: Path, pools: list[ProcessPool], capsys: Any
+) -> None:
     """SIGKILL each of `names` at random moments, ready or not: all are restarted, and no rollout is lost."""
     rng, most = random.Random(seed), max(names.count(name) for name in names)
     moments = sorted((int(rng.uniform(0.05, 0.5) * quota), rng.uniform(0, 0.1), name) for name in names)
@@ -230,7 +232,7 @@ def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -
 
 def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
     """Nothing is written."""
-    with pytest.raises(SpecError, match="cannot build tests.env.toys:Faulty-v0: OSError: no licence in this process"):
+    with pytest.raises(SpecError, match=r"cannot build tests\.env\.toys:Faulty-v0: OSError: no licence in this process"):
         Trial(worker_spec(env=FAULTY | {"fault": "make"}, sampler=ONE_WORKER), tmp_path).run()
     assert list(tmp_path.iterdir()) == []
 

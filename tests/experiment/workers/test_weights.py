@@ -78,7 +78,12 @@ class Steps:
         for name in names:
             weights._arrays[name] = _Watched(weights._arrays[name], self)  # type: ignore[assignment]
         barrier = weights._barrier
-        weights._barrier = lambda: (barrier(), self.step())  # type: ignore[method-assign,assignment]
+
+        def watched_barrier() -> None:
+            barrier()
+            self.step()
+
+        weights._barrier = watched_barrier  # type: ignore[method-assign]
 
     def step(self) -> None:
         self.count += 1

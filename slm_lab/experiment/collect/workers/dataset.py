@@ -68,7 +68,9 @@ class DatasetBuilder:
     def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, spare: int, alone: bool) -> None:
         self.policy, self.capacity, self.alone = policy, columns, alone
         wide = replace(info, num_envs=columns)
-        self.free = deque(_empty(wide, rows, state_size) for _ in range(spare + 1))
+        self.free = deque(
+            Dataset(OnPolicyBatchReplay(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(spare + 1)
+        )
         self.current: Dataset | None = None
 
     @property
@@ -125,7 +127,3 @@ class DatasetBuilder:
         dataset.storage.truncations += [(t, column[n], obs, state) for t, n, obs, state in rollout.truncations if n in column]
         dataset.ended += [(one.t, one.episode) for one in rollout.ended if one.n in column and one.policy == self.policy]
         dataset.columns = end
-
-
-def _empty(info: EnvInfo, rows: int, state_size: int) -> Dataset:
-    return Dataset(OnPolicyBatchReplay(info, rows, state_size), np.zeros((rows, info.num_envs), np.bool_))

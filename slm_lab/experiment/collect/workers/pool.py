@@ -169,6 +169,7 @@ class ProcessPool:
         """Wakes the thread."""
         os.set_blocking(self.wake, False)
         self.thread = threading.Thread(target=self._attend, name="worker pool", daemon=True)
+        beat(WAITING)  # the first start waits for the fork server
         try:
             for index in range(workers):
                 own = replace(config, index=index)

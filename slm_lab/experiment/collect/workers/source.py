@@ -68,7 +68,8 @@ class WorkerSource:
             message = f"{error}; use fewer envs, or shorter rollouts"
             raise SpecError(spec.name, [Problem("meta.sampler.num_envs_per_worker", message)]) from error
         self.utilization = UtilizationTracker(self.sampler.num_workers, self.sampler.inference == "central")
-        self._publish()
+        for policy in range(len(policies)):
+            self._publish(policy)
         pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rounds()), info)
 
     def _rounds(self) -> int | None:
@@ -157,7 +158,11 @@ class WorkerSource:
         return self._report(torch.from_numpy(opt_step - slabs["version"][t][slabs["valid"][t]]), 0.0)
 
     def _report(self, lag_B: torch.Tensor, masked: float) -> dict[str, float]:
-        return (_lags(lag_B, masked) if len(lag_B) else {}) | self.utilization.shares()
+        shares = self.utilization.shares()
+        if not len(lag_B):
+            return shares
+        low, high, mean = float(lag_B.min()), float(lag_B.max()), float(lag_B.float().mean())
+        return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
     def _after(self, policy: int) -> None:
         """After a dataset: a round of the population where one is due, and the new weights to the workers."""
@@ -167,13 +172,11 @@ class WorkerSource:
             self.population.step(policy)
         self._publish(policy)
 
-    def _publish(self, policy: int | None = None) -> None:
-        """Publish the newest weights of one policy, or of all."""
-        statistics = self.normalizers.vector
-        for p, learner in enumerate(self.learners):
-            if policy in (None, p):
-                extras = PolicyExtras(learner.agent.explore_var or 0.0, statistics)
-                self.arrays.weights[p].publish(learner.clock.opt_step, extras.vector())
+    def _publish(self, policy: int) -> None:
+        """Publish the newest weights of a policy."""
+        learner = self.learners[policy]
+        extras = PolicyExtras(learner.agent.explore_var or 0.0, self.normalizers.vector)
+        self.arrays.weights[policy].publish(learner.clock.opt_step, extras.vector())
 
     def close(self) -> None:
         self.beat(CLOSING)
@@ -199,12 +202,3 @@ def _transition(dataset: Dataset, t: int) -> Transition:
         slabs["reward"][t], slabs["terminated"][t], slabs["truncated"][t], last_obs_N, slabs["obs"][t + 1], first_N, slabs["valid"][t], []
     )
     return Transition(obs_N, slabs["first"][t], None, ActOut(slabs["action"][t], slabs["logp"][t]), step)
-
-
-def _lags(lag_B: torch.Tensor, masked: float) -> dict[str, float]:
-    return {
-        "lag_min": float(lag_B.min()),
-        "lag_mean": float(lag_B.float().mean()),
-        "lag_max": float(lag_B.max()),
-        "lag_masked": masked,
-    }

@@ -205,6 +205,8 @@ class _SessionProcesses:
     def _begin(self) -> None:
         """Order those to begin that are ready; those that train one net, together."""
         ready = [child for child in self.backends if child not in self.begun and child in self.tasks]
+        if self.job.stop.requested:  # it may have come while processes were started, when signals are held back
+            return
         if self.memory is not None and self.paths is None and len(ready) < len(self.tasks):
             return
         for child in ready:

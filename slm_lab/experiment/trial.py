@@ -58,7 +58,8 @@ class Trial:
                 metrics, ends = self._run(stop)
         except KeyboardInterrupt:
             raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self._shown), stop.number) from None
-        if stop.requested and any(end.status == "stopped" for end in ends):
+        ended = [end for end in ends if end.status != "stopped"]
+        if stop.requested and len(ended) < self.spec.meta.max_session:  # some were stopped, or never begun
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
         return metrics
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +34,8 @@ class Command:
         self.folder = folder
         self.spec_file = folder / "spec.json"
         self.spec_file.write_text(json.dumps({"small": body}))
-        self.temp = folder / "temp"
-        self.temp.mkdir(exist_ok=True)
+        self.temp = Path(tempfile.mkdtemp(prefix="slm_"))  # short, for the fork server's socket
+        atexit.register(shutil.rmtree, self.temp, ignore_errors=True)
         self.mark = f"SLM_LAB_TEST={folder}"
         self.environment = {
             **os.environ,

@@ -319,8 +319,8 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
         (["RUNS/good", "--label", ""], "--label is empty"),
         (["RUNS/good", "--out", "RUNS/file"], "cannot write in RUNS/file: "),
         (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write in RUNS/file: "),
-        (["RUNS/good", "--jobs", "2"], "--jobs belongs to the command run\n"),
-        (["RUNS/good", "--set", "a=1"], "--set belongs to the commands run and check\n"),
+        (["RUNS/good", "--jobs", "2"], "--jobs is an option of run only\n"),
+        (["RUNS/good", "--set", "a=1"], "--set is an option of run and check only\n"),
         (["RUNS/good", "--solv", "2"], "did you mean '--solve'?"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Experiment → Trial → Session: the room that owns files, processes and the user's screen."""
+"""Experiment → Trial → Session: the layer that owns files, processes and the terminal."""

@@ -241,6 +241,7 @@ class ProcessPool:
         if self.fd < 0:
             return
         self.ended = True
+        self.beat(WAITING)  # no env is closed in this process
         try:
             if self.thread.is_alive():
                 os.write(self.call, b"x")

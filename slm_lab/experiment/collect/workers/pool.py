@@ -304,6 +304,7 @@ class ProcessPool:
         printed = f"\n{output}" if output else ""
         most = self.spec.meta.max_restart
         if child.restart >= most:
+            self.supervisor.kill(child)  # it may block, and would be waited for
             restarts = f" after {child.restart} restart{'s' * (child.restart != 1)} (meta.max_restart)"
             self._fail(f"{child.name} {reason}{restarts}{printed}")
             return

@@ -23,7 +23,7 @@ from slm_lab.experiment.collect.workers.pool import ProcessPool
 from slm_lab.experiment.engine import Job, run_inline
 from slm_lab.experiment.events import End, Event
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.process.supervisor import Child
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import complete_rows
@@ -361,6 +361,17 @@ def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> 
     if where == "step":  # else there is nothing to save
         assert check_saved(job.paths) == 2 * 64
     assert len(list(blocked.iterdir())) == 2
+
+
+def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
+    """The user is told, and nothing is written."""
+    (blocked := tmp_path / "blocked").mkdir()
+    begin = time.monotonic()
+    text = r"Blocking-v0 cannot be built: rollout worker 0 made no progress for \d s \(building; meta.stall_limit\) after 1 restart"
+    with pytest.raises(UserError, match=text):
+        Trial(blocking_spec(blocked, "constructor"), tmp_path / "data").run()
+    assert time.monotonic() < begin + SOON
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(("where", "serial"), [("step", False), ("step", True), ("reset", False), ("constructor", False)])

@@ -423,6 +423,6 @@ def test_observations_that_are_not_finite_change_neither_weights_nor_statistics(
         assert np.isfinite(after).all()
         assert np.isfinite([*stats["mean"], *stats["m2"]]).all()
         assert np.array_equal(before, after) == (rate == 1.0)
-        assert (stats["count"] == 0) == (rate == 1.0)
+        assert stats["count"] == 0 if rate == 1.0 else stats["count"] > 950, "only what is not finite is left out"
         for weights in source_of(session).arrays.weights:
             assert np.isfinite(weights._arrays["param"]).all()

@@ -152,7 +152,10 @@ class Session:
         seeds = self._seed(0)
         pool: WorkerPool = open_pool(spec, seeds, self.device, self.stop, self.beat)
         self._closing.append(pool.close)
-        info = pool.info()
+        try:
+            info = pool.info()
+        except WorkerFailed as error:
+            raise UserError(f"{spec.env.name} cannot be built: {error}") from None
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
         learners = [self._build_learner(policy, info, normalizers) for policy in range(spec.policies)]
         at_once = self.plan.at_once(spec.meta)

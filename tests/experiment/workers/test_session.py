@@ -105,23 +105,25 @@ def test_processes_learn_as_one_process(sections: dict[str, Any], open_session: 
 def test_statistics_are_those_of_all_observations(open_session: Open) -> None:
     session = open_session(worker_spec(env={"normalize_obs": True, "max_frame": 256}, sampler=SERIAL)).build()
     seen: list[np.ndarray] = []
-    for worker in pool_of(session).workers:
-        for group in worker.groups:
-            backend = group.env._backend
-            step = backend.step
+    groups = [group for worker in pool_of(session).workers for group in worker.groups]
+    for group in groups:
+        backend = group.env._backend
+        step = backend.step
 
-            def spy(action: np.ndarray, step: Any = step) -> Any:
-                raw = step(action)
-                seen.append(np.array(raw.obs, np.float32))
-                seen.extend(np.array(final, np.float32)[None] for _, final in raw.final or ())
-                return raw
+        def spy(action: np.ndarray, step: Any = step) -> Any:
+            raw = step(action)
+            seen.append(np.array(raw.obs, np.float32))
+            seen.extend(np.array(final, np.float32)[None] for _, final in raw.final or ())
+            return raw
 
-            backend.step = spy
+        backend.step = spy
     session.run()
     stats = session.learners[0].normalizers.state_dict()["obs_stats"]
     everything = np.concatenate(seen)
     assert stats["count"] in (len(everything), len(everything) + 4)  # and those of the resets
     np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=0.02)
+    for group in groups:  # what they normalise by is what was known when the last rollout began
+        assert 3 * 64 <= group.env.normalizers.state_dict()["obs_stats"]["count"] < stats["count"]
 
 
 # ---- turns, and collection while the learner trains

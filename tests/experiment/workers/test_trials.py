@@ -23,7 +23,7 @@ from slm_lab.experiment.collect.workers.pool import ProcessPool
 from slm_lab.experiment.engine import Job, run_inline
 from slm_lab.experiment.events import End, Event
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.process.supervisor import Child
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import complete_rows
@@ -363,6 +363,17 @@ def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> 
     assert len(list(blocked.iterdir())) == 2
 
 
+def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
+    """The user is told, and nothing is written."""
+    (blocked := tmp_path / "blocked").mkdir()
+    begin = time.monotonic()
+    text = r"Blocking-v0 cannot be built: rollout worker 0 made no progress for \d s \(building; meta.stall_limit\) after 1 restart"
+    with pytest.raises(UserError, match=text):
+        Trial(blocking_spec(blocked, "constructor"), tmp_path / "data").run()
+    assert time.monotonic() < begin + SOON
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(("where", "serial"), [("step", False), ("step", True), ("reset", False), ("constructor", False)])
 def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) -> None:
     """It ends in bounded time, with the last row and checkpoint where training has begun."""
@@ -412,6 +423,6 @@ def test_observations_that_are_not_finite_change_neither_weights_nor_statistics(
         assert np.isfinite(after).all()
         assert np.isfinite([*stats["mean"], *stats["m2"]]).all()
         assert np.array_equal(before, after) == (rate == 1.0)
-        assert (stats["count"] == 0) == (rate == 1.0)
+        assert stats["count"] == 0 if rate == 1.0 else stats["count"] > 950, "only what is not finite is left out"
         for weights in source_of(session).arrays.weights:
             assert np.isfinite(weights._arrays["param"]).all()

@@ -241,6 +241,7 @@ class ProcessPool:
         if self.fd < 0:
             return
         self.ended = True
+        self.beat(WAITING)  # no env is closed in this process
         try:
             if self.thread.is_alive():
                 os.write(self.call, b"x")
@@ -303,6 +304,7 @@ class ProcessPool:
         printed = f"\n{output}" if output else ""
         most = self.spec.meta.max_restart
         if child.restart >= most:
+            self.supervisor.kill(child)  # it may block, and would be waited for
             restarts = f" after {child.restart} restart{'s' * (child.restart != 1)} (meta.max_restart)"
             self._fail(f"{child.name} {reason}{restarts}{printed}")
             return

@@ -22,7 +22,7 @@ from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.population import Population
-from slm_lab.experiment.process.heartbeat import CLOSING, TRAINING, WAITING
+from slm_lab.experiment.process.heartbeat import TRAINING, WAITING
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays
@@ -179,7 +179,6 @@ class WorkerSource:
         self.arrays.weights[policy].publish(learner.clock.opt_step, extras.vector())
 
     def close(self) -> None:
-        self.beat(CLOSING)
         self.pool.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -75,8 +78,8 @@ class Script:
 
     def __init__(self, folder: Path, text: str, how: str = "file", **environ: str) -> None:
         self.mark = f"SLM_LAB_TEST={folder}"
-        self.temp = folder / "temp"
-        self.temp.mkdir(exist_ok=True)
+        self.temp = Path(tempfile.mkdtemp(prefix="slm_"))  # short, for the fork server's socket
+        atexit.register(shutil.rmtree, self.temp, ignore_errors=True)
         self.errors = (folder / "stderr").open("w+")
         environ = {**os.environ, "SLM_LAB_TEST": str(folder), "TMPDIR": str(self.temp), "PYTHONPATH": str(ROOT), **environ}
         file = folder / "script.py"

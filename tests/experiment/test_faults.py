@@ -110,7 +110,7 @@ def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBod
 
 # ---- envs that block
 
-STALL = {"stall_notice": 0.3, "stall_limit": 1.0, "log_frequency": 20}
+STALL = {"stall_notice": 0.3, "stall_limit": 3.0, "log_frequency": 20}
 
 
 @pytest.mark.parametrize(("where", "backend"), [("constructor", "sync"), ("reset", "sync"), ("step", "sync"), ("step", "async")])
@@ -124,7 +124,7 @@ def test_an_env_that_blocks_in_this_process(
     env = env_of(tmp_path, blocks=where, after=70 * (where == "step"), backend=backend, copies=copies)
     trial = Trial(make_spec(env=env, meta=stall), tmp_path)
     if where == "constructor":
-        with pytest.raises(UserError, match=r"cannot be built: the env has been building for 1 seconds.*meta\.stall_limit"):
+        with pytest.raises(UserError, match=r"cannot be built: the env has been building for 3 seconds.*meta\.stall_limit"):
             trial.run()
         assert trial.paths is None
         return
@@ -154,8 +154,8 @@ def test_an_env_that_blocks_in_one_of_two_sessions(
         trial.run()
     output = capsys.readouterr().out
     phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]
-    assert output.count(f": no progress for 0 s ({phase})") == 1, output
-    assert f"failed: made no progress for 1 s ({phase}; meta.stall_limit)" in output
+    assert f": no progress for 0 s ({phase})" in output
+    assert f"failed: made no progress for 3 s ({phase}; meta.stall_limit)" in output
     assert trial.paths is not None
     metrics = json.loads(trial.paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"], metrics["frame"]) == (1, 1, 1000)
@@ -174,7 +174,7 @@ def test_an_env_that_blocks_where_sessions_train_one_net(
     metrics = trial.run()
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
     phase = {"constructor": "building", "step": "stepping"}[where]
-    assert f"made no progress for 1 s ({phase}; meta.stall_limit); restarting it (1 of 1)" in capsys.readouterr().out
+    assert f"made no progress for 3 s ({phase}; meta.stall_limit); restarting it (1 of 1)" in capsys.readouterr().out
     assert trial.paths is not None
     assert [rows(trial.paths.session_df(index))[-1]["frame"] for index in (0, 1)] == ["500", "500"]
 

@@ -326,7 +326,7 @@ def test_an_env_ends_its_simulator_and_waits_for_it(tidy: bool, tmp_path: Path) 
 
 def blocking_spec(folder: Path, where: str, times: int = 1000, **sections: Any) -> Spec:
     env = {"name": f"{ENVS}:Blocking-v0", "backend": "sync", "folder": str(folder), "where": where, "times": times, "max_frame": 256}
-    meta = {"stall_notice": 0.3, "stall_limit": 1.0, "log_frequency": 64} | sections.get("meta", {})
+    meta = {"stall_notice": 0.3, "stall_limit": 3.0, "log_frequency": 64} | sections.get("meta", {})
     return worker_spec(env=env | sections.get("env", {}), meta=meta, sampler=ONE_WORKER | sections.get("sampler", {}))
 
 

@@ -60,7 +60,7 @@ class Sarsa(ValueLearning):
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True
-        next_action_TN[drawn_TN] = torch.from_numpy(self.policy.choose(next_q_TNA[drawn_TN].cpu().numpy())).to(self.device)
+        next_action_TN[drawn_TN] = torch.from_numpy(self.policy.take(next_q_TNA[drawn_TN].cpu().numpy(), None).action_N).to(self.device)
         return next_action_TN
 
 

@@ -14,7 +14,7 @@ from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
-from slm_lab.agent.algorithm.sil import SIL
+from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.lib.clock import Clock
@@ -44,7 +44,7 @@ ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
     ActorCriticSpec: ActorCritic,
     PPOSpec: PPO,
     SILSpec: SIL,
-    PPOSILSpec: SIL,
+    PPOSILSpec: PPOSIL,
     SARSASpec: Sarsa,
     VanillaDQNSpec: QLearning,
     DQNSpec: QLearning,

@@ -201,6 +201,7 @@ def test_ctrl_c_before_the_first_step(sessions: int, command: Callable[..., Comm
             "backend": "sync",
             "folder": str(tmp_path),
             "blocks": "constructor",
+            "copies": 2,
         }
     run = command(body)
     process = run.start()

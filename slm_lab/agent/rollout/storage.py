@@ -257,15 +257,9 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         self.share = share
 
     def _episodes(self) -> list[EpisodeRows]:
-        reward_TN = self.slabs["reward"]
-        best_first = sorted(range(len(self.ended)), key=lambda i: -self._total(reward_TN, self.ended[i]))
-        kept = sorted(best_first[: max(1, round(self.share * len(self.ended)))])
-        return [self.ended[i] for i in kept]
-
-    @staticmethod
-    def _total(reward_TN: np.ndarray, episode: EpisodeRows) -> float:
-        n, begin, end = episode
-        return float(reward_TN[begin:end, n].sum(dtype=np.float64))
+        totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
+        best_first = sorted(range(len(totals)), key=lambda i: -totals[i])
+        return [self.ended[i] for i in sorted(best_first[: max(1, round(self.share * len(totals)))])]
 
 
 MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {

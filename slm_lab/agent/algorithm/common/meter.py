@@ -28,10 +28,8 @@ class GradientMeter:
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
-        sums = self._sums
-        sums["loss"] = sums.get("loss", 0.0) + weight * self.trainer.backward(loss, weight)
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + weight * value.item()
+        self.note(loss=weight * self.trainer.backward(loss, weight))
+        self.note(**{name: weight * value.item() for name, value in values.items()})
 
     def note(self, **values: float) -> None:
         """Report numbers of the next step beside its loss."""
@@ -40,11 +38,9 @@ class GradientMeter:
 
     def step(self) -> None:
         """Take one gradient step on what was added."""
-        trainer, sums = self.trainer, self._sums
-        sums["grad_norm"] = sums.get("grad_norm", 0.0) + trainer.step()
-        if trainer.shared is not None:
-            for name, value in trainer.shared.report.items():
-                sums[name] = sums.get(name, 0.0) + value
+        self.note(grad_norm=self.trainer.step())
+        if self.trainer.shared is not None:
+            self.note(**self.trainer.shared.report)
         self._steps += 1
         self.clock.opt_step += 1
 

@@ -163,7 +163,7 @@ class Trainer:
         else:
             self.shared.skip()
         if self.skipped == 1:
-            notice("a loss or gradient is not finite: such gradient steps are skipped (noted once)")
+            notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()

@@ -21,6 +21,7 @@ from slm_lab.agent.algorithm.common.value_scale import build_value_scale
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
+from slm_lab.agent.ops.targets import chosen_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
@@ -143,7 +144,7 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self._values(batch, None)
-        q_CB = q_CBA.gather(2, batch.action_B.expand(len(q_CBA), -1).unsqueeze(2)).squeeze(2)
+        q_CB = chosen_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
         next_q_BA = self.reduce(self.scale.decode(next_q_CBA))
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 

@@ -124,7 +124,7 @@ def test_stalls_are_reported_once_each_and_end_at_the_limit() -> None:
             heartbeat.beat(STEPPING)
             sleep()
 
-    with pytest.raises(Blocked, match="stepping for 1 seconds, without a sign of life"):
+    with pytest.raises(Blocked, match="stepping for 1 seconds, without a heartbeat"):
         run()
     assert [phase for _, phase in reports] == ["training", "stepping"]
     assert all(0.3 <= seconds <= 0.6 for seconds, _ in reports)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -76,10 +74,8 @@ while True:
 class Script:
     """A script in a process group of its own; what belongs to it is found by a mark in the environment."""
 
-    def __init__(self, folder: Path, text: str, how: str = "file", **environ: str) -> None:
-        self.mark = f"SLM_LAB_TEST={folder}"
-        self.temp = Path(tempfile.mkdtemp(prefix="slm_"))  # short, for the fork server's socket
-        atexit.register(shutil.rmtree, self.temp, ignore_errors=True)
+    def __init__(self, folder: Path, temp: Path, text: str, how: str = "file", **environ: str) -> None:
+        self.mark, self.temp = f"SLM_LAB_TEST={folder}", temp
         self.errors = (folder / "stderr").open("w+")
         environ = {**os.environ, "SLM_LAB_TEST": str(folder), "TMPDIR": str(self.temp), "PYTHONPATH": str(ROOT), **environ}
         file = folder / "script.py"
@@ -130,10 +126,15 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
     made: list[Script] = []
 
     def make(text: str, how: str = "file", **environ: str) -> Script:
-        made.append(Script(tmp_path, HEAD + text, how, **environ))
+        made.append(Script(tmp_path, Path(temp), HEAD + text, how, **environ))
         return made[-1]
 
-    yield make
+    with tempfile.TemporaryDirectory(prefix="slm_", dir="/tmp") as temp:  # a socket fits in, unlike in tmp_path
+        yield make
+        end(made)
+
+
+def end(made: list[Script]) -> None:
     for one in made:
         for pid in one.processes():
             os.kill(pid, signal.SIGKILL)

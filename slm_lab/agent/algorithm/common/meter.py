@@ -28,8 +28,10 @@ class GradientMeter:
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
-        self.note(loss=weight * self.trainer.backward(loss, weight))
-        self.note(**{name: weight * value.item() for name, value in values.items()})
+        sums = self._sums
+        sums["loss"] = sums.get("loss", 0.0) + weight * self.trainer.backward(loss, weight)
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + weight * value.item()
 
     def note(self, **values: float) -> None:
         """Report numbers of the next step beside its loss."""

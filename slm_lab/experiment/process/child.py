@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from slm_lab.experiment.plan import Stop
@@ -122,13 +122,10 @@ class ChildContext:
         with self._sending, suppress(OSError):
             self._connection.send((kind, *content))
 
-    def receive(self, timeout: float | None = None) -> Any:
-        """Return the parent's next order; None if a stop is requested and no order is left. Raises TimeoutError. Sets phase "waiting"."""
+    def receive(self) -> Any:
+        """Wait in phase "waiting" for the parent's next order and return it; None if a stop is requested and no order is left."""
         self.beat(WAITING)
-        try:
-            order = self._orders.get(timeout=timeout)
-        except Empty:
-            raise TimeoutError from None
+        order = self._orders.get()
         if order is None:
             self._orders.put(None)  # for the next call
         return order

@@ -39,11 +39,6 @@ class Heartbeat:
         return self._cell[0]
 
     @property
-    def count(self) -> int:
-        """Beats so far."""
-        return self._cell[0] // len(PHASES)
-
-    @property
     def phase(self) -> int:
         """Phase of the last beat; BUILDING before the first."""
         return self._cell[0] % len(PHASES)

@@ -37,7 +37,7 @@ _fallen_back = False
 
 def start_method() -> Method:
     """How child processes start: "forkserver" on Linux, "spawn" elsewhere and where the fork server cannot run."""
-    return "spawn" if _fallen_back or not sys.platform.startswith("linux") or not _has_pidfd() else "forkserver"
+    return "forkserver" if hasattr(os, "pidfd_open") and not _fallen_back else "spawn"
 
 
 def use_spawn(reason: str) -> None:
@@ -130,12 +130,3 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def _has_pidfd() -> bool:
-    """Whether the death of a process that is not a child of this one can be noticed."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True

@@ -149,12 +149,12 @@ class Child:
         self._end_within(grace)
 
     def _send(self, kind: str, order: Any) -> None:
-        if self._process is not None and self._connection is not None:
+        if self._connection is not None:
             with suppress(OSError):  # it has just died
                 self._connection.send((kind, order))
 
     def _end_within(self, seconds: float) -> None:
-        if self._process is not None and time.monotonic() + seconds < self._deadline:
+        if time.monotonic() + seconds < self._deadline:
             self._deadline, self._verdict = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
     def tail(self) -> str:
@@ -237,8 +237,9 @@ class Child:
         self._process = None
         if self._connection is not None:
             self._connection.close()
-        os.close(self._death)
-        os.close(self._printed)
+            self._connection = None
+        for fd in (self._death, self._printed):
+            os.close(fd)
 
 
 class Supervisor:

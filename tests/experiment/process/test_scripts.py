@@ -26,8 +26,9 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process import server
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
-from tests.experiment.process import targets
+from tests.experiment.process import light, targets
 """
+LIGHT = "light.use_light_server()\n"
 SAY = """
 with Supervisor() as parent:
     parent.start("child", targets.state)
@@ -59,7 +60,7 @@ print("end")
 KILLED = """
 parent = Supervisor()
 for then in ("wait", "block"):
-    parent.start(then, targets.orphan, then, 1.0)
+    parent.start(then, targets.orphan, then, 0.3)
 started = 0
 while started < 2:
     for event in parent.events(1.0):
@@ -152,8 +153,9 @@ def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[.
         for name in ("numpy", "selectors", "torch"):
             (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')")
     safe = "1" if method == "forkserver" else ""  # the script itself is to find the libraries
-    one = script(f"server._fallen_back = {method == 'spawn'}\n{SAY}", how, PYTHONSAFEPATH=safe)
-    assert one.end().splitlines() == [f"None {method == 'forkserver'}", "ended with exit code 0 "], one.said()
+    light = how == "stdin"
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT if light else ''}{SAY}", how, PYTHONSAFEPATH=safe)
+    assert one.end().splitlines() == [f"None {method == 'forkserver' and not light}", "ended with exit code 0 "], one.said()
     assert one.said() == ""
     one.leaves_nothing()
 
@@ -170,10 +172,10 @@ def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script]
     assert list(long.iterdir()) == []
 
 
-@pytest.mark.parametrize("earliest", [0.0, 0.1, 1.0])
-def test_ctrl_c_at_any_moment(earliest: float, script: Callable[..., Script]) -> None:
+@pytest.mark.parametrize(("earliest", "server"), [(0.0, LIGHT), (0.1, LIGHT), (0.5, "")])
+def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[..., Script]) -> None:
     """To the whole process group, as a terminal sends it, while the server and the children start."""
-    one = script(STOPPED)
+    one = script(server + STOPPED)
     assert one.line() == "begin"
     seconds = random.uniform(earliest, 3 * earliest)
     time.sleep(seconds)
@@ -188,7 +190,7 @@ def test_ctrl_c_at_any_moment(earliest: float, script: Callable[..., Script]) ->
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> None:
     """Children that listen save their work and end, those that block are ended; what both started, the server and its folder too."""
-    one = script(f"server._fallen_back = {method == 'spawn'}\n{KILLED}")
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT}{KILLED}")
     pids = {int(pid) for _ in range(2) for pid in one.line().split()}
     assert ("pymp" in one.line()) == (method == "forkserver")
     end = time.monotonic() + 10.0

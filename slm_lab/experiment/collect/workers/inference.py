@@ -82,6 +82,7 @@ class InferenceServer:
             except (EOFError, OSError):  # the worker has died
                 del self.clients[client]
         if asked:
+            self.beat(TRAINING)  # computing: a hang here is the server's own, not its workers'
             self.answer([(worker, group) for _, worker, group in asked])
         for client, _, group in asked:
             with suppress(OSError):

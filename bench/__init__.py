@@ -1,1 +1,1 @@
-"""Speed against peers, side by side in one run: `python -m bench.speed`."""
+"""Benchmarks: speed, scores, and comparisons of two checkouts."""

@@ -1,4 +1,4 @@
-"""Byte-equal results of two checkouts: `python -m bench.golden OTHER_CHECKOUT`, to show that a change of structure changes no number.
+"""Byte-equal results of two checkouts: `python -m bench.golden OTHER_CHECKOUT`, to show that a refactoring changes no number.
 
 Each case is a short training with a fixed seed, run by both checkouts on this machine. Compared are the columns of every table (wall-clock
 columns aside) and every float tensor of the last checkpoint, by their SHA-256. (Sums of floats differ between processors, so hashes are
@@ -129,7 +129,7 @@ def digest(data: bytes) -> str:
 
 
 def results(name: str) -> dict[str, str]:
-    """What a case leaves: "table:column" → hash, and "tensor:hash" → hash."""
+    """Return the results of a case: "table:column" → hash, and "tensor:hash" → hash."""
     import torch
 
     import slm_lab

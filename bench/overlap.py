@@ -1,9 +1,9 @@
-"""What it brings to collect while the learner trains: frames per second of async_rl against the two in turns: `python -m bench.overlap`.
+"""Gain of collecting while the learner trains: frames per second of asynchronous against synchronous runs: `python -m bench.overlap`.
 
-In turns, workers and learner each wait for the other. How much there is to gain depends on how long both take, so training_epoch is
-chosen first, from a short run in turns: in `sleeper`, an env that sleeps for 1 ms a step, collecting and training take equal time (at most
-2 × can be gained); in `humanoid`, where two workers and the learner compete for two cores, equal time of a core (at most 1.5 ×).
-Each measurement is a trial in a process of its own, by turns.
+In synchronous mode workers and learner wait for each other. The possible gain depends on how long both take, so training_epoch is chosen
+first, from a short synchronous run: in `sleeper`, an env that sleeps for 1 ms a step, collecting and training take the same time (a gain of
+at most 2 ×); in `humanoid`, where two workers and the learner compete for two cores, the same number of core seconds (at most 1.5 ×). Each
+measurement is a trial in a separate process; the modes alternate.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 SPECS = Path(__file__).parent / "specs.json"
 CASES = {"sleeper": 1, "humanoid": 2}
-"""Cores that collect at a time, by case."""
+"""Case → number of cores that collect at a time."""
 
 
 class Sleeper(CartPoleEnv):
-    """CartPole that takes its time."""
+    """CartPole that sleeps for 1 ms in every step."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.001)
@@ -37,7 +37,7 @@ gym.register("Sleeper-v0", entry_point=Sleeper, max_episode_steps=500)
 
 
 def run(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
-    """Frames per second between the first row and the last, and the learner's share of that time."""
+    """Return the frames per second between the first row and the last, and the share of that time in which the learner was busy."""
     import slm_lab
 
     sets = [f"meta.sampler.async_rl={str(async_rl).lower()}", f"agent.algorithm.training_epoch={epochs}"]
@@ -61,14 +61,14 @@ def measured(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
 
 
 def fitting_epochs(case: str) -> int:
-    """Epochs with which training takes as many core seconds as collecting."""
+    """Return the number of epochs with which training takes as many core seconds as collecting."""
     probe = 4
     share = measured(case, False, probe)["learner_busy"]
     return max(1, round(probe * CASES[case] * (1 - share) / share))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.overlap", description="Frames per second of async_rl against taking turns.")
+    parser = argparse.ArgumentParser(prog="python -m bench.overlap", description="Frames per second, asynchronous against synchronous.")
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; none: all")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each mode (3)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

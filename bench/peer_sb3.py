@@ -1,6 +1,6 @@
 """One speed case in Stable-Baselines3, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE`.
 
-Runs under the peer's own Python, so it imports nothing of slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+Runs under the peer's own Python, so it does not import slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
 
 import json
@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 
 class Stopwatch(BaseCallback):
-    """Notes the time at the start of each rollout, which is the end of the update before, and at the end of training."""
+    """Record the time at the start of each rollout, which is the end of the update before, and at the end of training."""
 
     def __init__(self) -> None:
         super().__init__()

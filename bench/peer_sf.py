@@ -1,6 +1,6 @@
 """One case in Sample Factory, with the hyperparameters of specs.json: `python bench/peer_sf.py CASE`.
 
-Runs under the peer's own Python, so it imports nothing of slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+Runs under the peer's own Python, so it does not import slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
 
 import json
@@ -20,7 +20,7 @@ from sample_factory.train import make_runner
 
 
 class Stopwatch(AlgoObserver):
-    """Notes frames and time after each step of training."""
+    """Record frames and time after each training step."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float]] = []
@@ -30,7 +30,7 @@ class Stopwatch(AlgoObserver):
 
 
 def arguments(spec: dict[str, Any], folder: str) -> list[str]:
-    """The spec in the peer's words."""
+    """Return the spec as the peer's arguments."""
     algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
     sampler = spec["meta"]["sampler"]
     return [
@@ -63,7 +63,7 @@ def arguments(spec: dict[str, Any], folder: str) -> list[str]:
 
 
 def make_env(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    """As the peer calls it, in its workers."""
+    """Make an env; the peer calls this in its workers."""
     return gym.make(name, render_mode=render_mode)
 
 

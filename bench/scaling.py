@@ -1,7 +1,7 @@
-"""How Hogwild scales: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--mode MODE …] [--rounds N]`.
+"""Scaling of Hogwild!: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--mode MODE …] [--rounds N]`.
 
-Each measurement is a trial in fresh processes, 1 worker and 2 by turns; a worker's clock runs from its first row to its last, and the
-workers of a trial run side by side.
+Each measurement is a trial in fresh processes, with 1 and 2 workers in alternation. The time of a worker is measured from its first row to
+its last; the workers of a trial run at the same time.
 """
 
 import argparse
@@ -20,7 +20,7 @@ SPECS = Path(__file__).parent / "specs.json"
 
 
 def updates_per_second(case: str, mode: str, locked: bool, workers: int) -> float:
-    """Of all workers together; each makes as many frames, however many there are."""
+    """Return the rate of all workers together. The number of frames per worker does not depend on the number of workers."""
     import slm_lab
 
     plain = slm_lab.load_spec(str(SPECS), case)

@@ -1,8 +1,8 @@
 """Training frames per second against Stable-Baselines3 and Sample Factory: `python -m bench.speed` (or `make bench`).
 
-Each case runs in a fresh process per side, ours and the peer's by turns, one torch thread in each process. Start-up is left out: the clock
-runs from the first row (log_frequency frames) to the last. Medians over the rounds, their spread and the ratio are printed and
-kept in bench/results/.
+Each case runs in a fresh process per side, ours and the peer's in alternation, with one torch thread in each process. Start-up is left out:
+time is measured from the first row (log_frequency frames) to the last. Medians over the rounds, their spread and the ratio are printed and
+saved in bench/results/.
 """
 
 import argparse
@@ -29,7 +29,7 @@ class Peer:
     script: str
     packages: tuple[str, ...]
     constrained: bool = True
-    """Whether our constraints fit it."""
+    """Whether it is installed with our constraints.txt."""
 
 
 SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0"))
@@ -40,11 +40,11 @@ PEERS = {
 }
 CASES = tuple(PEERS)
 PEER_CASES = {"a3c_cartpole": "a2c_cartpole"}
-"""What the peer runs instead of what it does not have: as many envs, steps and weights in one process."""
+"""Case → what the peer runs instead because it has no such mode: the same numbers of envs, steps and weights in one process."""
 
 
 def peer_python(peer: Peer) -> Path:
-    """The Python of the peer's own virtual environment, which is made first where there is none."""
+    """Return the Python of the peer's virtual environment, which is created first if it does not exist."""
     home = ROOT / ".peers" / peer.folder
     python, ready = home / "bin" / "python", home / ".ready"
     if not ready.exists():
@@ -68,14 +68,14 @@ def measure(command: list[str]) -> dict[str, Any]:
 
 
 def run_case(case: str, rounds: int, given: Path | None) -> dict[str, Any]:
-    """Both sides by turns. Returns frames per second of every round, versions, and the ratio of the medians."""
+    """Run both sides in alternation. Return frames per second of every round, versions, and the ratio of the medians."""
     peer = PEERS[case]
     theirs = [str(given or peer_python(peer)), f"bench/{peer.script}", PEER_CASES.get(case, case)]
     sides = {"ours": [sys.executable, "-m", "bench.ours", case], "peer": theirs}
     fps: dict[str, list[float]] = {side: [] for side in sides}
     result: dict[str, Any] = {"case": case, "peer": peer.name, "fps": fps}
     for number in range(rounds):
-        # The order changes with each round, so that a machine that warms up or slows down favours nobody.
+        # The order changes with each round, so that a machine that warms up or slows down favours neither side.
         for side in sorted(sides, reverse=bool(number % 2)):
             measured = measure(sides[side])
             fps[side].append(round(measured["fps"], 1))
@@ -86,7 +86,7 @@ def run_case(case: str, rounds: int, given: Path | None) -> dict[str, Any]:
 
 
 def row(result: dict[str, Any]) -> str:
-    """One line of the table: medians with their spread, the ratio of the medians, and the spread of the rounds' ratios."""
+    """Return one line of the table: medians with their spread, the ratio of the medians, and the spread of the rounds' ratios."""
     ours, peer = result["fps"]["ours"], result["fps"]["peer"]
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]
     sides = [f"{median(fps):9,.0f} ({min(fps):,.0f} to {max(fps):,.0f})" for fps in (ours, peer)]
@@ -95,7 +95,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def cpu_name() -> str:
-    """The processor as the system calls it."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -19,7 +19,7 @@ SPEC = Path(__file__).resolve().parent.parent / "slm_lab" / "spec"
 
 
 def _schema() -> str:
-    from slm_lab.spec import schema  # reads the names, which are written first
+    from tools import schema  # reads the names, which are written first
 
     return schema.text()
 

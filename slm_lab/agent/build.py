@@ -14,43 +14,29 @@ from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
-from slm_lab.agent.algorithm.sil import SIL
+from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec.algorithm import (
-    ActorCriticSpec,
-    AlgorithmSpec,
-    CrossQSpec,
-    DoubleDQNSpec,
-    DQNSpec,
-    PPOSILSpec,
-    PPOSpec,
-    RandomSpec,
-    ReinforceSpec,
-    SARSASpec,
-    SILSpec,
-    SoftActorCriticSpec,
-    VanillaDQNSpec,
-)
+from slm_lab.spec import algorithm as specs
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
-ALGORITHMS: dict[type[AlgorithmSpec], Callable[..., Algorithm]] = {
-    RandomSpec: Random,
-    ReinforceSpec: Reinforce,
-    ActorCriticSpec: ActorCritic,
-    PPOSpec: PPO,
-    SILSpec: SIL,
-    PPOSILSpec: SIL,
-    SARSASpec: Sarsa,
-    VanillaDQNSpec: QLearning,
-    DQNSpec: QLearning,
-    DoubleDQNSpec: QLearning,
-    SoftActorCriticSpec: SoftActorCritic,
-    CrossQSpec: SoftActorCritic,
+ALGORITHMS: dict[type[specs.AlgorithmSpec], Callable[..., Algorithm]] = {
+    specs.RandomSpec: Random,
+    specs.ReinforceSpec: Reinforce,
+    specs.ActorCriticSpec: ActorCritic,
+    specs.PPOSpec: PPO,
+    specs.SILSpec: SIL,
+    specs.PPOSILSpec: PPOSIL,
+    specs.SARSASpec: Sarsa,
+    specs.VanillaDQNSpec: QLearning,
+    specs.DQNSpec: QLearning,
+    specs.DoubleDQNSpec: QLearning,
+    specs.SoftActorCriticSpec: SoftActorCritic,
+    specs.CrossQSpec: SoftActorCritic,
 }
 
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 
-
-def vector_creator(registration: Registration) -> Callable[..., Any]:
-    """Return the constructor of the id's own vector env. Raises ImportError if its module is missing."""
-    entry = registration.vector_entry_point
-    assert entry is not None
-    return load_env_creator(entry) if isinstance(entry, str) else entry
+from slm_lab.spec.report import nearest
 
 
-def env_creator(registration: Registration) -> Callable[..., Any]:
-    """Return the constructor of one env. Raises ImportError if its module is missing."""
-    entry = registration.entry_point
+def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
+    """Return the constructor of one env, or of the id's own vector env. Raises ImportError if its module is missing."""
+    entry: Any = registration.vector_entry_point if vector else registration.entry_point
     assert entry is not None
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
@@ -51,7 +45,4 @@ def rejected(error: BaseException) -> str | None:
 
 def unknown_key(key: str, known: list[str], what: str) -> str:
     """Return the message for an unknown key: the closest argument and all arguments of the constructor."""
-    near = get_close_matches(key, known, 1, 0.6)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    arguments = ", ".join(sorted(known)) if known else "none"
-    return f"unknown key, and not an argument of {what}; {hint}arguments: {arguments}"
+    return f"unknown key, and not an argument of {what}{nearest(key, known) or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

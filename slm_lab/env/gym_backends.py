@@ -21,7 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate, iterate
 
-from slm_lab.env.arguments import accepted, vector_creator
+from slm_lab.env.arguments import accepted, env_creator
 from slm_lab.env.backend import Backend, RawStep, Target
 from slm_lab.env.single import SingleEnv
 from slm_lab.lib.main_module import hidden_main
@@ -40,8 +40,7 @@ class _LeanInfo:
 
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         if "final_obs" in env_info and "final_info" in env_info:
-            # a copy: the env may write its next observation into the same array
-            vector_infos.setdefault("final", []).append((env_num, copy.deepcopy(env_info["final_obs"])))
+            vector_infos.setdefault("final", []).append((env_num, env_info["final_obs"]))
         if isinstance(env_info.get("lives"), int | np.integer):
             vector_infos.setdefault("lives", np.zeros(self.num_envs, np.int64))[env_num] = env_info["lives"]
         return vector_infos
@@ -52,20 +51,17 @@ class _Sync(_LeanInfo, SyncVectorEnv[Any, Any]):
 
 
 class _Makers(list[SingleEnv]):
-    """Constructors of the envs, as AsyncVectorEnv uses them.
+    """Constructors of the envs. AsyncVectorEnv iterates over them to start a process for each.
 
-    It calls the first one in this process, for the spaces: it gets `probe`. Then it iterates over them and starts a process for each,
-    with stop signals blocked until `starting` is closed.
+    The processes start with stop signals blocked and without the user's script, until `starting` is closed.
     """
 
-    def __init__(self, make: SingleEnv, count: int, probe: gym.Env[Any, Any], starting: contextlib.ExitStack) -> None:
+    def __init__(self, make: SingleEnv, count: int, starting: contextlib.ExitStack) -> None:
         super().__init__([make] * count)
-        self._probe, self._starting = probe, starting
-
-    def __getitem__(self, index: Any) -> Any:
-        return lambda: self._probe
+        self._starting = starting
 
     def __iter__(self) -> Iterator[SingleEnv]:
+        self._starting.enter_context(hidden_main())
         self._starting.enter_context(stop_signals_blocked())
         return super().__iter__()
 
@@ -81,24 +77,15 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would wait for ever
         try:
-            with self._probe(make) as probe, contextlib.ExitStack() as self._starting:
-                self._starting.enter_context(hidden_main())
+            with contextlib.ExitStack() as self._starting:
+                self._starting.callback(make.restore_folder)  # one env is constructed in this process, for its spaces
                 worker: Any = _worker  # Gymnasium annotates it without the arguments
                 # spawn: a fork of a process with threads (torch's, envpool's) may hang
-                makers = _Makers(make, num_envs, probe, self._starting)
+                makers = _Makers(make, num_envs, self._starting)
                 super().__init__(makers, copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException:  # also Ctrl-C while a constructor blocks
             self.close(terminate=True)
             raise
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _probe(make: SingleEnv) -> Iterator[gym.Env[Any, Any]]:
-        """One env in this process, of which AsyncVectorEnv needs the spaces."""
-        try:
-            yield make()
-        finally:
-            make.restore_folder()
 
     def _check_spaces(self) -> None:
         """Called by AsyncVectorEnv when all processes have been started; waits for the constructors of their envs."""
@@ -264,27 +251,26 @@ class Async(_OneByOne):
         return False
 
     def __init__(self, target: Target) -> None:
-        with _WorkerDeath():
+        with _worker_death():
             vec = _Async(SingleEnv.of(target), target.num_envs)
         self._use(vec, target)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        with _WorkerDeath():
+        with _worker_death():
             return super().reset(seeds)
 
     def step(self, action: np.ndarray) -> RawStep:
-        with _WorkerDeath():
+        with _worker_death():
             return super().step(action)
 
 
-class _WorkerDeath:
+@contextlib.contextmanager
+def _worker_death() -> Iterator[None]:
     """Report a closed pipe as the death of a worker process."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
-            raise RuntimeError("a worker process of the env died (killed, or out of memory)") from error
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+        raise RuntimeError("a worker process of the env died (killed, or out of memory)") from error
 
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
@@ -305,7 +291,7 @@ class Native(Backend):
         if registration.additional_wrappers:
             return f"{target.id} is registered with wrappers"
         try:
-            known, open_ended = accepted(vector_creator(registration))
+            known, open_ended = accepted(env_creator(registration, vector=True))
         except ImportError as error:
             return f"the vector env of {target.id} cannot be imported: {error}"
         wanted = [*target.kwargs, *(["max_episode_steps"] if target.max_t is not None else [])]

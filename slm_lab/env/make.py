@@ -24,6 +24,7 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.extension import ExtensionError, import_class
 
 BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}
 """In the order in which "auto" tries them."""
@@ -114,30 +115,13 @@ def choose_backend(spec: EnvSpec, target: Target) -> type[Backend]:
 
 def _import_backend(spec: EnvSpec) -> type[Backend]:
     """Import a user's backend, "package.module:Class". Raises SpecError."""
-    path, _, attribute = spec.backend.partition(":")
     try:
-        module = importlib.import_module(path)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise _problem(spec, "backend", f"cannot import {path}: {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        classes = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Backend)]
-        near = difflib.get_close_matches(attribute, classes, 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else "; expected a subclass of slm_lab.env.Backend"
-        raise _problem(spec, "backend", f"{path} has no {attribute!r}{hint}")
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise _problem(spec, "backend", f"{spec.backend} is not a subclass of slm_lab.env.Backend")
+        found: type[Backend] = import_class(spec.backend, Backend)
+    except ExtensionError as error:
+        raise _problem(spec, "backend", str(error)) from error
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise _problem(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
     return found
-
-
-def unavailable_elsewhere(spec: EnvSpec) -> str | None:
-    """Return why no other process than this one can build the env (it is defined in the script that runs); None if they can."""
-    module, _, name = spec.name.rpartition(":")
-    if module not in ("", "__main__"):
-        return None
-    return Target(spec.name, gym.registry.get(name), {}, 1).main_reason
 
 
 def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:

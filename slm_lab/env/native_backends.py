@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import gymnasium as gym
@@ -33,17 +34,17 @@ class Ale(Backend):
         register_atari()
         settings = target.atari
         assert settings is not None
+        arguments = asdict(replace(settings, episodic_life=False, life_loss_info=False))
+        del arguments["mode"], arguments["difficulty"]
+        arguments["max_num_frames_per_episode"] = frame_limit(settings, target.max_t)
         self._vec: Any = gym.make_vec(
             target.id,
             target.num_envs,
             vectorization_mode="vector_entry_point",
             autoreset_mode=AutoresetMode.SAME_STEP,
             num_threads=min(target.threads, target.num_envs),
-            max_num_frames_per_episode=frame_limit(settings, target.max_t),
             reward_clipping=False,
-            episodic_life=False,
-            life_loss_info=False,
-            **{key: getattr(settings, key) for key in _ALE_KEYS},
+            **arguments,
         )
         self.observation_space, self.action_space = self._vec.single_observation_space, self._vec.single_action_space
 
@@ -59,22 +60,6 @@ class Ale(Backend):
 
     def close(self) -> None:
         self._vec.close()
-
-
-_ALE_KEYS = (
-    "repeat_action_probability",
-    "full_action_space",
-    "continuous",
-    "continuous_action_threshold",
-    "frameskip",
-    "maxpool",
-    "noop_max",
-    "use_fire_reset",
-    "stack_num",
-    "img_height",
-    "img_width",
-    "grayscale",
-)
 
 
 class EnvPool(Backend):

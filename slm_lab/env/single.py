@@ -77,7 +77,11 @@ class SingleEnv:
         try:
             return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
         except gym.error.UnregisteredEnv as error:  # it is registered in the process that asked for it
-            raise RuntimeError(not_registered_here(self.id)) from error
+            plain = self.id.rpartition(":")[2]
+            raise RuntimeError(
+                f"{plain} is not registered in this process: a registration in a script (__main__) exists in that script's process only; "
+                f'move it to a module and name the env "package.module:{plain}"'
+            ) from error
 
     def restore_folder(self) -> None:
         """Change back to `folder`."""
@@ -99,12 +103,3 @@ class SingleEnv:
             difficulty=settings.difficulty,
         )
         return AtariFrames(env, settings, frame_limit(settings, self.max_t))
-
-
-def not_registered_here(name: str) -> str:
-    """Return the message for an env that is registered in a script, where another process cannot find it."""
-    plain = name.rpartition(":")[2]
-    return (
-        f"{plain} is not registered in this process: a registration in a script (__main__) exists in that script's process only; "
-        f'move it to a module and name the env "package.module:{plain}"'
-    )

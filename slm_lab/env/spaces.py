@@ -74,12 +74,9 @@ def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
     """Return the size of the flattened space, and the function [N, …] → float32 [N, size], which returns a new array."""
     match space:
-        case spaces.Box():
+        case spaces.Box() | spaces.MultiBinary():
             size = int(np.prod(space.shape))
             return size, lambda batch: np.array(batch, np.float32).reshape(-1, size)
-        case spaces.MultiBinary():
-            bits = int(np.prod(space.shape))
-            return bits, lambda batch: np.array(batch, np.float32).reshape(-1, bits)
         case spaces.Discrete():
             return _one_hot(np.array([space.n]), np.array([space.start]))
         case spaces.MultiDiscrete():

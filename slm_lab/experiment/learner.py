@@ -88,7 +88,7 @@ class PolicyLearner:
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         extra = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()), *agent.diagnostics)
         columns = (*COLUMNS, *dict.fromkeys(extra))
-        observers: dict[str, Observer] = {"recorder": Recorder(clock, agent, meta.log_frequency, self._emit, columns, shared=self.shared)}
+        observers: dict[str, Observer] = {"recorder": Recorder(clock, agent, meta.log_frequency, self._emit, columns)}
         if meta.rigorous_eval:
             observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, self._emit, self.evaluate, columns)
         observers["progress"] = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)))

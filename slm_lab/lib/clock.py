@@ -8,6 +8,8 @@ import numpy as np
 
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
 
+_COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
+
 
 class Clock:
     """Count frames, episodes, vector steps and optimizer steps, and wall time across resumes (seconds).
@@ -77,17 +79,10 @@ class Clock:
         return self.frame // every > self.prev_frame // every
 
     def state_dict(self) -> dict[str, float]:
-        return {
-            "frame": self.frame,
-            "prev_frame": self.prev_frame,
-            "t": self.t,
-            "epi": self.epi,
-            "opt_step": self.opt_step,
-            "wall_t": self.wall_t,
-        }
+        return {name: getattr(self, name) for name in (*_COUNTS, "wall_t")}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        for name in ("frame", "prev_frame", "t", "epi", "opt_step"):
+        for name in _COUNTS:
             setattr(self, name, int(state[name]))
         self._frames_W[self._index] = self.frame
         self._wall_before = float(state["wall_t"])

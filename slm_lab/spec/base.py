@@ -25,7 +25,7 @@ PositiveReal = Annotated[float, Strict(), Field(gt=0)]
 
 
 class SpecModel(BaseModel):
-    """A frozen section of a spec. Unknown keys are errors; the docstring below a key is its description in editors (see schema.py)."""
+    """A frozen section of a spec. Unknown keys are errors; the docstring below a key is its description in editors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path as FilePath
 
-from slm_lab.spec.known_envs import ATARI, GYMNASIUM_VERSION, KNOWN
 from slm_lab.spec.report import nearest
 
+_GENERATED = json.loads((FilePath(__file__).parent / "known_envs.json").read_text(encoding="utf-8"))
+"""Envs of Gymnasium and ALE, to find typos without importing either (tools/generate.py)."""
+KNOWN: dict[str, str] = _GENERATED["_known"]
+"""Id → kind of env (box2d, mujoco and jax need packages)."""
+ATARI = frozenset[str](_GENERATED["_atari"])
+"""Games X of ALE/X-v5."""
 _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
 _PACKAGES = {
@@ -66,7 +72,7 @@ def problem(name: str) -> str | None:
     if not name.strip():
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
     if ":" in name:
-        return _module_problem(name)
+        return missing_package(name) if _MODULE.fullmatch(name) else f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
         ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
@@ -84,13 +90,6 @@ def _hint(name: str, ids: Iterable[str]) -> str:
         return f"; did you mean '{by_last[name]}'?"
     foreign = f" (for an env of another package write 'package.module:{name}')"
     return nearest(name, [*ids], cutoff=0.85) or nearest(name, [*ids]) + foreign
-
-
-def _module_problem(name: str) -> str | None:
-    match = _MODULE.fullmatch(name)
-    if not match:
-        return f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
-    return missing_package(name)
 
 
 def missing_package(name: str) -> str | None:
@@ -111,7 +110,7 @@ def _installed(package: str) -> bool:
 def _registered() -> list[str]:
     """Return the ids of the installed Gymnasium; skip its import (0.3 s) if they are the known ones."""
     plugins = metadata.entry_points(group="gymnasium.envs")
-    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == GYMNASIUM_VERSION and not plugins:
+    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"] and not plugins:
         return []
     import gymnasium
 

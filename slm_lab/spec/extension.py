@@ -38,15 +38,9 @@ def kind_of(model: type[Component]) -> type[Component]:
     return next(base for base in model.__mro__ if Component in base.__bases__)
 
 
-def find_model(name: str, kind: type[Component]) -> type[Component]:
-    """Import the spec model that `name` refers to.
-
-    Raises: ExtensionError if there is none, or it is not a subclass of `kind` that can be built.
-    """
-    if not re.fullmatch(PATTERN, name):
-        raise ExtensionError(f"invalid import path '{name}'; expected \"package.module:Class\"")
+def import_class(name: str, base: type, expected: str = "") -> Any:
+    """Import the subclass of `base` that "package.module:Class" refers to. Raises ExtensionError if there is none."""
     path, _, attribute = name.partition(":")
-    base = f"{kind.__module__}.{kind.__qualname__}"
     try:
         module = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
@@ -55,10 +49,21 @@ def find_model(name: str, kind: type[Component]) -> type[Component]:
         raise ExtensionError(f"importing '{path}' failed: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        models = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, kind)]
-        raise ExtensionError(f"'{path}' has no '{attribute}'{nearest(attribute, models or [*vars(module)])}")
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise ExtensionError(f"'{name}' is not a subclass of {base}; expected the pydantic model of its keys")
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        raise ExtensionError(f"'{path}' has no '{attribute}'{nearest(attribute, classes or [*vars(module)])}")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ExtensionError(f"'{name}' is not a subclass of {base.__module__}.{base.__qualname__}{expected}")
+    return found
+
+
+def find_model(name: str, kind: type[Component]) -> type[Component]:
+    """Import the spec model that `name` refers to.
+
+    Raises: ExtensionError if there is none, or it is not a subclass of `kind` that can be built.
+    """
+    if not re.fullmatch(PATTERN, name):
+        raise ExtensionError(f"invalid import path '{name}'; expected \"package.module:Class\"")
+    found: type[Component] = import_class(name, kind, "; expected the pydantic model of its keys")
     if found.implementation.__func__ is Component.implementation.__func__:  # type: ignore[attr-defined]  # a bound classmethod
         raise ExtensionError(f"'{name}' has no classmethod implementation(), which returns the class to build")
     if get_origin(found.model_fields["name"].annotation) is Literal:

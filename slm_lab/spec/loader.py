@@ -18,20 +18,20 @@ from slm_lab.spec import env_ids
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.hints import meant_by
 from slm_lab.spec.migrate import migrate
-from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.report import Path, Report, nearest, show, value_at
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules
 from slm_lab.spec.search import check_search, prune_search
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls
-from slm_lab.spec.validate import validate, with_likely_names, wrong_parts
+from slm_lab.spec.validate import likely_names, validate, wrong_parts
 from slm_lab.spec.variables import Sets, combinations, fill, override, parse_sets
 
 SPEC_FOLDER = FilePath(__file__).parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "torch_names.json")
 """Files there that hold no specs."""
-_NAME = re.compile(r"[\w.+=@-]+( [\w.+=@-]+)*")
+_NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
 
 @dataclass
@@ -151,14 +151,10 @@ def _entries(file: FilePath) -> dict[str, Any]:
         raise SpecError(str(file), [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
     rule = "invalid name of a spec; allowed in file names: letters, digits, spaces and _ - . + = @"
-    problems = [Problem(name, rule) for name in entries if not _good_name(name)]
+    problems = [Problem(name, rule) for name in entries if not _NAME.fullmatch(name)]
     if problems or not entries:
         raise SpecError(str(file), problems or [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
     return entries
-
-
-def _good_name(name: str) -> bool:
-    return len(name) <= 100 and _NAME.fullmatch(name) is not None and name.strip(".") != ""
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
@@ -222,8 +218,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     report.merge(found)
     whole, guessed = spec is not None, set[Path]()
     if spec is None:
-        likely, guessed = _named(raw, report)
-        spec = _without_wrong_parts(likely)
+        spec, guessed = _valid_parts(raw, report)
     if spec is None:
         return None
     found = report.child()
@@ -233,18 +228,30 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     return resolve(spec, report) if not report.problems else None
 
 
-def _named(raw: dict[str, Any], report: Report) -> tuple[dict[str, Any], set[Path]]:
-    """Return `raw` with likely names for unknown ones, and their paths; add the problems below each name."""
-    guessed = set[Path]()
-    while True:
-        raw, more = with_likely_names(raw)
-        if not more:
-            return raw, guessed
-        guessed |= more
-        drop_ineffective(raw, Report())
-        found = report.child()
-        validate(raw, found)
-        report.merge(found)
+def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[Path]]:
+    """Return the Spec without its invalid parts, so that rules can check the rest in the same run, and the names that were guessed.
+
+    Unknown names of components are replaced by likely ones, and the problems below them are added.
+    """
+    raw, guessed, cut = copy.deepcopy(raw), set[Path](), False
+    for _ in range(10):
+        wrong = wrong_parts(raw)
+        if not wrong:
+            return validate(raw, Report()), guessed
+        likely = {} if cut else likely_names(raw, wrong)
+        for path, name in likely.items():
+            value_at(raw, path[:-1])["name"] = name
+        if likely:
+            guessed |= likely.keys()
+            drop_ineffective(raw, Report())
+            found = report.child()
+            validate(raw, found)
+            report.merge(found)
+            continue
+        cut = True
+        for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
+            _take_out(raw, path)
+    return None, guessed
 
 
 _STAND_IN: dict[Path, Any] = {
@@ -261,28 +268,16 @@ _STAND_IN: dict[Path, Any] = {
 """Valid values for required parts."""
 
 
-def _without_wrong_parts(raw: dict[str, Any]) -> Spec | None:
-    """Return the Spec without its invalid parts, so that rules can check the rest in the same run."""
-    rest = copy.deepcopy(raw)
-    for _ in range(5):
-        wrong = wrong_parts(rest)
-        if not wrong:
-            return validate(rest, Report())
-        for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
-            _take_out(rest, path)
-    return None
-
-
 def _take_out(rest: dict[str, Any], path: Path) -> None:
     """Remove the part at `path`, or what contains it if it is missing; replace required parts by a stand-in."""
     for end in range(len(path), 0, -1):
-        node: Any = rest
-        for key in path[: end - 1]:
-            node = node.get(key) if isinstance(node, dict) else None
+        section, key = value_at(rest, path[: end - 1]), path[end - 1]
+        if not isinstance(section, dict):
+            continue
         # remove a stand-in that did not help (a HydraMLPNet's hid_layers in another net)
-        if isinstance(node, dict) and path[:end] in _STAND_IN and node.get(path[end - 1]) != _STAND_IN[path[:end]]:
-            node[str(path[end - 1])] = copy.deepcopy(_STAND_IN[path[:end]])
+        if path[:end] in _STAND_IN and section.get(key) != _STAND_IN[path[:end]]:
+            section[key] = copy.deepcopy(_STAND_IN[path[:end]])
             return
-        if isinstance(node, dict) and path[end - 1] in node:
-            del node[str(path[end - 1])]
+        if key in section:
+            del section[key]
             return

@@ -61,8 +61,8 @@ class MetaSpec(SpecModel):
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
-    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: never
-    for a Session in this process, 300 for child processes."""
+    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
+    rollout workers, never for a Session."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search."""
     search_scheduler: SearchScheduler | None = None

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slm_lab.spec import env_ids
-from slm_lab.spec.report import Path, Report, show
+from slm_lab.spec.report import Path, Report, show, show_path, value_at
 
-_OLD_ENV = {
-    "frame_op": "the env stacks Atari frames; other observations are single frames",
-    "frame_op_len": "4 Atari frames are stacked",
-    "image_downsize": "Atari frames are 84 × 84",
-    "scale_obs": "nets divide uint8 observations by 255",
+_RENAMED: dict[Path, Path] = {
+    ("agent", "algorithm", "clip_val_loss"): ("agent", "algorithm", "clip_vloss"),
+    ("env", "normalize_state"): ("env", "normalize_obs"),
+    ("meta", "resources", "num_cpus"): ("meta", "search_resources", "cpu"),
+    ("meta", "resources", "num_gpus"): ("meta", "search_resources", "gpu"),
+    ("meta", "num_cpus"): ("meta", "search_resources", "cpu"),
+    ("meta", "num_gpus"): ("meta", "search_resources", "gpu"),
 }
-_OLD_TOP = {
-    "body": "there is one agent and one env",
-    "git_sha": "now in meta.run",
-    "name": "a spec is named by its key",
+_DROPPED: dict[Path, str] = {
+    ("body",): "there is one agent and one env",
+    ("git_sha",): "now in meta.run",
+    ("name",): "a spec is named by its key",
+    ("env", "frame_op"): "the env stacks Atari frames; other observations are single frames",
+    ("env", "frame_op_len"): "4 Atari frames are stacked",
+    ("env", "image_downsize"): "Atari frames are 84 × 84",
+    ("env", "scale_obs"): "nets divide uint8 observations by 255",
+    ("meta", "resources"): "now meta.search_resources",
+    ("meta", "train_mode"): "MODE is a command-line argument",
 }
+"""Keys that are no longer used → why."""
 
 
 def migrate(raw: dict[str, Any], report: Report) -> None:
@@ -25,25 +35,25 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
     for root in ((), ("search",)):
         for key in ("agent", "env"):
             _unlist(raw, (*root, key), report)
-    for key, reason in _OLD_TOP.items():
-        _drop(raw, (key,), f"no longer used ({reason}); ignored", report)
-    _algorithm(_section(raw, "agent", "algorithm"), report)
-    _env(_section(raw, "env"), report)
-    _meta(_section(raw, "meta"), report)
+    for old, new in _RENAMED.items():
+        _rename(raw, old, new, report)
+    for path, reason in _DROPPED.items():
+        if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
+            report.note(path, f"no longer used ({reason}); ignored")
+    _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)
+    _replace_value(raw, ("env", "name"), env_ids.today, report)
     for key in ("net", "critic_net"):
         _net(_section(raw, "agent", key), ("agent", key), report)
 
 
-def _section(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
+def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
     """Return the object at a path, or an empty one."""
-    node: Any = raw
-    for key in keys:
-        node = node.get(key) if isinstance(node, dict) else None
+    node = value_at(raw, keys)
     return node if isinstance(node, dict) else {}
 
 
 def _unlist(raw: dict[str, Any], path: Path, report: Report) -> None:
-    section = _section(raw, *(str(key) for key in path[:-1]))
+    section = _section(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):
         return
@@ -56,64 +66,31 @@ def _unlist(raw: dict[str, Any], path: Path, report: Report) -> None:
     report.moved(path, (*path, 0))
 
 
-def _drop(section: dict[str, Any], path: Path, message: str, report: Report) -> None:
-    if section.pop(str(path[-1]), None) is not None:
-        report.note(path, message)
-
-
-def _rename(section: dict[str, Any], place: Path, old: str, new: str, report: Report) -> None:
-    """Rename a key; if both are given, keep the new one."""
-    if old not in section:
-        return
-    value = section.pop(old)
+def _rename(raw: dict[str, Any], old: Path, new: Path, report: Report) -> None:
+    """Move a value to its new path; if there is one already, keep that."""
+    value = _section(raw, *old[:-1]).pop(str(old[-1]), None)
     if value is None:
         return
-    if section.get(new) is not None:
-        report.note((*place, old), f"old name of '{new}', which is given too; ignored")
+    section: Any = raw
+    for key in new[:-1]:
+        section = section.setdefault(key, {}) if isinstance(section, dict) else None
+    shared = next(depth for depth, key in enumerate(new) if key != old[depth])
+    message = f"old name of '{show_path(new[shared:])}'"
+    if not isinstance(section, dict) or section.get(str(new[-1])) is not None:
+        report.note(old, f"{message}, which is given too; ignored")
         return
-    report.note((*place, old), f"old name of '{new}'")
-    section[new] = value
-    report.moved((*place, new), (*place, old))
+    report.note(old, message)
+    section[str(new[-1])] = value
+    report.moved(new, old)
 
 
-def _algorithm(algorithm: dict[str, Any], report: Report) -> None:
-    place = ("agent", "algorithm")
-    _rename(algorithm, place, "clip_val_loss", "clip_vloss", report)
-    policy = algorithm.get("action_policy")
-    if isinstance(policy, str) and policy.startswith("multi_"):
-        algorithm["action_policy"] = policy.removeprefix("multi_")
-        report.note((*place, "action_policy"), f"'{policy}' is now '{algorithm['action_policy']}'")
-
-
-def _env(env: dict[str, Any], report: Report) -> None:
-    for key, reason in _OLD_ENV.items():
-        _drop(env, ("env", key), f"no longer used ({reason}); ignored", report)
-    _rename(env, ("env",), "normalize_state", "normalize_obs", report)
-    name = env.get("name")
-    if isinstance(name, str) and (now := env_ids.today(name)) != name:
-        env["name"] = now
-        report.note(("env", "name"), f"'{name}' is now '{now}'")
-
-
-def _meta(meta: dict[str, Any], report: Report) -> None:
-    old = meta.get("resources") if isinstance(meta.get("resources"), dict) else None
-    if old is not None:
-        report.note(("meta", "resources"), "old name of 'search_resources'")
-        del meta["resources"]
-        for key in ("num_cpus", "num_gpus"):
-            if key in old:
-                meta.setdefault(key, old[key])
-                report.moved(("meta", key), ("meta", "resources", key))
-    for key, new in (("num_cpus", "cpu"), ("num_gpus", "gpu")):
-        value = meta.pop(key, None)
-        resources = meta.setdefault("search_resources", {}) if value is not None else None
-        if value is None or not isinstance(resources, dict):
-            continue
-        report.note(("meta", key), f"old name of 'search_resources.{new}' ({show(value)})")
-        if new not in resources:
-            resources[new] = value
-            report.moved(("meta", "search_resources", new), ("meta", key))
-    _drop(meta, ("meta", "train_mode"), "no longer used (MODE is a command-line argument); ignored", report)
+def _replace_value(raw: dict[str, Any], path: Path, current: Callable[[str], str], report: Report) -> None:
+    """Replace an old string by the current one."""
+    section, key = _section(raw, *path[:-1]), str(path[-1])
+    old = section.get(key)
+    if isinstance(old, str) and (new := current(old)) != old:
+        section[key] = new
+        report.note(path, f"'{old}' is now '{new}'")
 
 
 def _net(net: dict[str, Any], place: Path, report: Report) -> None:

@@ -10,7 +10,7 @@ from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, Positi
 from slm_lab.spec.extension import Extensible
 
 
-class _Named(SpecModel):
+class NamedClass(SpecModel):
     """A class of torch by name, and its arguments."""
 
     model_config = ConfigDict(extra="allow")
@@ -22,7 +22,7 @@ class _Named(SpecModel):
         return dict(self.model_extra or {})
 
 
-class OptimSpec(_Named):
+class OptimSpec(NamedClass):
     """An optimizer of torch.optim, GlobalAdam, GlobalRMSprop, or Lookahead, with its arguments."""
 
     name: str = "Adam"
@@ -30,11 +30,11 @@ class OptimSpec(_Named):
     """Learning rate."""
 
 
-class LRSchedulerSpec(_Named):
+class LRSchedulerSpec(NamedClass):
     """A scheduler of torch.optim.lr_scheduler with its arguments in frames; LinearToZero {frame}; LinearToMin {frame, min_factor}."""
 
 
-class LossSpec(_Named):
+class LossSpec(NamedClass):
     """A regression loss of torch.nn for the value function."""
 
     name: str = "MSELoss"

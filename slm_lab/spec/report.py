@@ -25,6 +25,16 @@ def show_path(path: Path) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
+def value_at(raw: Any, path: Path) -> Any:
+    """Return the value at `path`; None where there is none."""
+    for key in path:
+        try:
+            raw = raw[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
 def show(value: Any) -> str:
     """Format a value as JSON, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)

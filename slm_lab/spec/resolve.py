@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
-from slm_lab.spec.base import SpecModel
+from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
-from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM
-from slm_lab.spec.sampler_rules import resolve_sampler
+from slm_lab.spec.sampler_rules import SAMPLER, resolve_sampler
 from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
@@ -35,48 +33,72 @@ TUNED_ALPHA = ("alpha_lr", "target_entropy", "entropy_anneal", "log_alpha_min", 
 """Keys of the automatic temperature."""
 
 
+class _Draft:
+    """A spec while it is resolved: values are replaced one by one, most with a note."""
+
+    def __init__(self, spec: Spec, report: Report) -> None:
+        self.spec, self.report = spec, report
+
+    def set(self, path: Path, value: Any, note: str = "") -> None:
+        """Replace the value at `path`."""
+        if note:
+            self.report.note(path, note)
+        for end in range(len(path) - 1, -1, -1):
+            value = self._model(path[:end]).model_copy(update={str(path[end]): value})
+        self.spec = value
+
+    def ignore(self, place: Path, keys: Iterable[str], why: str) -> None:
+        """Set each of `keys` to its default, with a note if it had another value."""
+        model = self._model(place)
+        for key, field in type(model).model_fields.items():
+            if key in keys and getattr(model, key) != field.default:
+                self.set((*place, key), field.default, f"has no effect: {why}; ignored")
+
+    def _model(self, place: Path) -> Any:
+        model: Any = self.spec
+        for key in place:
+            model = getattr(model, str(key))
+        return model
+
+
 def resolve(spec: Spec, report: Report) -> Spec:
     """Return the spec as it will run, with a note for each change."""
-    change: dict[str, Any] = {"algorithm": _resolved_algorithm(spec, report)}
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is not None:
-            change[key] = _resolved_net(net, ("agent", key), spec, report)
-    if spec.agent.critic_net is not None and not spec.agent.algorithm.soft:
-        change["critic_net"] = None
+    agent, draft = spec.agent, _Draft(spec, report)
+    _algorithm(draft)
+    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
+        if net is not None:
+            _net(net, place, draft)
+    if agent.critic_net is not None and not agent.algorithm.soft:
         soft = [name for name, model in ALGORITHMS.items() if model.soft]
-        report.note(CRITIC_NET, f"has no effect in {spec.agent.algorithm.name}, only in {' and '.join(soft)}; ignored")
-    if spec.agent.algorithm.soft and not spec.agent.algorithm.has_target:
-        _batch_norm(spec.agent, report)
-    change["memory"] = _resolved_memory(spec.agent, report)
-    if spec.meta.save_replay and spec.agent.algorithm.on_policy and not spec.agent.algorithm.self_imitation:
-        report.note(("meta", "save_replay"), f"has no effect: {spec.agent.algorithm.name} has no replay buffer")
-    agent = spec.agent.model_copy(update=change)
-    update: dict[str, Any] = {"agent": agent, "meta": _resolved_meta(spec, report), "search": _resolved_search(spec, agent, report)}
-    if (sampler := spec.meta.sampler) is not None:
-        update["env"] = spec.env.model_copy(update={"num_envs": sampler.num_envs})
-    return spec.model_copy(update=update)
+        draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored")
+    if agent.algorithm.soft and not agent.algorithm.has_target:
+        _batch_norm(agent, report)
+    _memory(draft)
+    if spec.meta.save_replay and agent.algorithm.on_policy and not agent.algorithm.self_imitation:
+        report.note(("meta", "save_replay"), f"has no effect: {agent.algorithm.name} has no replay buffer")
+    _meta(draft)
+    if spec.search is not None and agent.net is not None:
+        draft.set(("search",), _redirected_search(spec.search, agent.net, draft))
+    return draft.spec
 
 
-def _resolved_meta(spec: Spec, report: Report) -> MetaSpec:
+def _meta(draft: _Draft) -> None:
     """Resolve keys of distributed training and rollout workers."""
-    meta = spec.meta
-    if meta.distributed and not spec.agent.algorithm.learns:
-        report.note(("meta", "distributed"), f"has no effect: {spec.agent.algorithm.name} learns nothing; false is used")
-        return meta.model_copy(update={"distributed": False})
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is not None:
-            _global_optimizers(net, ("agent", key), bool(meta.distributed), report)
+    agent, meta = draft.spec.agent, draft.spec.meta
+    if meta.distributed and not agent.algorithm.learns:
+        draft.set(("meta", "distributed"), False, f"has no effect: {agent.algorithm.name} learns nothing; false is used")
+        return
+    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
+        if net is not None:
+            _global_optimizers(net, place, bool(meta.distributed), draft.report)
     if meta.sampler is not None:
-        sampler = resolve_sampler(spec, meta.sampler, report)
-        dropped = _without_effect(meta, ("meta",), ["hogwild_lock"], "meta.distributed is false", report)
-        return meta.model_copy(update={"sampler": sampler, **dropped})
+        draft.set(SAMPLER, resolve_sampler(draft.spec, meta.sampler, draft.report))
+        draft.set(("env", "num_envs"), meta.sampler.num_envs)
     if not meta.distributed:
-        return meta.model_copy(update=_without_effect(meta, ("meta",), GLOBAL_NET, "meta.distributed is false", report))
-    if meta.max_session == 1:
-        report.note(
-            ("meta", "max_session"), f"1: only one Session trains the global net; '{meta.distributed}' needs 2 or more to be of use"
-        )
-    return meta
+        draft.ignore(("meta",), ["hogwild_lock"] if meta.sampler is not None else GLOBAL_NET, "meta.distributed is false")
+    elif meta.max_session == 1:
+        why = f"only one Session trains the global net; '{meta.distributed}' needs 2 or more to be of use"
+        draft.report.note(("meta", "max_session"), f"1: {why}")
 
 
 def _global_optimizers(net: NetSpec, place: Path, distributed: bool, report: Report) -> None:
@@ -103,140 +125,107 @@ def _batch_norm(agent: AgentSpec, report: Report) -> None:
         report.note(("agent", key), f"{missing}; set batch_norm, or use LazyBatchRenorm1d in a TorchArcNet")
 
 
-def _resolved_search(spec: Spec, agent: AgentSpec, report: Report) -> dict[str, Any] | None:
+def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> dict[str, Any]:
     """Return the search with keys of an actor's optimizer redirected to the optimizer that replaces it."""
-    if spec.search is None or spec.agent.net is None or agent.net is None:
-        return spec.search
+    resolved = draft.spec.agent.net
     moved: dict[Path, Path | None] = {}
     for key in SEPARATE:
-        if getattr(spec.agent.net, key) is not None and getattr(agent.net, key) is None:
+        if getattr(net, key) is not None and getattr(resolved, key) is None:
             common = key.removeprefix("actor_")
-            moved_to_common = common != key and getattr(agent.net, common) == getattr(spec.agent.net, key)
+            moved_to_common = common != key and getattr(resolved, common) == getattr(net, key)
             moved[(*NET, key)] = (*NET, common) if moved_to_common else None
-    return redirect_search(spec.search, moved, report)
+    return redirect_search(search, moved, draft.report)
 
 
-def _resolved_algorithm(spec: Spec, report: Report) -> AlgorithmSpec:
-    algorithm = spec.agent.algorithm
-    change: dict[str, Any] = {}
+def _algorithm(draft: _Draft) -> None:
+    spec, algorithm = draft.spec, draft.spec.agent.algorithm
     if algorithm.explore_var_spec is not None and algorithm.action_policy in ("default", "random"):
-        change["explore_var_spec"] = None
-        report.note((*ALGORITHM, "explore_var_spec"), f"has no effect with the action_policy '{algorithm.action_policy}'; ignored")
+        why = f"has no effect with the action_policy '{algorithm.action_policy}'; ignored"
+        draft.set((*ALGORITHM, "explore_var_spec"), None, why)
     if isinstance(algorithm, SoftActorCriticSpec):
         if algorithm.fixed_alpha is None:
-            change |= _without_effect(algorithm, ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", report)
+            draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha")
         else:
-            change |= _without_effect(algorithm, ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", report)
+            draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given")
     if isinstance(algorithm, VTraceSpec):
-        change |= _resolved_vtrace(algorithm, report)
+        _vtrace(algorithm, draft)
     if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step >= spec.env.max_frame:
         start = f"training starts after {algorithm.training_start_step} transitions"
-        report.note((*ALGORITHM, "training_start_step"), f"{start}, but env.max_frame is {spec.env.max_frame}: nothing is learned")
+        draft.report.note((*ALGORITHM, "training_start_step"), f"{start}, but env.max_frame is {spec.env.max_frame}: nothing is learned")
     if isinstance(algorithm, PPOSpec):
-        rollout = algorithm.time_horizon * spec.env.num_envs
+        steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None:
-            change["minibatch_size"] = rollout
-            report.note(
-                (*ALGORITHM, "minibatch_size"),
-                f"{algorithm.minibatch_size} is larger than the rollout of {algorithm.time_horizon} steps × {spec.env.num_envs} envs; "
-                f"{rollout} is used",
-            )
-        if algorithm.training_frequency not in (None, algorithm.time_horizon):
-            report.note(
-                (*ALGORITHM, "training_frequency"),
-                f"has no effect: {algorithm.name} trains every time_horizon ({algorithm.time_horizon}) steps; ignored",
-            )
-        change["training_frequency"] = None
-    return algorithm.model_copy(update=change)
+            why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
+            draft.set((*ALGORITHM, "minibatch_size"), rollout, why)
+        given = algorithm.training_frequency not in (None, steps)
+        why = f"has no effect: {algorithm.name} trains every time_horizon ({steps}) steps; ignored"
+        draft.set((*ALGORITHM, "training_frequency"), None, why if given else "")
 
 
-def _resolved_vtrace(algorithm: VTraceSpec, report: Report) -> dict[str, Any]:
+def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
     bounds = ("rho_bar", "c_bar")
     if not algorithm.with_vtrace:
-        return _without_effect(algorithm, ALGORITHM, bounds, "with_vtrace is false", report)
+        draft.ignore(ALGORITHM, bounds, "with_vtrace is false")
+        return
     if algorithm.c_bar > algorithm.rho_bar:
-        report.note((*ALGORITHM, "c_bar"), f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace assumes c_bar ≤ rho_bar")
+        why = f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace assumes c_bar ≤ rho_bar"
+        draft.report.note((*ALGORITHM, "c_bar"), why)
     for key in bounds:
-        if getattr(algorithm, key) < 1:
-            report.note((*ALGORITHM, key), f"{getattr(algorithm, key):g} is below 1, so even on-policy actions are weighted down")
-    return {}
+        if (bound := getattr(algorithm, key)) < 1:
+            draft.report.note((*ALGORITHM, key), f"{bound:g} is below 1, so even on-policy actions are weighted down")
 
 
-def _without_effect(model: SpecModel, place: Path, keys: Iterable[str], why: str, report: Report) -> dict[str, Any]:
-    """Add a note for each of `keys` that is not at its default; return their defaults."""
-    fields = type(model).model_fields
-    given = [key for key in keys if key in fields and getattr(model, key) != fields[key].default]
-    for key in given:
-        report.note((*place, key), f"has no effect: {why}; ignored")
-    return {key: fields[key].default for key in given}
-
-
-def _resolved_memory(agent: AgentSpec, report: Report) -> Any:
+def _memory(draft: _Draft) -> None:
     """Drop the replay keys of an on-policy memory unless the algorithm imitates itself."""
-    memory = agent.memory
+    place, memory = ("agent", "memory"), draft.spec.agent.memory
     if not isinstance(memory, SILReplayKeys):
-        return memory
-    if agent.algorithm.self_imitation:
-        uniform = not isinstance(memory.sil_replay, PriorityKeys)
-        keys = PriorityKeys.model_fields if uniform else ()
-        return memory.model_copy(
-            update=_without_effect(memory, ("agent", "memory"), keys, "sil_replay_name names a uniform replay", report)
-        )
-    imitate = [name for name, model in ALGORITHMS.items() if model.self_imitation]
-    unused = [key for key in SILReplayKeys.model_fields if getattr(memory, key) is not None]
-    for key in unused:
-        report.note(("agent", "memory", key), f"has no effect in {memory.name} without self-imitation ({', '.join(imitate)}); ignored")
-    return memory.model_copy(update=dict.fromkeys(unused))
+        return
+    if draft.spec.agent.algorithm.self_imitation:
+        if not isinstance(memory.sil_replay, PriorityKeys):
+            draft.ignore(place, PriorityKeys.model_fields, "sil_replay_name names a uniform replay")
+        return
+    imitate = ", ".join(name for name, model in ALGORITHMS.items() if model.self_imitation)
+    for key in SILReplayKeys.model_fields:
+        if getattr(memory, key) is not None:
+            draft.set((*place, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored")
 
 
-def _target_net(net: NetSpec, place: Path, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
-    """Drop keys of target nets that have no effect."""
-    if algorithm.learns and not algorithm.has_target:
-        return _without_effect(net, place, TARGET_NET, f"{algorithm.name} has no target net", report)
-    keys = ["polyak_coef"] if net.update_type == "replace" else []
-    return _without_effect(net, place, keys, "update_type is 'replace'", report)
-
-
-def _resolved_net(net: NetSpec, place: Path, spec: Spec, report: Report) -> NetSpec:
-    algorithm = spec.agent.algorithm
-    change: dict[str, Any] = {}
+def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
+    agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if place == CRITIC_NET:
-        change |= _without_effect(net, place, OF_ACTOR, "agent.critic_net is for the critics only", report)
-        change |= _target_net(net, place, algorithm, report)
-    elif spec.agent.critic_net is not None and algorithm.soft:
-        change |= _without_effect(net, place, OF_CRITICS, "the critics use agent.critic_net and its keys", report)
+        draft.ignore(place, OF_ACTOR, "agent.critic_net is for the critics only")
+    elif agent.critic_net is not None and algorithm.soft:
+        draft.ignore(place, OF_CRITICS, "the critics use agent.critic_net and its keys")
     else:
-        change |= _resolved_optimizers(net, algorithm, report)
-        change |= _target_net(net, place, algorithm, report)
+        _optimizers(net, draft)
+    if algorithm.learns and not algorithm.has_target:
+        draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net")
+    elif net.update_type == "replace":
+        draft.ignore(place, ["polyak_coef"], "update_type is 'replace'")
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:
-            change[key] = activation(word)  # torch has no underscores: leaky_relu is LeakyReLU
-    rollout = spec.agent.rollout_len
-    if isinstance(net, RecurrentNetSpec) and spec.agent.memory.on_policy and not spec.agent.memory.episodes and net.seq_len > rollout:
-        change["seq_len"] = rollout
-        report.note((*place, "seq_len"), f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
-    return net.model_copy(update=change)
+            draft.set((*place, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
+    rollout = agent.rollout_len
+    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
+        draft.set((*place, "seq_len"), rollout, f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
 
 
-def _resolved_optimizers(net: NetSpec, algorithm: AlgorithmSpec, report: Report) -> dict[str, Any]:
+def _optimizers(net: NetSpec, draft: _Draft) -> None:
     """Resolve actor_* and critic_* specs, which need use_same_optim false and a critic."""
-    change: dict[str, Any] = {}
+    algorithm = draft.spec.agent.algorithm
     separate = [key for key in SEPARATE if getattr(net, key) is not None]
-    if not separate or not algorithm.learns:
-        return change
+    if not separate or not algorithm.learns or (algorithm.has_critic and not net.use_same_optim):
+        return
     if algorithm.has_critic and "use_same_optim" not in net.model_fields_set:
-        report.note((*NET, separate[0]), "actor and critic have their own specs: use_same_optim is set to false")
-        return {"use_same_optim": False}
-    if algorithm.has_critic and not net.use_same_optim:
-        return change
+        draft.report.note((*NET, separate[0]), "actor and critic have their own specs: use_same_optim is set to false")
+        draft.set((*NET, "use_same_optim"), False)
+        return
     reason = "use_same_optim is true" if algorithm.has_critic else f"{algorithm.name} has no critic"
     for key in separate:
         common = key.removeprefix("actor_")
-        change[key] = None
         if common != key and common not in net.model_fields_set:
-            change[common] = getattr(net, key)
-            report.note((*NET, key), f"used as '{common}': {reason}")
+            draft.set((*NET, common), getattr(net, key))
+            draft.set((*NET, key), None, f"used as '{common}': {reason}")
         else:
-            report.note((*NET, key), f"has no effect: {reason}; ignored")
-    return change
+            draft.set((*NET, key), None, f"has no effect: {reason}; ignored")

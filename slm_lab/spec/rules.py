@@ -111,14 +111,13 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
         _arcs(agent, net, place, report)
+    fitting = [name for name, model in NETS.items() if model.recurrent <= algorithm.recurrent and model.dueling <= algorithm.values]
+    allowed = f"allowed: {', '.join(fitting)}"
     if net.recurrent and not algorithm.recurrent:
-        allowed = [name for name, model in NETS.items() if not model.recurrent and (algorithm.values or not model.dueling)]
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
-        report.fail((*place, "name"), f"'{net.name}' {why}; allowed: {', '.join(allowed)}")
+        report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
     if net.dueling and algorithm.learns and not algorithm.values:
-        allowed = [name for name, model in NETS.items() if not model.dueling and (algorithm.recurrent or not model.recurrent)]
-        why = f"splits action values, which {algorithm.name} does not learn"
-        report.fail((*place, "name"), f"'{net.name}' {why}; allowed: {', '.join(allowed)}")
+        report.fail((*place, "name"), f"'{net.name}' splits action values, which {algorithm.name} does not learn; {allowed}")
     if isinstance(net, HydraMLPNetSpec):
         _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):

@@ -16,18 +16,10 @@ MAX_DEPTH = 64
 MAX_NODES = 1_000_000
 """Maximum size (YAML anchors can make huge trees from a few lines)."""
 
-_STRING = r'"(?:[^"\\\n]|\\.)*"'
-_SKIPPED = re.compile(rf"{_STRING}|//[^\n]*|/\*(?:[^*]|\*(?!/))*(?P<closed>\*/)?|(?P<variable>\$\{{[^${{}}\n]*\}})")
-_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
-_PART = re.compile(rf"(?P<string>{_STRING})|(?P<mark>[{{}}\[\]:,])|(?P<constant>-?(?:NaN|Infinity))")
-
-
-class _Duplicate(ValueError):
-    """A duplicate key in an object."""
-
-
-class _Constant(ValueError):
-    """NaN or Infinity."""
+_TOKEN = re.compile(
+    r'(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<comment>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?P<closed>\*/)?)|(?P<variable>\$\{[^${}\n]*\})'
+    r'|[{}\[\]:,]|\s+|[^\s"{}\[\]:,/$]+|["/$]'
+)
 
 
 def read(path: FilePath) -> Any:
@@ -46,14 +38,12 @@ def read(path: FilePath) -> Any:
 
 def parse_json(text: str, source: str = "spec") -> Any:
     """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes."""
-    clean, quoted = _clean(text, source)
+    clean, quoted = _strict(text, source)
     try:
-        value = json.loads(clean, object_pairs_hook=_pairs, parse_constant=_constant)
-    except (_Duplicate, _Constant) as error:
-        position = _find_duplicate(clean) if isinstance(error, _Duplicate) else _find_constant(clean)
-        raise _at(text, _original(position, quoted), str(error), source) from None
+        value = json.loads(clean)
     except json.JSONDecodeError as error:
-        raise _at(text, _original(error.pos, quoted), error.msg[0].lower() + error.msg[1:], source) from None
+        added = sum(error.pos > place + count for count, place in enumerate(quoted))
+        raise _at(text, error.pos - added, error.msg[0].lower() + error.msg[1:], source) from None
     except (RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
         raise SpecError(source, [Problem("", reason)]) from None
@@ -107,83 +97,54 @@ def plain(value: Any, source: str) -> Any:
     return tree
 
 
-def _clean(text: str, source: str) -> tuple[str, list[int]]:
-    """Return strict JSON and the positions of added quotes: comments and trailing commas become spaces, bare ${var} is quoted."""
-    quoted: list[int] = []
+def _strict(text: str, source: str) -> tuple[str, list[int]]:
+    """Return strict JSON and the positions of added quotes: comments and trailing commas become spaces, bare ${var} is quoted.
 
-    def skip(match: re.Match[str]) -> str:
+    Raises: SpecError for an unterminated comment, a duplicate key, NaN.
+    """
+    clean, quoted = list[str](), list[int]()
+    keys: list[set[str]] = []
+    """Keys of the objects (or lists) around the current position."""
+    before, start, comma = "", 0, 0
+    """The last token, its position, and the index in `clean` of a comma after a value if it is one."""
+    for match in _TOKEN.finditer(text):
         part = match.group()
-        if part[0] == '"':
-            return part
-        if part[0] == "$":
-            quoted.append(match.start())
-            quoted.append(match.end())
-            return f'"{part}"'
-        if part.startswith("/*") and not match["closed"]:
-            raise _at(text, match.start(), "unterminated comment", source)
-        return re.sub(r"[^\n]", " ", part)
+        if match["comment"]:
+            if part.startswith("/*") and not match["closed"]:
+                raise _at(text, match.start(), "unterminated comment", source)
+            part = re.sub(r"[^\n]", " ", part)
+        elif match["variable"]:
+            quoted += match.span()
+            part = f'"{part}"'
+        elif part in ("NaN", "Infinity", "-Infinity"):
+            raise _at(text, match.start(), f"{part} is not a number in JSON", source)
+        if not part.isspace():
+            if part in "[{":
+                keys.append(set())
+            elif part in "]}" and keys:
+                keys.pop()
+                if comma:
+                    clean[comma] = " "
+            elif part == ":" and keys:
+                key = _decoded(before)
+                if key in keys[-1]:
+                    raise _at(text, start, f"duplicate key '{key}'", source)
+                keys[-1].add(key)
+            comma = len(clean) if part == "," and before not in ("", *"[{,:") else 0
+            before, start = part, match.start()
+        clean.append(part)
+    return "".join(clean), quoted
 
-    def comma(match: re.Match[str]) -> str:
-        if match.group() != ",":
-            return match.group()
-        before = match.start() - 1
-        while before >= 0 and stripped[before].isspace():
-            before -= 1
-        return "," if before < 0 or stripped[before] in "[{,:" else " "
 
-    stripped = _SKIPPED.sub(skip, text)
-    return _COMMA.sub(comma, stripped), quoted
-
-
-def _original(position: int, quoted: list[int]) -> int:
-    """Map a position in the cleaned text to the user's text: without the quotes added before it."""
-    for count, place in enumerate(quoted):
-        if position <= place + count:
-            return max(position - count, 0)
-    return position - len(quoted)
+def _decoded(string: str) -> str:
+    """Return the text of a JSON string; an invalid one as it is."""
+    try:
+        return str(json.loads(string))
+    except ValueError:
+        return string
 
 
 def _at(text: str, position: int, message: str, source: str) -> SpecError:
     line = text.count("\n", 0, position) + 1
     column = position - text.rfind("\n", 0, position)
     return SpecError(source, [Problem("", f"line {line}, column {column}: {message}")])
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]  # set.add gives None
-        raise _Duplicate(f"duplicate key '{twice}'")
-    return result
-
-
-def _constant(name: str) -> Any:
-    raise _Constant(f"{name} is not a number in JSON")
-
-
-def _find_duplicate(text: str) -> int:
-    """Return the position of the second of two equal keys, in the first such object to close, as json.loads finds it."""
-    stack: list[dict[str, int]] = []
-    twice: list[int] = []
-    string: tuple[str, int] = ("", 0)
-    for match in _PART.finditer(text):
-        mark = match["mark"]
-        if match["string"]:
-            string = (json.loads(match["string"]), match.start())
-        elif mark in ("{", "["):
-            stack.append({})
-            twice.append(-1)
-        elif mark in ("}", "]") and stack:
-            stack.pop()
-            if (found := twice.pop()) >= 0:
-                return found
-        elif mark == ":" and stack:
-            if string[0] in stack[-1] and twice[-1] < 0:
-                twice[-1] = string[1]
-            stack[-1][string[0]] = string[1]
-    return 0
-
-
-def _find_constant(text: str) -> int:
-    return next((match.start() for match in _PART.finditer(text) if match["constant"]), 0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slm_lab.spec import torch_names
-from slm_lab.spec.net import LayersSpec, NetSpec, OptimSpec, TorchArcNetSpec
+from slm_lab.spec.net import LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 
 OPTIMIZERS = torch_names.OPTIMIZERS | {"GlobalAdam": torch_names.OPTIMIZERS["Adam"], "GlobalRMSprop": torch_names.OPTIMIZERS["RMSprop"]}
@@ -47,11 +47,8 @@ def check_net(net: NetSpec, place: Path, report: Report) -> None:
             _optimizer(optim, (*place, key), report)
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
         if (scheduler := getattr(net, key)) is not None:
-            here = (*place, key)
-            if _name(scheduler.name, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", here, report):
-                _arguments(scheduler.kwargs, SCHEDULERS[scheduler.name], scheduler.name, here, report)
-    if _name(net.loss_spec.name, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report):
-        _arguments(net.loss_spec.kwargs, torch_names.LOSSES[net.loss_spec.name], net.loss_spec.name, (*place, "loss_spec"), report)
+            _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report)
+    _call(net.loss_spec, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
     if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
         _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
     if isinstance(net, LayersSpec):
@@ -72,10 +69,15 @@ def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: R
     return False
 
 
+def _call(given: NamedClass, known: Mapping[str, str], what: str, place: Path, report: Report) -> None:
+    """Check a name and its arguments."""
+    if _name(given.name, known, what, place, report):
+        _arguments(given.kwargs, known[given.name], given.name, place, report)
+
+
 def _optimizer(optim: OptimSpec, place: Path, report: Report) -> None:
     if optim.name != "Lookahead":
-        if _name(optim.name, OPTIMIZERS, "optimizer of torch.optim", place, report):
-            _arguments(optim.kwargs, OPTIMIZERS[optim.name], optim.name, place, report)
+        _call(optim, OPTIMIZERS, "optimizer of torch.optim", place, report)
         return
     inner = optim.kwargs.get("optimizer", "Adam")
     if not isinstance(inner, str):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import types
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from slm_lab.spec.base import Component, SpecModel
 from slm_lab.spec.extension import ERROR as EXTENSION
 from slm_lab.spec.extension import ExtensionError, find_model, is_extension, kind_of
-from slm_lab.spec.report import Path, Report, nearest, show, show_path
+from slm_lab.spec.report import Path, Report, nearest, show, show_path, value_at
 from slm_lab.spec.spec import Spec
 
 
@@ -46,21 +46,17 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_context=False, include_input=False)
 
 
-def with_likely_names(raw: dict[str, Any]) -> tuple[dict[str, Any], set[Path]]:
-    """Return a copy with unknown names of components replaced by likely ones, so that their keys can be checked, and the paths replaced.
+def likely_names(raw: dict[str, Any], wrong: list[Path]) -> dict[Path, str]:
+    """Return a likely name for each unknown name of a component at the paths `wrong`, so that its keys can be checked.
 
-    A "package.module:Class" that cannot be resolved stays: nothing is known of its keys.
+    None for a "package.module:Class" that cannot be resolved: nothing is known of its keys.
     """
-    rest, guessed = copy.deepcopy(raw), set[Path]()
-    for path in wrong_parts(raw):
-        section: Any = rest
-        for key in path[:-1]:
-            section = _child(section, key)
-        models = models_at(path[:-1], raw)
+    likely = {}
+    for path in wrong:
+        section, models = value_at(raw, path[:-1]), models_at(path[:-1], raw)
         if path[-1:] == ("name",) and isinstance(section, dict) and len(_names(models)) > 1 and not is_extension(section.get("name")):
-            section["name"] = _likely(section, models)
-            guessed.add(path)
-    return rest, guessed
+            likely[path] = _likely(section, models)
+    return likely
 
 
 def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
@@ -91,7 +87,7 @@ def models_at(path: Path, raw: Any) -> list[type[BaseModel]]:
     for key in (None, *path):
         if key is not None:
             annotations = [inner for annotation in annotations for inner in _below(annotation, key)]
-            raw = _child(raw, key)
+            raw = value_at(raw, (key,))
         annotations = _chosen(annotations, raw)
     return [a for a in annotations if _is_model(a)]
 
@@ -127,13 +123,6 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _child(raw: Any, key: str | int) -> Any:
-    try:
-        return raw[key]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
 def _located(item: Any, raw: Any) -> Path:
     """Return an error's path in the data: its loc without the names of union members."""
     return tuple(_without_tags(item["loc"], item["type"], raw))
@@ -151,16 +140,14 @@ def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
             )
             continue
         yield key
-        annotations, raw = [inner for a in chosen for inner in _below(a, key)], _child(raw, key)
+        annotations, raw = [inner for a in chosen for inner in _below(a, key)], value_at(raw, (key,))
     if kind.startswith("union_tag") or kind == EXTENSION:
         yield "name"
 
 
 def _explain(path: Path, kind: str, message: str, raw: Any, report: Report) -> None:
     """Add the problem at `path`; `kind` and `message` are pydantic's."""
-    parents, value = models_at(path[:-1], raw), raw
-    for key in path:
-        value = _child(value, key)
+    parents, value = models_at(path[:-1], raw), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
         report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents), "unknown")
@@ -194,45 +181,42 @@ def describe_at(path: Path, raw: Any) -> str:
     parents = models_at(path[:-1], raw)
     if path and path[-1] == "name" and len(names := _names(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
-    if path and isinstance(path[-1], str):
-        fields = [parent.model_fields[path[-1]] for parent in parents if path[-1] in parent.model_fields]
-        return describe(fields[0].annotation, fields[0].metadata) if fields else "an object"
-    if path and (parent := describe_item(path, raw)):
-        return parent
-    return "an object"
+    end = next((n for n in range(len(path), 0, -1) if isinstance(path[n - 1], str)), 0)
+    """Length of the path up to its last key."""
+    key = path[end - 1] if end else ""
+    models = models_at(path[: end - 1], raw) if end else []
+    schema: dict[str, Any] = next((_schema(model)[key] for model in models if key in model.model_fields), {})
+    for _ in path[end:]:
+        schema = next((kind["items"] for kind in schema.get("anyOf", [schema]) if "items" in kind), {})
+    return describe(schema)
 
 
-def describe_item(path: Path, raw: Any) -> str:
-    """Describe what is allowed as an item of the list at `path` without its last indices."""
-    depth = next((n for n in range(1, len(path) + 1) if not isinstance(path[-n], int)), 0)
-    key = path[-depth] if depth else None
-    annotations: list[Any] = []
-    if isinstance(key, str):
-        annotations = [parent.model_fields[key].annotation for parent in models_at(path[:-depth], raw) if key in parent.model_fields]
-    for _ in range(depth - 1):
-        lists = [a for outer in annotations for a in members(outer) if get_origin(a) is list]
-        annotations = [get_args(a)[0] for a in lists]
-    return describe(annotations[0]) if annotations else ""
+@cache
+def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
+    """Return key → JSON Schema of a model."""
+    try:
+        return dict(model.model_json_schema()["properties"])
+    except PydanticInvalidForJsonSchema:  # a user's model has types of its own
+        return {key: {} for key in model.model_fields}
 
 
-def describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
-    """Describe an annotation: "a number from 0 to 1"."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return describe(args[0], [part for extra in args[1:] for part in (extra.metadata if isinstance(extra, FieldInfo) else [extra])])
-    if origin in (Union, types.UnionType):
-        kinds = list(dict.fromkeys(describe(arg) for arg in args if arg is not type(None)))
-        return " or ".join(kinds)
-    if origin is Literal:
-        return _one_of(list(args))
-    if annotation is bool:
-        return "true or false"
-    if annotation in (int, float):
-        return ("a whole number" if annotation is int else "a number") + _bounds(metadata)
-    if annotation is str:
-        return '"package.module:Class"' if any(getattr(m, "pattern", None) for m in metadata) else "a string"
-    if origin is list:
-        return f"a list of {_length(metadata)}" + (f", each {describe(args[0])}" if args and args[0] is not Any else "")
+def describe(schema: dict[str, Any]) -> str:
+    """Describe a JSON Schema: "a number from 0 to 1"."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(describe(kind) for kind in schema["anyOf"] if kind != {"type": "null"}))
+    if "enum" in schema or "const" in schema:
+        return _one_of(schema.get("enum") or [schema["const"]])
+    match schema.get("type"):
+        case "boolean":
+            return "true or false"
+        case "integer":
+            return "a whole number" + _bounds(schema)
+        case "number":
+            return "a number" + _bounds(schema)
+        case "string":
+            return '"package.module:Class"' if "pattern" in schema else "a string"
+        case "array":
+            return f"a list of {_length(schema)}" + (f", each {describe(schema['items'])}" if schema.get("items") else "")
     return "an object"
 
 
@@ -241,21 +225,16 @@ def _one_of(values: list[Any]) -> str:
     return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
 
 
-def _bounds(metadata: list[Any] | tuple[Any, ...]) -> str:
-    low = next((m.ge for m in metadata if isinstance(m, Ge)), None)
-    high = next((m.le for m in metadata if isinstance(m, Le)), None)
-    if low is not None and high is not None:
-        return f" from {low} to {high}"
-    above = next((m.gt for m in metadata if isinstance(m, Gt)), None)
-    below = next((m.lt for m in metadata if isinstance(m, Lt)), None)
-    bounds = (("≥", low), (">", above), ("≤", high), ("<", below))
-    words = [f"{sign} {bound}" for sign, bound in bounds if bound is not None and bound != 2**63]
+def _bounds(schema: dict[str, Any]) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f" from {schema['minimum']} to {schema['maximum']}"
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    words = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema and schema[key] != 2**63]
     return " " + " and ".join(words) if words else ""
 
 
-def _length(metadata: list[Any] | tuple[Any, ...]) -> str:
-    least = next((m.min_length for m in metadata if isinstance(m, MinLen)), None)
-    most = next((m.max_length for m in metadata if isinstance(m, MaxLen)), None)
+def _length(schema: dict[str, Any]) -> str:
+    least, most = schema.get("minItems"), schema.get("maxItems")
     if least and most:
         return f"{least} to {most} items" if least != most else f"{least} items"
     return "items (not empty)" if least else "items"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.report import Path, Report, mark, show, show_path, to_path
+from slm_lab.spec.report import Path, Report, mark, show, show_path, to_path, value_at
 from slm_lab.spec.text import plain
 
 _VARIABLE = re.compile(r"\$\{([^${}]*)\}")
@@ -119,21 +119,12 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _first_new(raw: dict[str, Any], path: Path) -> Path:
-    """Return `path` up to its first key that does not exist yet."""
-    node: Any = raw
-    for depth, key in enumerate(path):
-        if isinstance(node, dict) and str(key) not in node:
-            return path[: depth + 1]
-        node = node[str(key)] if isinstance(node, dict) else None
-    return path
-
-
 def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
     """Set the key at `path`; create missing sections on the way (validation checks them)."""
     if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
         path = (path[0], *path[2:])  # the v4 form had a list here
-    report.comes_from_set(_first_new(raw, path))
+    new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
+    report.comes_from_set(new)
     node: Any = raw
     for depth, key in enumerate(path):
         last = depth == len(path) - 1

@@ -220,7 +220,7 @@ def test_one_step_by_hand(keys: dict[str, Any], scale: dict[str, bool]) -> None:
         short = (target - output) * (target > output)
         loss = 0.7 * -(weight * logp * better).mean() + 0.3 * 0.5 * (weight * short**2).mean()
     sil.meter.begin()
-    assert torch.allclose(sil._step(batch), better, atol=1e-6)
+    assert torch.allclose(sil._imitation_step(batch), better, atol=1e-6)
     metrics = sil.meter.end()
     assert metrics.loss == pytest.approx(float(loss), rel=1e-4)
     assert metrics.extra["sil_share"] == pytest.approx(float((better > 0).float().mean()))

@@ -183,12 +183,11 @@ CTRL_C: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "in this process": ({}, {}),
     "async": ({"backend": "async", "copies": 2}, {}),
     "two Sessions": ({"copies": 2}, {"max_session": 2}),
-    "one net": ({"copies": 2}, {"max_session": 2, "distributed": "shared"}),
 }
 
 
 def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None:
-    """It ends in bounded time with the last rows, checkpoint and graphs; all four kinds at once, which saves time."""
+    """It ends in bounded time with the last rows, checkpoint and graphs; all three kinds at once, which saves time."""
     runs = {}
     for name, (env, meta) in CTRL_C.items():
         folder = tmp_path / name.replace(" ", "_")

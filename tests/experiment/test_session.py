@@ -193,14 +193,6 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(value: float, make_spec
     assert sum("not finite" in message for message in caplog.messages) == 1
 
 
-def test_divergence_is_noticed_once(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    session = Session(make_spec()).build()
-    session.agent.update = lambda: Metrics(float("nan"), 1.0)
-    session.agent.ready = lambda: True
-    session.run()
-    assert sum("training has diverged" in message for message in caplog.messages) == 1
-
-
 # ---- state
 
 NET = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}

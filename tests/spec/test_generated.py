@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import schema, torch_check, torch_names
+from slm_lab.spec import torch_check, torch_names
 from slm_lab.spec.loader import SPEC_FOLDER
 from slm_lab.spec.validate import SECTION_KEYS
+from tools import schema
 
 
 @cache

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import build_value_scale, standardize_valid
 from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
-from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs, outputs_to_learn
 from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import EnvInfo, Metrics
-from slm_lab.lib.rng import Seeds
-from slm_lab.lib.store import Shareable
+from slm_lab.lib.records import Metrics
 from slm_lab.spec.algorithm import ActorCriticSpec
-from slm_lab.spec.spec import AgentSpec
 
 
 class ActorCritic(PolicyGradient):
@@ -30,8 +24,8 @@ class ActorCritic(PolicyGradient):
 
     spec: ActorCriticSpec
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
-        super().__init__(agent, info, clock, seeds, policy, device)
+    def build(self) -> None:
+        super().build()
         self.scale = build_value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
@@ -75,12 +69,5 @@ class ActorCritic(PolicyGradient):
         loss = torch.sub(loss, entropy, alpha=self.entropy_schedule.value(self.clock.global_frame))
         self.meter.add(loss, weight, entropy=entropy, policy_loss=policy_loss, value_loss=value_loss)
 
-    def shared_parts(self) -> dict[str, Shareable]:
-        return {**super().shared_parts(), "scale": self.scale}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "scale": self.scale.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.scale.load_state_dict(state["scale"])
+    def parts(self) -> dict[str, Part]:
+        return {**super().parts(), "scale": self.scale}

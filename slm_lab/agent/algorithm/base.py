@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from slm_lab.agent.algorithm.common.memory import agent_memory
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.policy.build import optimizer_parts
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
-from slm_lab.lib.rng import Seeds
+from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
 from slm_lab.lib.store import Arrays, Named, Shareable, SharedArrays, attach_parts, prefixed
+from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.schedule import Schedule
 from slm_lab.spec.spec import AgentSpec
 
@@ -32,8 +35,21 @@ class Tuning(NamedTuple):
     """Replaces the spec's discount factor."""
 
 
+class Part(Shareable, Protocol):
+    """A part of an algorithm that learns: several processes can train it, and checkpoints hold its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Load what `state_dict` returned."""
+
+
 class Algorithm:
-    """Learn a policy: store steps in a memory, and update when it is ready."""
+    """Learn a policy: store steps in a memory, and update when it is ready.
+
+    Memory and trainer are built here; subclasses add to them in `build`, and list in `parts` what learns.
+    """
 
     diagnostics: tuple[str, ...] = ()
     """Names of the columns that every update reports in Metrics.extra, in order."""
@@ -41,20 +57,35 @@ class Algorithm:
     memory: RolloutStorage | Replay | None = None
     """Storage of what is learned from; None for an algorithm that does not learn."""
     replay: Replay | SILReplay | None = None
-    """Replay buffer; None for an on-policy algorithm."""
+    """Replay buffer; None for an on-policy algorithm without self-imitation."""
     trainer: Trainer | None = None
     """Steps the parameters (of the critics, where actor and critics have separate nets)."""
     target: TargetNet[Any] | None = None
     """Target network."""
     entropy_schedule: Schedule | None = None
     """Weight of the entropy bonus over frames."""
+    rng: np.random.Generator | None = None
+    """Random stream of the updates, beside that of the memory."""
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
         self.spec: Any = agent.algorithm
         """The algorithm's section of the spec."""
-        self.clock, self.policy, self.device = clock, policy, device
+        self.info, self.clock, self.seeds, self.policy, self.device = info, clock, seeds, policy, device
+        self.agent_spec: Any = agent
+        self.net: Any = policy.net
+        self.distribution: Any = policy.distribution
         self.tuning = Tuning()
         self._untuned = self.spec
+        if policy.flat is not None and agent.net is not None:
+            self.trainer = Trainer(policy.flat, agent.net, optimizer_parts(agent))
+        self.memory = agent_memory(agent, info, clock, seeds, policy.state_size)
+        self.replay = self.memory if isinstance(self.memory, Replay) else None
+        self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
+        """Steps of the sequences that a recurrent net learns from; else 1."""
+        self.build()
+
+    def build(self) -> None:
+        """Build the other parts."""
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
@@ -93,7 +124,7 @@ class Algorithm:
     @property
     def skipped_steps(self) -> int:
         """Gradient steps skipped because loss or gradient was not finite."""
-        return sum(part.skipped for part in self.shared_parts().values() if isinstance(part, Trainer))
+        return sum(part.skipped for part in self.parts().values() if isinstance(part, Trainer))
 
     def tune(self, tuning: Tuning) -> None:
         """Continue with other hyperparameters."""
@@ -107,16 +138,16 @@ class Algorithm:
             self.entropy_schedule = own.model_copy(update=ends)
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
-    def shared_parts(self) -> dict[str, Shareable]:
-        """Return the parts that several processes can train together."""
+    def parts(self) -> dict[str, Part]:
+        """Return the parts that learn, by the names of their arrays and states."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 
     def shared_arrays(self) -> Named:
-        return prefixed(self.shared_parts())
+        return prefixed(self.parts())
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
-        attach_parts(self.shared_parts(), store, arrays)
+        attach_parts(self.parts(), store, arrays)
 
     def storages(self) -> dict[str, RolloutStorage]:
         """Return the storages that collect an unfinished rollout."""
@@ -124,18 +155,17 @@ class Algorithm:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything learned, without the transitions that it is learned from."""
-        state: dict[str, Any] = {"tuning": tuple(self.tuning)}
-        state |= {} if self.trainer is None else {"trainer": self.trainer.state_dict()}
-        state |= {} if self.target is None else {"target": self.target.state_dict()}
-        return state | ({"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {})
+        state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
+        state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
+        return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
         if (tuning := Tuning(*state["tuning"])) != self.tuning:
             self.tune(tuning)
-        if self.trainer is not None:
-            self.trainer.load_state_dict(state["trainer"])
-        if self.target is not None:
-            self.target.load_state_dict(state["target"])
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
         if isinstance(self.memory, Replay):
             self.memory.load_state_dict(state["memory"])
+        if self.rng is not None:
+            set_generator_state(self.rng, state["rng"])

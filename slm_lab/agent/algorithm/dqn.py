@@ -9,7 +9,6 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.losses import build_value_loss
-from slm_lab.agent.algorithm.common.memory import build_replay, build_rollout_storage
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.q_net import QNet
@@ -17,46 +16,29 @@ from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.acting import fast_values
-from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.agent.rollout.minibatch import Batch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import RolloutStorage
-from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import EnvInfo, Metrics
-from slm_lab.lib.rng import Seeds
+from slm_lab.lib.records import Metrics
 from slm_lab.spec.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec, SARSASpec, VanillaDQNSpec
-from slm_lab.spec.net import RecurrentNetSpec
-from slm_lab.spec.spec import AgentSpec
 
 
 class ValueLearning(Algorithm):
-    """Net, trainer and loss of an algorithm that acts on action values."""
+    """Loss and diagnostics of an algorithm that acts on action values."""
 
     diagnostics = ("td_error", "q_mean")
 
+    net: QNet
     trainer: Trainer
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
-        super().__init__(agent, info, clock, seeds, policy, device)
-        assert isinstance(policy.net, QNet)
-        assert policy.flat is not None
-        assert agent.net is not None
-        self.net = policy.net
-        self.trainer = Trainer(policy.flat, agent.net)
-        self.meter, self.value_loss = GradientMeter(self.trainer, clock), build_value_loss(agent.net.loss_spec)
+    def build(self) -> None:
+        self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), build_value_loss(self.agent_spec.net.loss_spec)
 
 
 class Sarsa(ValueLearning):
     """Values of the policy that acts, exploration included: the target uses the next action that was taken."""
 
     spec: SARSASpec
-    memory: RolloutStorage
-
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
-        super().__init__(agent, info, clock, seeds, policy, device)
-        self.memory = build_rollout_storage(agent, info, policy.state_size)
-        self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
 
     def learn(self, rollout: Rollout) -> Metrics:
         rollout = rollout.to(self.device)
@@ -78,7 +60,7 @@ class Sarsa(ValueLearning):
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True
-        next_action_TN[drawn_TN] = torch.from_numpy(self.policy.choose(next_q_TNA[drawn_TN].cpu().numpy())).to(self.device)
+        next_action_TN[drawn_TN] = torch.from_numpy(self.policy.take(next_q_TNA[drawn_TN].cpu().numpy(), None).action_N).to(self.device)
         return next_action_TN
 
 
@@ -99,14 +81,12 @@ class QLearning(ValueLearning):
     spec: QLearningSpec
     memory: Replay
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
-        super().__init__(agent, info, clock, seeds, policy, device)
-        assert agent.net is not None
+    def build(self) -> None:
+        super().build()
         self.next_value = next(value for model, value in NEXT_VALUES.items() if isinstance(self.spec, model))
         if self.spec.has_target:
-            target = QNet(agent.net, info.observation, info.action.nvec[0])
-            self.target = TargetNet(target, self.trainer.flat, agent.net, device)
-        self.memory = self.replay = build_replay(agent, info, clock, seeds)
+            target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec[0])
+            self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
         # without gradients, for targets
         self.values = fast_values(self.net, self.memory.batch_size)
         self.target_values = self.values if self.target is None else fast_values(self.target.net, self.memory.batch_size)

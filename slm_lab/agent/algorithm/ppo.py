@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, build_value_scale, standardize_valid
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
 from slm_lab.agent.ops.returns import gae, vtrace
-from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import EnvInfo, Metrics
-from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
-from slm_lab.lib.store import Shareable
+from slm_lab.lib.records import Metrics
 from slm_lab.spec.algorithm import PPOSpec
-from slm_lab.spec.spec import AgentSpec
 
 
 class PPO(PolicyGradient):
@@ -29,11 +24,14 @@ class PPO(PolicyGradient):
     diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
     spec: PPOSpec
+    rng: np.random.Generator
+    """Orders minibatches."""
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
-        super().__init__(agent, info, clock, seeds, policy, device)
+    def build(self) -> None:
+        super().build()
         self.scale = build_value_scale(self.spec.symlog, self.spec.normalize_v_targets)
         self.percentile = PercentileScale()
+        self.rng = np.random.default_rng(self.seeds.update)
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1, from its second line: the actors' rollouts are here
         frame = self.clock.global_frame
@@ -87,19 +85,5 @@ class PPO(PolicyGradient):
         self.meter.step()
         return logp_B.detach()
 
-    def shared_parts(self) -> dict[str, Shareable]:
-        return {**super().shared_parts(), "scale": self.scale, "percentile": self.percentile}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "scale": self.scale.state_dict(),
-            "advantage_range": self.percentile.range,
-            "rng": generator_state(self.rng),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.scale.load_state_dict(state["scale"])
-        self.percentile.range = state["advantage_range"]
-        set_generator_state(self.rng, state["rng"])
+    def parts(self) -> dict[str, Part]:
+        return {**super().parts(), "scale": self.scale, "percentile": self.percentile}

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.base import Algorithm, Part
 from slm_lab.agent.algorithm.common.losses import build_value_loss
-from slm_lab.agent.algorithm.common.memory import build_replay
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
@@ -22,15 +21,12 @@ from slm_lab.agent.algorithm.common.value_scale import build_value_scale
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
+from slm_lab.agent.ops.targets import chosen_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.build import optimizer_parts
-from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay, Transitions
-from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import EnvInfo, Metrics
-from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
-from slm_lab.lib.store import Arrays, Shareable, SharedArrays
+from slm_lab.lib.records import Metrics
+from slm_lab.lib.store import Arrays, SharedArrays
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import AgentSpec
@@ -52,23 +48,22 @@ class SoftActorCritic(Algorithm):
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
 
     spec: SoftActorCriticSpec
+    net: ActorCriticNet
     memory: Replay
     trainer: Trainer
     """Steps the critics."""
+    actor_trainer: Trainer
     target: TargetNet[QCritics] | None = None
+    rng: np.random.Generator
+    """Draws the noise of actions; seeds.update itself is the stream of the memory."""
 
-    def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
-        super().__init__(agent, info, clock, seeds, policy, device)
-        assert isinstance(policy.net, ActorCriticNet)
-        assert policy.flat is not None
-        assert policy.distribution is not None
-        assert agent.net is not None
+    def build(self) -> None:
+        agent, info, device = self.agent_spec, self.info, self.device
         self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
         self.steps_per_update = self.spec.training_iter or info.num_envs
         self.longest_gap = max(self.spec.training_frequency, info.num_envs)
         """Most frames between two updates."""
-        self.net, self.distribution = policy.net, policy.distribution
-        self.actor_trainer = Trainer(policy.flat, agent.net, optimizer_parts(agent))
+        self.actor_trainer = self.trainer
         critic_spec = agent.critic_net or agent.net
         with _problems_of_critic_net(agent):
             self.critics = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
@@ -77,13 +72,11 @@ class SoftActorCritic(Algorithm):
                 target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
                 self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
             self.value_loss = build_value_loss(critic_spec.loss_spec)
-        self.meter = GradientMeter(self.trainer, clock)
+        self.meter = GradientMeter(self.trainer, self.clock)
         self.reduce = REDUCTIONS[self.spec.critic_reduction]
         self.scale = build_value_scale(self.spec.symlog, normalize=False)
         self.temperature = Temperature(self.spec, info)
-        self.memory = self.replay = build_replay(agent, info, clock, seeds)
-        self.rng = np.random.default_rng([seeds.update, 1])
-        """Draws the noise of actions; seeds.update itself is the stream of the memory."""
+        self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
         self.frame = 0
         """Frame of the last update."""
@@ -93,8 +86,7 @@ class SoftActorCritic(Algorithm):
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         self.meter.begin()
         self.actor_trainer.begin(self.clock.global_frame)
-        reports = [] if self.actor_report is None else [self.actor_report]
-        fresh = []
+        reports = []
         for frame in self._frames():
             batch = self.memory.sample().to(self.device)
             alpha = self.temperature.value(frame)
@@ -102,10 +94,10 @@ class SoftActorCritic(Algorithm):
             if self.critic_steps % self.spec.policy_delay == 0:
                 self.actor_report = self._actor_step(batch, alpha)
                 self.temperature.step(self.actor_report[1], frame, self.actor_trainer.lr)
-                fresh.append(self.actor_report)
+                reports.append(self.actor_report)
             if self.target is not None:
                 self.target.follow(frame)
-        return self._metrics(fresh or reports)
+        return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _frames(self) -> list[int]:
         """Return the frame of each gradient step: the frames since the last update, divided evenly."""
@@ -152,7 +144,7 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self._values(batch, None)
-        q_CB = q_CBA.gather(2, batch.action_B.expand(len(q_CBA), -1).unsqueeze(2)).squeeze(2)
+        q_CB = chosen_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
         next_q_BA = self.reduce(self.scale.decode(next_q_CBA))
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
@@ -202,13 +194,11 @@ class SoftActorCritic(Algorithm):
     def _metrics(self, reports: list[tuple[float, float, float]]) -> Metrics:
         """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""
         critics = self.meter.end()
-        alpha = self.temperature.value(self.frame)
-        extra = {"critic_loss": critics.loss, "actor_loss": math.nan, "alpha": alpha, **critics.extra}
-        if not reports:
+        extra = {"critic_loss": critics.loss, "alpha": self.temperature.value(self.frame), **critics.extra}
+        if not reports:  # before the actor's first step
             return Metrics(critics.loss, critics.grad_norm, None, extra)
         loss, entropy, norm = (sum(values) / len(reports) for values in zip(*reports, strict=True))
-        extra["actor_loss"] = loss
-        return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, extra)
+        return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, {"actor_loss": loss, **extra})
 
     @property
     def policy_trainer(self) -> Trainer:
@@ -219,8 +209,8 @@ class SoftActorCritic(Algorithm):
         """α: the temperature is the weight of the entropy."""
         return self.temperature.value(self.clock.global_frame)
 
-    def shared_parts(self) -> dict[str, Shareable]:
-        return {**super().shared_parts(), "actor_trainer": self.actor_trainer, "temperature": self.temperature}
+    def parts(self) -> dict[str, Part]:
+        return {**super().parts(), "actor_trainer": self.actor_trainer, "temperature": self.temperature}
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         super().attach(store, arrays)
@@ -229,9 +219,6 @@ class SoftActorCritic(Algorithm):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "actor_trainer": self.actor_trainer.state_dict(),
-            "temperature": self.temperature.state_dict(),
-            "rng": generator_state(self.rng),
             "critic_steps": self.critic_steps,
             "frame": self.frame,
             "actor_report": self.actor_report,
@@ -239,9 +226,6 @@ class SoftActorCritic(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.actor_trainer.load_state_dict(state["actor_trainer"])
-        self.temperature.load_state_dict(state["temperature"])
-        set_generator_state(self.rng, state["rng"])
         self.critic_steps, self.frame = int(state["critic_steps"]), int(state["frame"])
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
 

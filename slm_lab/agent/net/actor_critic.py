@@ -57,21 +57,18 @@ class ActorCriticNet(nn.Module):
         super().__init__()
         shared = spec.shared and critic
         self.actor_body: Body = build_body(spec, obs, "shared" if shared else "actor")
-        tail, features = self._tail(spec, self.actor_body, "actor", shared)
+        # a shared body ends before the hidden layers that only one output has
+        tail, features = build_tail(spec, self.actor_body.features, "actor") if shared else ([], self.actor_body.features)
         self.actor_head = ActorHead(features, params, spec, log_std, nn.Sequential(*tail) if tail else None)
         self.critic_body: Body | None = None
         self.critic_head: nn.Linear | nn.Sequential | None = None
         if critic:
             self.critic_body = None if shared else build_body(spec, obs, "critic")
-            tail, features = self._tail(spec, self.critic_body or self.actor_body, "critic", shared)
+            features = (self.critic_body or self.actor_body).features
+            tail, features = build_tail(spec, features, "critic") if shared else ([], features)
             linear = nn.Linear(features, 1)
             init_output(linear, getattr(spec, "init_fn", None), spec.critic_init_std)
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
-
-    @staticmethod
-    def _tail(spec: NetSpec, body: Body, role: str, shared: bool) -> tuple[list[nn.Module], int]:
-        """Return the layers between a body and its output layer, and their features; a body that is not shared contains its tail."""
-        return build_tail(spec, body.features, role) if shared else ([], body.features)
 
     @property
     def bodies(self) -> list[Body]:

@@ -1,10 +1,10 @@
-"""Nets as graphs of torch.nn layers, described in the spec.
+"""Nets that a spec describes as graphs of torch.nn layers.
 
     {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": null}]}},
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
-`modules` names each module; `graph` says which values each takes (the input, or other modules' outputs, in any order
-that has no cycle) and which one is the output.
+`modules` defines named modules; `graph` lists the inputs of each (the net's input or outputs of other modules, without a cycle) and names
+the output. A single module needs no graph.
 """
 
 from __future__ import annotations
@@ -20,27 +20,23 @@ from slm_lab.spec.base import Problem, SpecError
 
 
 class NormalTanh(nn.Module):
-    """tanh after normalising each row to zero mean and unit deviation."""
+    """Normalise each row to zero mean and unit standard deviation, then apply tanh."""
 
     def forward(self, x_BF: Tensor) -> Tensor:
         return torch.tanh((x_BF - x_BF.mean(-1, keepdim=True)) / (x_BF.std(-1, keepdim=True) + 1e-6))
 
 
-EXTRA_LAYERS: dict[str, type[nn.Module]] = {
+LAYERS: dict[str, type[nn.Module]] = {
+    **{name: item for name, item in vars(nn).items() if isinstance(item, type) and issubclass(item, nn.Module)},
     "NormalTanh": NormalTanh,
     "BatchRenorm1d": BatchRenorm1d,
     "LazyBatchRenorm1d": LazyBatchRenorm1d,
 }
-"""Layers beyond torch.nn."""
-
-LAYERS: dict[str, type[nn.Module]] = {
-    **{name: item for name, item in vars(nn).items() if isinstance(item, type) and issubclass(item, nn.Module)},
-    **EXTRA_LAYERS,
-}
+"""Name → class of every layer of torch.nn, and of others."""
 
 
 def build_module(description: Any, path: str) -> nn.Module:
-    """A module from {ClassName: arguments}; arguments are keywords, a list (positional; for Sequential its members), or null."""
+    """Build a module from {ClassName: arguments}: keyword arguments, a list of positional ones (of Sequential its layers), or null."""
     if isinstance(description, str):
         description = {description: None}
     if not isinstance(description, dict) or len(description) != 1:
@@ -78,7 +74,7 @@ class ArcGraph(nn.Module):
         self.input, self.output, self.order = self._plan(graph)
 
     def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """Return the modules in an order in which the inputs of each are known."""
+        """Return the names of input and output, and the modules with their inputs in topological order."""
         path = f"{self.path}.graph"
         if not isinstance(graph, dict) or not isinstance(graph.get("modules"), dict) or "output" not in graph:
             raise _error(path, "should be {input, modules: {name: [inputs]}, output}")
@@ -105,7 +101,7 @@ class ArcGraph(nn.Module):
 
     @property
     def is_chain(self) -> bool:
-        """Whether each module takes the output of the one before it, and the last one gives the output."""
+        """Whether the modules run in sequence: each takes the output of the previous one."""
         names = [self.input, *(name for name, _ in self.order)]
         return names[-1] == self.output and all(inputs == [before] for before, (_, inputs) in zip(names, self.order, strict=False))
 
@@ -116,7 +112,7 @@ class ArcGraph(nn.Module):
         return values[self.output]
 
     def materialise(self, net: nn.Module, obs: ObservationSpace) -> int:
-        """Run `net`, which contains this graph, once on zeros, so that lazy layers get their sizes; returns the output's size."""
+        """Run `net`, which contains this graph, on zeros to initialise its lazy layers; return the number of output features."""
         training = net.training
         try:
             with torch.no_grad():

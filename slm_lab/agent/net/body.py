@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.layers import Pixels, activation, flat_size, init_layer, mlp
+from slm_lab.agent.net.layers import Pixels, activation, init_layer, mlp
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import (
@@ -77,10 +78,9 @@ class RecurrentBody(Body):
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
 
 
-def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace) -> Body:
-    sizes = [flat_size(obs.shape), *spec.hid_layers]
-    layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
-    return Body(nn.Sequential(*_flatten(obs), *layers), sizes[-1])
+def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
+    sizes = [math.prod(obs.shape), *spec.hid_layers]
+    return Body(nn.Sequential(*_flatten(obs), *mlp(spec, sizes)), sizes[-1])
 
 
 class Heads(nn.Module):
@@ -97,12 +97,12 @@ class Heads(nn.Module):
 def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build heads over the whole observation, the body on their concatenated outputs, then the tail of the role."""
     heads, common, _ = spec.hid_layers
-    size = flat_size(obs.shape)
-    branches = [nn.Sequential(*_mlp_of(spec, [size, *units])) for units in heads]
+    size = math.prod(obs.shape)
+    branches = [nn.Sequential(*mlp(spec, [size, *units])) for units in heads]
     joined: nn.Module = branches[0] if len(branches) == 1 else Heads(branches)  # one head makes a chain
     sizes = [sum([size, *units][-1] for units in heads), *common]
     tail, features = build_tail(spec, sizes[-1], role)
-    return Body(nn.Sequential(*_flatten(obs), joined, *_mlp_of(spec, sizes), *tail), features)
+    return Body(nn.Sequential(*_flatten(obs), joined, *mlp(spec, sizes), *tail), features)
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
@@ -115,11 +115,7 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
         return [], features
     tails = spec.hid_layers[2] or [[]]
     sizes = [features, *tails[-1 if role == "critic" else 0]]
-    return _mlp_of(spec, sizes), sizes[-1]
-
-
-def _mlp_of(spec: HydraMLPNetSpec, sizes: list[int]) -> list[nn.Module]:
-    return mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
+    return mlp(spec, sizes), sizes[-1]
 
 
 def _flatten(obs: ObservationSpace) -> list[nn.Module]:
@@ -127,12 +123,12 @@ def _flatten(obs: ObservationSpace) -> list[nn.Module]:
     return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels
 
 
-def _conv_body(spec: ConvNetSpec, obs: ObservationSpace) -> Body:
+def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
     if len(obs.shape) != 3:
         message = f"ConvNet needs observations of shape [channels, height, width], this env has {list(obs.shape)}; use MLPNet"
         raise SpecError("agent", [Problem("agent.net.name", message)])
     layers: list[nn.Module] = [Pixels(spec.normalize)]
-    channels = obs.shape[0]
+    channels, features = obs.shape[0], math.prod(obs.shape)
     for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers):
         names = ("kernel_size", "stride", "padding", "dilation")
         conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # ints or pairs
@@ -142,46 +138,41 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace) -> Body:
         if spec.batch_norm:
             layers.append(nn.BatchNorm2d(channels))
         layers.append(activation(spec.hid_layers_activation))
-        _check_size(layers, obs, index)
-    layers.append(nn.Flatten())
-    features = _out_size(layers, obs)
+        features = _conv_features(layers, obs, index)
     sizes = [features, *spec.fc_hid_layers]
-    layers += mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm, spec.batch_norm)
-    return Body(nn.Sequential(*layers), sizes[-1])
+    return Body(nn.Sequential(*layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
 
 
 def _pair(value: int | list[int]) -> int | tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _out_size(layers: list[nn.Module], obs: ObservationSpace) -> int:
-    with torch.inference_mode():
-        net = nn.Sequential(*layers).eval()
-        size = net(torch.zeros(1, *obs.shape)).flatten(1).shape[1]
-        net.train()
-        return int(size)
-
-
-def _check_size(layers: list[nn.Module], obs: ObservationSpace, index: int) -> None:
+def _conv_features(layers: list[nn.Module], obs: ObservationSpace, index: int) -> int:
+    """Return the number of features after conv layer `index`. Raises SpecError where the images are too small for it."""
+    net = nn.Sequential(*layers).eval()
     try:
-        _out_size(layers, obs)
+        with torch.inference_mode():
+            features = net(torch.zeros(1, *obs.shape)).numel()
     except RuntimeError as error:
         path = f"agent.net.conv_hid_layers[{index}]"
         raise SpecError("agent", [Problem(path, f"does not fit images of shape {list(obs.shape)}: {error}")]) from error
+    net.train()
+    return int(features)
 
 
-def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace) -> RecurrentBody:
+def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace, role: str) -> RecurrentBody:
     if spec.batch_norm:
         message = "true, but a RecurrentNet's batches hold padding that would enter the statistics; use layer_norm"
         raise SpecError("agent", [Problem("agent.net.batch_norm", message)])
-    sizes = [flat_size(obs.shape), *spec.fc_hid_layers]
-    layers = mlp(sizes, spec.hid_layers_activation, spec.init_fn, spec.layer_norm)
+    sizes = [math.prod(obs.shape), *spec.fc_hid_layers]
+    layers = mlp(spec, sizes)
     cell = CELLS[spec.cell_type](sizes[-1], spec.rnn_hidden_size, spec.rnn_num_layers)
     return RecurrentBody(nn.Sequential(*_flatten(obs), *layers), cell)
 
 
 def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
-    key = f"{role}_arc" if getattr(spec, f"{role}_arc") is not None else "arc"
+    own = "critic_arc" if role == "critic" else "actor_arc"
+    key = own if getattr(spec, own) is not None else "arc"
     graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
     pixels = [Pixels(spec.normalize)] if obs.dtype == "uint8" else []
     layers = nn.Sequential(*pixels, graph)
@@ -198,6 +189,8 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
     ConvNetSpec: _conv_body,
     DuelingConvNetSpec: _conv_body,
     RecurrentNetSpec: _recurrent_body,
+    HydraMLPNetSpec: _hydra_body,
+    TorchArcNetSpec: _arc_body,
 }
 
 
@@ -207,11 +200,7 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     The `implementation()` of a user's spec model is a class called as (spec, observation space, role): an nn.Module from obs_B [B, *shape]
     to features [B, F], with F in its attribute `features`.
     """
-    if isinstance(spec, HydraMLPNetSpec):
-        return _hydra_body(spec, obs, role)
-    if isinstance(spec, TorchArcNetSpec):
-        return _arc_body(spec, obs, "critic" if role == "critic" else "actor")
     if type(spec) in BODIES:
-        return BODIES[type(spec)](spec, obs)
+        return BODIES[type(spec)](spec, obs, role)
     module = type(spec).implementation()(spec, obs, role)  # a user's net
     return Body(nn.Sequential(module), module.features)

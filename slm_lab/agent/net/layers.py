@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
@@ -62,20 +63,18 @@ def init_output(layer: nn.Linear, init_fn: str | None, std: float | None) -> Non
         init_layer(layer, init_fn, gain=1.0)
 
 
-def mlp(
-    sizes: Sequence[int], activation_name: str, init_fn: str | None = None, layer_norm: bool = False, batch_norm: bool = False
-) -> list[nn.Module]:
-    """Linear layers of `sizes` (input first), each followed by its norm and activation."""
+def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int]) -> list[nn.Module]:
+    """Build linear layers of `sizes` (input first), each followed by the norm and activation of the spec."""
     layers: list[nn.Module] = []
     for n_in, n_out in pairwise(sizes):
         linear = nn.Linear(n_in, n_out)
-        init_layer(linear, init_fn, activation_name.lower())
+        init_layer(linear, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(linear)
-        if layer_norm:
+        if spec.layer_norm:
             layers.append(nn.LayerNorm(n_out))
-        if batch_norm:
+        if spec.batch_norm:
             layers.append(BatchNorm(n_out))
-        layers.append(activation(activation_name))
+        layers.append(activation(spec.hid_layers_activation))
     return layers
 
 
@@ -97,8 +96,3 @@ class Pixels(nn.Module):
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return obs_B.to(torch.float32) * self.scale if obs_B.dtype == torch.uint8 else obs_B
-
-
-def flat_size(shape: Sequence[int]) -> int:
-    """Return the number of components of an array of that shape."""
-    return math.prod(shape)

@@ -1,7 +1,7 @@
-"""Numpy implementation of forward and backward pass of small feed-forward nets.
+"""Forward and backward pass of small feed-forward nets in numpy.
 
-Weights and gradients are views of the net's own flat vectors (see FlatParams), so they are always current. Outputs and gradients of 132
-transitions, for two nets of 64 × 64, take half of torch's time.
+Weights and gradients are views of the flat vectors of the net (see FlatParams), so they are always current. With 132 transitions and two
+nets of 64 × 64, forward and backward pass take half of torch's time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import Body, RecurrentBody
 
 NUMPY_LEARNING = True
-"""Whether small nets learn through numpy; False: always through torch."""
+"""Whether small nets learn in numpy; False: always in torch."""
 InPlace = Callable[[np.ndarray], object]
 
 
@@ -42,11 +42,11 @@ ACTIVATIONS: dict[type[nn.Module], InPlace] = {
     nn.SELU: _selu,
     nn.SiLU: _silu,
 }
-"""Activations with default arguments that have a numpy implementation; a net with another one computes in torch."""
+"""In-place numpy implementations of activations with default arguments; a net with another activation computes in torch."""
 
 
 def chain(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that run one after the other inside `module`, or itself."""
+    """Return the modules that run in sequence inside `module`, or the module itself."""
     if isinstance(module, ArcGraph) and module.is_chain:
         return [part for name, _ in module.order for part in chain(module.nodes[name])]
     if isinstance(module, nn.Sequential):
@@ -63,8 +63,8 @@ def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
 Slope = Callable[[np.ndarray, np.ndarray], object]
 
 LEARNING_SMALL, LEARNING_ROWS = 64 * 64 * 256, 512
-"""Largest work (weights of the widest layer × rows) and most rows for which numpy is faster forward and backward: with 64 × 64 and 256
-rows it takes 0.7 of torch's time, with 1,024 rows as much; narrower nets gain less from few rows, and lose with many."""
+"""Largest product of batch size and weights of the widest layer, and largest batch, for which numpy is faster than torch. With layers of
+64 × 64 it takes 0.7 of torch's time for 256 rows, and the same time for 1,024."""
 
 SLOPES: dict[type[nn.Module], Slope] = {
     nn.Tanh: lambda grad, out: np.multiply(grad, 1.0 - out * out, out=grad),
@@ -74,10 +74,10 @@ SLOPES: dict[type[nn.Module], Slope] = {
 
 
 class LearningTwin:
-    """Forward and backward pass of linear layers with activations between them.
+    """Forward and backward pass of linear layers with activations.
 
-    Torch's graph begins at the outputs. A hook there receives their gradient, propagates it back through the layers and adds to the
-    gradients of weights and biases, as `backward()` would. Parameters and gradients must exist already and must not move (see FlatParams).
+    Torch's autograd graph starts at the outputs. A hook there receives their gradient, propagates it back through the layers and adds to
+    the gradients of weights and biases, as `backward()` would. Parameters and gradients must be flattened before (see FlatParams).
     """
 
     def __init__(self, layers: list[tuple[nn.Linear, type[nn.Module] | None]]) -> None:
@@ -86,14 +86,14 @@ class LearningTwin:
             for linear, kind in layers
         ]
         self.most_rows = min(LEARNING_ROWS, LEARNING_SMALL // max(linear.weight.numel() for linear, _ in layers))
-        """Largest batch for which it is faster than torch."""
+        """Largest batch for which numpy is faster than torch."""
 
     @staticmethod
     def of(modules: list[nn.Module]) -> LearningTwin | None:
-        """Return the twin of modules that run one after the other, or None where they have none."""
+        """Return the twin of modules that run in sequence; None where one of them is not supported."""
         layers: list[tuple[nn.Linear, type[nn.Module] | None]] = []
         for module in modules:
-            if type(module) is nn.Linear and module.bias is not None and all(map(_learns_here, module.parameters())):
+            if type(module) is nn.Linear and module.bias is not None and all(map(_is_trained_here, module.parameters())):
                 layers.append((module, None))
             elif type(module) in SLOPES and layers and layers[-1][1] is None:
                 layers[-1] = (layers[-1][0], type(module))
@@ -104,7 +104,7 @@ class LearningTwin:
     def __call__(self, x_BD: Tensor) -> Tensor:
         """Return the outputs [B, F] of x float32 [B, D]."""
         x, inputs = x_BD.numpy(), []
-        with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
+        with np.errstate(all="ignore"):  # as torch; the trainer reports values that are not finite
             for weight, bias, _, _, kind in self.layers:
                 inputs.append(x)
                 x = x.dot(weight.T)
@@ -118,14 +118,14 @@ class LearningTwin:
         return out_BF
 
     def _backward(self, values: list[np.ndarray], grad_BF: Tensor) -> None:
-        """`values`: the input of each layer, and the output of the last."""
+        """Add the gradients of weights and biases. Args: values: the input of each layer, and the output of the last."""
         grad = grad_BF.numpy()
         with np.errstate(all="ignore"):
             for index in range(len(self.layers) - 1, -1, -1):
                 weight, _, weight_grad, bias_grad, kind = self.layers[index]
                 if kind is not None:
                     if index == len(self.layers) - 1:
-                        grad = grad.copy()  # the gradient of the outputs belongs to torch
+                        grad = grad.copy()  # torch owns the gradient of the outputs
                     SLOPES[kind](grad, values[index + 1])
                 weight_grad += grad.T.dot(values[index])
                 bias_grad += grad.sum(0)
@@ -133,7 +133,7 @@ class LearningTwin:
                     grad = grad.dot(weight)
 
 
-def _learns_here(parameter: Tensor) -> bool:
+def _is_trained_here(parameter: Tensor) -> bool:
     return parameter.requires_grad and parameter.grad is not None and not parameter.is_cuda
 
 
@@ -143,7 +143,7 @@ def _grad(parameter: Tensor) -> np.ndarray:
 
 
 def add_learning_twins(net: ActorCriticNet) -> None:
-    """Let actor and critic learn through numpy where they are small. To be called once the net's parameters are flat."""
+    """Add numpy implementations of actor and critic where their layers are supported. Call it after the parameters were flattened."""
     if not NUMPY_LEARNING or isinstance(net.actor_body, RecurrentBody) or (net.critic_head is not None and net.critic_body is None):
         return  # recurrent, or with a shared body
     net.actor_twin = LearningTwin.of(actor_chain(net.actor_body, net.actor_head))

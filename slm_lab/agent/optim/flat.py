@@ -7,7 +7,7 @@ calls break the views and are not used in this package: deepcopy, `zero_grad()` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -54,16 +54,10 @@ class FlatParams:
         self.buffer = self.master_buffer = _flatten(buffers, where)
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
         """Integer buffers, such as the batches that batch norm has seen."""
-        offset = 0
-        for p in ordered:
-            end = offset + p.numel()
-            p.data = self.param[offset:end].view(p.shape)
-            p.grad = self.grad[offset:end].view(p.shape)
-            offset = end
-        offset = 0
-        for b in buffers:
-            b.data = self.buffer[offset : offset + b.numel()].view(b.shape)
-            offset += b.numel()
+        for p, part in zip(ordered, _slices(ordered), strict=True):
+            p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
+        for b, part in zip(buffers, _slices(buffers), strict=True):
+            b.data = self.buffer[part].view(b.shape)
         self._kept = self.buffer.clone()
         self._kept_counters = [c.clone() for c in self.counters]
 
@@ -82,15 +76,12 @@ class FlatParams:
 
     def group(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
-        begin, end = self.slices[index].start, self.slices[index].stop
-        out, offset = [], 0
-        for p in self.params:
-            if begin <= offset < end:
-                part = slice(offset, offset + p.numel())
+        out, group = [], self.slices[index]
+        for p, part in zip(self.params, _slices(self.params), strict=True):
+            if group.start <= part.start < group.stop:
                 shaped = nn.Parameter(self.master[part].view(p.shape))
                 shaped.grad = self.master_grad[part].view(p.shape)
                 out.append(shaped)
-            offset += p.numel()
         return out
 
     def pull(self) -> None:
@@ -150,6 +141,14 @@ class FlatParams:
 
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
+
+
+def _slices(tensors: Sequence[Tensor]) -> Iterator[slice]:
+    """Yield the part of the flat vector that each tensor occupies."""
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.numel()
+        yield slice(begin, end)
 
 
 def _flatten(tensors: list[Tensor], device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ and their statistics are vectors that processes can share. Every other name is t
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,45 +22,31 @@ from slm_lab.spec.net import OptimSpec
 class FlatOptimizer(ABC):
     """Step flat parameters by their flat gradient, both float32 [P]."""
 
-    lr: float
-    """Learning rate; may be set between steps."""
+    def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
+        self.param, self.grad, self.lr = param, grad, lr
+        """lr: learning rate; may be set between steps."""
+        self.statistics: dict[str, Tensor] = {}
+        """Named tensors that processes can share."""
 
     @abstractmethod
     def step(self) -> None:
         """Take one step."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the statistics, as tensors and plain numbers."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-
     def use_statistics(self, arrays: Arrays) -> None:
         """Keep the statistics in these arrays, by the names of `shared_statistics`, from now on."""
-        raise NotImplementedError
-
-
-class Statistics(FlatOptimizer):
-    """An optimizer whose statistics are named tensors."""
-
-    def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
-        self.param, self.grad, self.lr = param, grad, lr
-        self.statistics: dict[str, Tensor] = {}
-
-    def use_statistics(self, arrays: Arrays) -> None:
         self.statistics = {name: torch.from_numpy(arrays[name]) for name in self.statistics}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the statistics, as tensors and plain numbers."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         for name, tensor in self.statistics.items():
             tensor.copy_(state[name])
 
 
-class FlatAdam(Statistics):
+class FlatAdam(FlatOptimizer):
     """Adam (arXiv:1412.6980, Algorithm 1), the same numbers as torch.optim.Adam(fused=True).
 
     Args: weight_decay: L2 penalty added to the gradient. Raises ValueError where a rate is out of range.
@@ -99,7 +86,7 @@ class FlatAdam(Statistics):
         )
 
 
-class FlatRMSprop(Statistics):
+class FlatRMSprop(FlatOptimizer):
     """RMSprop (Tieleman & Hinton 2012), the same numbers as torch.optim.RMSprop.
 
     Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError where a rate is out of range.
@@ -161,20 +148,14 @@ class Lookahead(FlatOptimizer):
         allowed = [name for name in NAMES if name != "Lookahead" and name not in SHAPED]
         if optimizer not in allowed:
             raise ValueError(f"inner optimizer {optimizer!r} is none of {', '.join(allowed)}")
+        super().__init__(param, grad, lr)
         self.inner = make_optimizer(optimizer, [param], grad, lr, kwargs)
-        self.param, self.k, self.alpha, self.steps = param, k, alpha, 0
+        self.k, self.alpha, self.steps = k, alpha, 0
         self.slow = param.detach().clone()
-
-    @property
-    def lr(self) -> float:
-        return self.inner.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.inner.lr = value
 
     @torch.no_grad()
     def step(self) -> None:
+        self.inner.lr = self.lr
         self.inner.step()
         self.steps += 1
         if self.steps % self.k == 0:
@@ -196,22 +177,16 @@ class TorchOptimizer(FlatOptimizer):
     def __init__(
         self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
     ) -> None:
+        super().__init__(params[0], grad, lr)
         if len(params) == 1 and params[0].grad is None:
             vector = torch.nn.Parameter(params[0])
             vector.grad = grad
             params = [vector]
         self.inner = kind(params, lr=lr, **kwargs)
 
-    @property
-    def lr(self) -> float:
-        return float(self.inner.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        for group in self.inner.param_groups:
-            group["lr"] = value
-
     def step(self) -> None:
+        for group in self.inner.param_groups:
+            group["lr"] = self.lr
         self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,13 +196,13 @@ class TorchOptimizer(FlatOptimizer):
         self.inner.load_state_dict(state)
 
 
-FLAT: dict[str, tuple[Callable[..., FlatOptimizer], set[str]]] = {
-    "Adam": (FlatAdam, {"betas", "eps", "weight_decay"}),
-    "GlobalAdam": (FlatAdam, {"betas", "eps", "weight_decay"}),
-    "RMSprop": (FlatRMSprop, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
-    "GlobalRMSprop": (FlatRMSprop, {"alpha", "eps", "weight_decay", "momentum", "centered"}),
+FLAT: dict[str, Callable[..., FlatOptimizer]] = {
+    "Adam": FlatAdam,
+    "GlobalAdam": FlatAdam,
+    "RMSprop": FlatRMSprop,
+    "GlobalRMSprop": FlatRMSprop,
 }
-"""Name → our implementation and the arguments it accepts; with other arguments torch's is used."""
+"""Name → our implementation; with arguments that it does not accept torch's is used."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]
@@ -249,8 +224,8 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
     """
     if name == "Lookahead":
         return Lookahead(params[0], grad, lr, **kwargs)
-    if name in FLAT and FLAT[name][1].issuperset(kwargs):
-        return FLAT[name][0](params[0], grad, lr, **kwargs)
+    if name in FLAT and inspect.signature(FLAT[name]).parameters.keys() >= kwargs.keys():
+        return FLAT[name](params[0], grad, lr, **kwargs)
     plain = name.removeprefix("Global")
     kwargs = {key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()}
     if plain in FUSED and not {"foreach", "fused", "differentiable"}.intersection(kwargs):
@@ -270,6 +245,4 @@ def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, pat
 
 def shared_statistics(optimizer: FlatOptimizer) -> Named:
     """Return the statistics that processes can share, the step count among them; empty for optimizers of torch.optim."""
-    if not isinstance(optimizer, Statistics):
-        return {}
     return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in optimizer.statistics.items()}

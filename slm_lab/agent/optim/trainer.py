@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
-from slm_lab.agent.optim.schedule import build_lr_schedule
+from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
-from slm_lab.spec.net import LRSchedulerSpec, NetSpec, OptimSpec
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.spec.net import NetSpec
 
 
 def has_modes(module: nn.Module) -> bool:
@@ -27,13 +27,16 @@ def has_modes(module: nn.Module) -> bool:
 class Group:
     """A slice of the flat parameters with its optimizer and learning rate schedule."""
 
-    def __init__(self, flat: FlatParams, index: int, optim: OptimSpec, scheduler: LRSchedulerSpec | None, prefix: str) -> None:
-        self.flat, self.index, self.optim = flat, index, optim
-        self.path = f"agent.net.{prefix}optim_spec"
+    def __init__(self, flat: FlatParams, index: int, spec: NetSpec, part: str) -> None:
+        self.flat, self.index = flat, index
         self.grad = flat.grad[flat.slices[index]]
-        self.base_lr = optim.lr
+        own_optim, own_scheduler = f"{part}_optim_spec", f"{part}_lr_scheduler_spec"
+        key = own_optim if getattr(spec, own_optim, None) else "optim_spec"
+        self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
         self.build_optimizer()
-        self.lr_at = None if scheduler is None else build_lr_schedule(scheduler, optim.lr, f"agent.net.{prefix}lr_scheduler_spec")
+        key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
+        scheduler, lr = getattr(spec, key), self.optim.lr
+        self.lr_at: LRSchedule = build_lr_schedule(scheduler, lr, f"agent.net.{key}") if scheduler else lambda frame: lr
 
     def build_optimizer(self) -> None:
         """Build the optimizer of the present `flat.master`, without statistics."""
@@ -43,7 +46,7 @@ class Group:
 
     def set_lr(self, frame: int, factor: float) -> None:
         """Set the learning rate of `frame`, times `factor`."""
-        self.optimizer.lr = factor * (self.base_lr if self.lr_at is None else self.lr_at(frame))
+        self.optimizer.lr = factor * self.lr_at(frame)
 
     def shared_arrays(self) -> Named:
         return shared_statistics(self.optimizer) if self.optim.name.startswith("Global") else {}
@@ -81,31 +84,18 @@ class Trainer:
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
         """Layers that compute differently in training mode."""
         self._finite, self._one = True, torch.ones((), device=flat.param.device)
-        if parts:
-            self.groups = [
-                Group(
-                    flat,
-                    index,
-                    getattr(spec, f"{part}_optim_spec") or spec.optim_spec,
-                    getattr(spec, f"{part}_lr_scheduler_spec") or spec.lr_scheduler_spec,
-                    f"{part}_" if getattr(spec, f"{part}_optim_spec") else "",
-                )
-                for index, part in enumerate(parts)
-            ]
-        else:
-            self.groups = [Group(flat, 0, spec.optim_spec, spec.lr_scheduler_spec, "")]
+        self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
+
+    def _parts(self) -> dict[str, Group]:
+        return {f"optim{group.index}": group for group in self.groups}
 
     def shared_arrays(self) -> Named:
-        named = self.flat.shared_arrays() | {"updates": SharedArray(np.zeros(1, np.int64), "own")}
-        for group in self.groups:
-            named |= {f"optim{group.index}/{name}": array for name, array in group.shared_arrays().items()}
-        return named
+        updates = {"updates": SharedArray(np.zeros(1, np.int64), "own")}
+        return self.flat.shared_arrays() | updates | prefixed(self._parts())
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self.flat.use_master(arrays)
-        for group in self.groups:
-            prefix = f"optim{group.index}/"
-            group.attach(store, {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)})
+        attach_parts(self._parts(), store, arrays)
         self.shared = SharedParams(self.flat, store, arrays["updates"][:, 0])
 
     def set_train_mode(self, on: bool) -> None:
@@ -173,7 +163,7 @@ class Trainer:
         else:
             self.shared.skip()
         if self.skipped == 1:
-            notice("a loss or gradient is not finite: such gradient steps are skipped (noted once)")
+            notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()

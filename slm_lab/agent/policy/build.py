@@ -35,10 +35,11 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     else:
         if isinstance(algorithm, SoftActorCriticSpec):
             check_soft(algorithm, agent.net, info.action)
-        distribution, log_std = (_soft_distribution if algorithm.soft else _distribution)(agent, agent.net, info.action)
+        distribution, log_std = _distribution(agent, agent.net, info.action)
         critic = algorithm.has_critic and not algorithm.soft
         net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
-    flat = FlatParams(net, _groups(net, optimizer_parts(agent)), device)
+    groups = [getattr(net, f"{part}_parameters")() for part in optimizer_parts(agent)]
+    flat = FlatParams(net, groups, device)
     net.eval()
     return Policy(info.action, rng, net, distribution, algorithm.action_policy, algorithm.needs_logp, flat)
 
@@ -51,23 +52,15 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
     return ("actor", "critic") if agent.algorithm.has_critic and not agent.net.use_same_optim else ()
 
 
-def _groups(net: ActorCriticNet | QNet, parts: tuple[str, ...]) -> list[list[nn.Parameter]] | None:
-    return [getattr(net, f"{part}_parameters")() for part in parts] or None
-
-
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the distribution of a policy gradient algorithm, and its free parameters."""
+    """Return the distribution of the policy, and its free parameters. That of soft actor-critic can be sampled with gradients."""
+    log_std = None if net.log_std_init is None else nn.Parameter(torch.full((action.dim,), net.log_std_init))
+    if agent.algorithm.soft:
+        return (Categorical(action) if action.kind == "discrete" else SquashedNormal(action, log_std)), log_std
     distribution = build_distribution(agent.algorithm, action)
-    if net.log_std_init is None:
+    if log_std is None:
         return distribution, None
     if not isinstance(distribution, Normal):
         notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
         return distribution, None
-    log_std = nn.Parameter(torch.full((action.dim,), net.log_std_init))
     return Normal(action, log_std), log_std
-
-
-def _soft_distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the distribution of soft actor-critic, which can be sampled with gradients, and its free parameters."""
-    log_std = None if net.log_std_init is None else nn.Parameter(torch.full((action.dim,), net.log_std_init))
-    return (Categorical(action) if action.kind == "discrete" else SquashedNormal(action, log_std)), log_std

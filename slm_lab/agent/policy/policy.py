@@ -84,10 +84,6 @@ class Policy:
         params_NP, state_N = self.forward(obs_N, state_N)
         return ActOut(*choose(params_NP), state_N, self.version)
 
-    def choose(self, params_NP: np.ndarray) -> np.ndarray:
-        """Choose actions by distribution parameters."""
-        return self._choose(params_NP)[0]
-
     def take(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
         """Choose actions by the outputs of `forward`, computed here or elsewhere."""
         return ActOut(*self._choose(params_NP), state_N, self.version)

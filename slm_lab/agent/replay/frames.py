@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
 
 
-class Store(Protocol):
+class Store(ABC):
     """Observations of `capacity` transitions, by their row in the ring."""
 
+    arrays: dict[str, np.ndarray]
+    """All contents."""
+
+    @abstractmethod
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
         """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
 
+    @abstractmethod
     def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return observations and true next observations [B, *shape] of rows."""
 
     def lost(self, row: int) -> bool:
         """Whether frames of a row were overwritten by newer ones."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all contents, as arrays."""
+        """Return all contents, as arrays and numbers."""
+        return dict(self.arrays)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError where it is of another size."""
+        for name, array in self.arrays.items():
+            if state[name].shape != array.shape:
+                raise ValueError(f"{name} of another replay buffer: {tuple(state[name].shape)}; expected {array.shape}")
+            array[:] = state[name]
 
 
-class VectorStore:
+class VectorStore(Store):
     """Both observations of each transition, whole."""
 
     def __init__(self, capacity: int, info: EnvInfo) -> None:
         shape, dtype = info.observation.shape, info.observation.dtype
         self.obs, self.next_obs = np.zeros((capacity, *shape), dtype), np.zeros((capacity, *shape), dtype)
+        self.arrays = {"obs": self.obs, "next_obs": self.next_obs}
 
     @staticmethod
     def nbytes(capacity: int, info: EnvInfo) -> int:
@@ -48,19 +61,8 @@ class VectorStore:
     def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.obs.take(row_B, axis=0), self.next_obs.take(row_B, axis=0)
 
-    def lost(self, row: int) -> bool:
-        return False
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"obs": self.obs, "next_obs": self.next_obs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["obs"].shape != self.obs.shape:
-            raise ValueError(f"observations of another replay: {tuple(state['obs'].shape)}; here {self.obs.shape}")
-        self.obs[:], self.next_obs[:] = state["obs"], state["next_obs"]
-
-
-class FrameStore:
+class FrameStore(Store):
     """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations consist of.
 
     An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered
@@ -80,6 +82,7 @@ class FrameStore:
         self.current = np.zeros((info.num_envs, stack), np.int64)
         """Frame numbers of each env's next observation."""
         self.known_N = np.zeros(info.num_envs, np.bool_)
+        self.arrays = {"frames": self.frames, "slot": self.slot, "oldest": self.oldest, "current": self.current, "known": self.known_N}
 
     @staticmethod
     def _frame_shape(space: ObservationSpace) -> tuple[int, ...]:
@@ -137,18 +140,8 @@ class FrameStore:
         return bool(self.oldest[row] < self.count - self.slots)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "count": self.count,
-            "frames": self.frames,
-            "slot": self.slot,
-            "oldest": self.oldest,
-            "current": self.current,
-            "known": self.known_N,
-        }
+        return {**super().state_dict(), "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["frames"].shape != self.frames.shape:
-            raise ValueError(f"frames of another replay: {tuple(state['frames'].shape)}; here {self.frames.shape}")
+        super().load_state_dict(state)
         self.count = int(state["count"])
-        self.frames[:], self.slot[:], self.oldest[:] = state["frames"], state["slot"], state["oldest"]
-        self.current[:], self.known_N[:] = state["current"], state["known"]

@@ -47,6 +47,10 @@ class Transitions(NamedTuple):
         return self._replace(**moved)
 
 
+COLUMNS = ("action", "logp", "reward", "terminated")
+"""Arrays of a replay buffer beside the observations; self-imitation adds others."""
+
+
 class Replay:
     """The newest `capacity` transitions in a ring, drawn uniformly and independently (Lin 1992).
 
@@ -114,17 +118,10 @@ class Replay:
             row_B[-1] = (self.seen - 1) % self.capacity
         weight_B = self._weights(row_B)
         obs_B, next_obs_B = self.store.get(row_B)
-        columns = {name: torch.from_numpy(column.take(row_B, axis=0)) for name, column in self.columns.items()}
-        return Transitions(
-            torch.from_numpy(obs_B),
-            columns["action"],
-            columns["logp"],
-            columns["reward"],
-            torch.from_numpy(next_obs_B),
-            columns["terminated"],
-            None if weight_B is None else torch.from_numpy(weight_B),
-            row_B,
-        )
+        action_B, logp_B, reward_B, terminated_B = (torch.from_numpy(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
+        weight = None if weight_B is None else torch.from_numpy(weight_B)
+        obs, next_obs = torch.from_numpy(obs_B), torch.from_numpy(next_obs_B)
+        return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
         """Receive the errors of a batch; ignored here."""
@@ -154,9 +151,8 @@ class Replay:
 
     def contents(self) -> dict[str, Any]:
         """Return the transitions, as tensors and numbers, without copies."""
-        return _tensors(
-            {"seen": self.seen, "size": self.size, "ready": self.ready, "columns": self.columns, "store": self.store.state_dict()}
-        )
+        counts = {"seen": self.seen, "size": self.size, "ready": self.ready}
+        return {**counts, "columns": _tensors(self.columns), "store": _tensors(self.store.state_dict())}
 
     def load_contents(self, state: dict[str, Any]) -> None:
         """Load what `contents` returned. Raises ValueError where it is of another size."""
@@ -173,16 +169,8 @@ class PrioritizedReplay(Replay):
     (section B.2.1); importance weights (N · P)^−beta are divided by the batch's greatest.
     """
 
-    def __init__(
-        self,
-        spec: PrioritizedReplaySpec,
-        info: EnvInfo,
-        clock: Clock,
-        rng: np.random.Generator,
-        frequency: int = 1,
-        start: int = 0,
-    ) -> None:
-        super().__init__(spec, info, clock, rng, frequency, start)
+    def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any) -> None:
+        super().__init__(spec, *arguments)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
         self.tree = SumTree(self.capacity)
         self.greatest = 1.0
@@ -212,7 +200,8 @@ class PrioritizedReplay(Replay):
         self.greatest = max(self.greatest, float(priority_B.max()))
 
     def contents(self) -> dict[str, Any]:
-        return {**super().contents(), **_tensors({"weights": self.tree.levels[0].reshape(-1)[: self.capacity], "greatest": self.greatest})}
+        weights = torch.from_numpy(self.tree.levels[0].reshape(-1)[: self.capacity])
+        return {**super().contents(), "weights": weights, "greatest": self.greatest}
 
     def load_contents(self, state: dict[str, Any]) -> None:
         super().load_contents(state)
@@ -245,11 +234,9 @@ def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:
     return f"{capacity:,} transitions take {each}, this machine has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
 
 
-def _tensors(state: Any) -> Any:
+def _tensors(state: dict[str, Any]) -> dict[str, Any]:
     """Return arrays as tensors on the same memory, as a checkpoint can hold them."""
-    if isinstance(state, dict):
-        return {name: _tensors(value) for name, value in state.items()}
-    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 
 REPLAYS: dict[type[ReplaySpec] | type[PrioritizedReplaySpec], type[Replay]] = {

@@ -87,11 +87,6 @@ class RolloutStorage(ABC):
     def rollout(self) -> Rollout:
         """Return what was collected, as views where possible: the next `add` overwrites it."""
 
-    def clear(self) -> None:
-        """Discard what was collected."""
-        self.t = 0
-        self.truncations.clear()
-
     def state_dict(self) -> dict[str, Any]:
         """Return what was collected so far; of use only where the envs continue from the same step."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
@@ -138,7 +133,8 @@ class OnPolicyBatchReplay(RolloutStorage):
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.t == self.length:
-            self.clear()
+            self.t = 0
+            self.truncations.clear()
         if self.t == 0:
             self.slabs["first"][0] = first_N
             if state_N is not None:
@@ -186,12 +182,6 @@ class OnPolicyReplay(RolloutStorage):
         for n in np.flatnonzero(step.terminated_N | step.truncated_N):
             self.ended.append((int(n), int(self.begin_N[n]), t + 1))
         self.begin_N[step.first_N] = t + 1
-
-    def clear(self) -> None:
-        super().clear()
-        self.begin_N[:] = 0
-        self.ended.clear()
-        self._taken = False
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "begin": self.begin_N.tolist(), "ended": list(self.ended), "taken": self._taken}
@@ -257,15 +247,9 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         self.share = share
 
     def _episodes(self) -> list[EpisodeRows]:
-        reward_TN = self.slabs["reward"]
-        best_first = sorted(range(len(self.ended)), key=lambda i: -self._total(reward_TN, self.ended[i]))
-        kept = sorted(best_first[: max(1, round(self.share * len(self.ended)))])
-        return [self.ended[i] for i in kept]
-
-    @staticmethod
-    def _total(reward_TN: np.ndarray, episode: EpisodeRows) -> float:
-        n, begin, end = episode
-        return float(reward_TN[begin:end, n].sum(dtype=np.float64))
+        totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
+        best_first = sorted(range(len(totals)), key=lambda i: -totals[i])
+        return [self.ended[i] for i in sorted(best_first[: max(1, round(self.share * len(totals)))])]
 
 
 MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {

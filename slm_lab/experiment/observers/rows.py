@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from slm_lab.experiment.events import Mode, Values
 from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, mean
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import Episode, Metrics
 
 _EPISODES = 100
@@ -76,20 +75,17 @@ class Table:
 class Recorder(Observer):
     """Makes a row each `every` frames and at the end, from finished episodes and updates.
 
-    Args:
-        columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
-        shared: several Sessions train one net. Updates that are not finite never reach it, so they are no sign of divergence.
+    An update whose loss or gradient is not finite is left out: its gradient step was skipped, and the trainer has said so.
+
+    Args: columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
     """
 
     mode: Mode = "train"
 
-    def __init__(
-        self, clock: Clock, rates: Rates, every: int, emit: EmitRow, columns: Sequence[str] = COLUMNS, *, shared: bool = False
-    ) -> None:
-        self.clock, self.every, self.emit, self.shared = clock, every, emit, shared
+    def __init__(self, clock: Clock, rates: Rates, every: int, emit: EmitRow, columns: Sequence[str] = COLUMNS) -> None:
+        self.clock, self.every, self.emit = clock, every, emit
         self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
-        self.finite = True
         extra = [name for name in columns if name not in COLUMNS and name != "global_frame"]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
         self.scalars: dict[str, Mean] = {}
@@ -102,12 +98,8 @@ class Recorder(Observer):
             self._write()
 
     def on_update(self, metrics: Metrics) -> None:
-        finite = math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)
-        if not finite and self.shared:
+        if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)):
             return
-        if self.finite and not finite:
-            self.finite = False  # one notice is enough
-            notice(f"frame {self.clock.frame}: loss {metrics.loss}, grad_norm {metrics.grad_norm}; training has diverged, try a lower lr")
         means = self.means
         means["loss"].add(metrics.loss)
         means["grad_norm"].add(metrics.grad_norm)

@@ -1,4 +1,4 @@
-"""Bounded interruption of this process: stop requests by signal, and an end to user code that blocks."""
+"""Bounded interruption of this process: stop requests by signal, and the end of user code that blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
@@ -15,20 +16,22 @@ from slm_lab.lib.signals import STOP_SIGNALS
 _ONE_EVENT = 0.2
 """Signals within so many seconds are one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
 _WAKE: int | None = getattr(signal, "SIGURG", None)
-"""Interrupts a system call of the main thread. Ignored by default, so that one which comes late does no harm."""
+"""Interrupts a system call of the main thread. Ignored by default: without effect where it arrives late."""
 _POLL = 0.1
-"""Seconds between two looks of the watchdog thread."""
+"""Seconds between two checks of the thread."""
+_AGAIN = 1.0
+"""Seconds after which `time_limit` raises again."""
 
 
 class Blocked(BaseException):
-    """User code did not return in time. No Exception, so that `except Exception` in the user's code lets it pass."""
+    """User code did not return in time. Not an Exception: `except Exception` in user code does not catch it."""
 
 
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
     """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises KeyboardInterrupt at once.
 
-    Outside the main thread signals stay as they are, and so does a SIGHUP that is ignored (nohup).
+    Signal handlers stay as they are outside the main thread; so does an ignored SIGHUP (nohup).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,87 +74,77 @@ def watchdog(
     In another thread than the main one, and on systems without such signals, it only reports. A C function that neither returns
     nor lets signals interrupt it cannot be ended in its own process.
     """
-    done, timer, over = threading.Event(), StallTimer(heartbeat), False
+    timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
+    stopped: float | None = None
     verdict: tuple[int, str] | None = None
-    """The heartbeat that the main thread must still have to be blocked, and why."""
+    """The heartbeat at which the main thread is blocked, and the reason."""
 
-    def check() -> str | None:
-        return verdict[1] if not over and verdict is not None and verdict[0] == heartbeat.value else None
+    def blocked() -> bool:
+        nonlocal noticed, raised, stopped, verdict
+        seconds, now, phase = timer.seconds(), time.monotonic(), heartbeat.phase
+        if stop.requested and stopped is None:
+            stopped = now
+        if report is not None and stall_notice is not None and noticed < stall_notice <= seconds:
+            report(seconds, PHASES[phase])
+        noticed = seconds
+        limits = [] if stopped is None else [(min(seconds, now - stopped), grace, "after a stop was requested")]
+        limits += [] if stall_limit is None else [(seconds, stall_limit, "without a heartbeat")]
+        for lasted, limit, text in limits:
+            if phase in USER_CODE and lasted >= limit and now >= raised + limit:
+                raised, verdict = now, (heartbeat.value, f"the env has been {PHASES[phase]} for {seconds:.0f} seconds, {text}")
+                return True
+        return False
 
-    with _raising(check) as wake:
-
-        def watch() -> None:
-            nonlocal verdict
-            noticed, raised, stopped = 0.0, -1e9, None
-            while not done.wait(_POLL):
-                seconds, now, phase = timer.seconds(), time.monotonic(), heartbeat.phase
-                if stop.requested and stopped is None:
-                    stopped = now
-                if report is not None and stall_notice is not None and seconds >= stall_notice and noticed < stall_notice:
-                    report(seconds, PHASES[phase])
-                noticed = seconds
-                limits = [] if stopped is None else [(min(seconds, now - stopped), grace, "after a stop was requested")]
-                limits += [] if stall_limit is None else [(seconds, stall_limit, "without a sign of life")]
-                for lasted, limit, text in limits:
-                    if phase in USER_CODE and lasted >= limit and now >= raised + limit:
-                        raised, verdict = now, (heartbeat.value, f"the env has been {PHASES[phase]} for {seconds:.0f} seconds, {text}")
-                        wake()
-
-        thread = threading.Thread(target=watch, name="watchdog", daemon=True)
-        thread.start()
-        try:
-            try:
-                yield
-            finally:
-                over = True
-        finally:
-            done.set()
-            thread.join()
+    with _interrupted(blocked, lambda: verdict[1] if verdict is not None and verdict[0] == heartbeat.value else None):
+        yield
 
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Raise Blocked where the block, run in the main thread, takes longer; `what` names it in the message."""
-    done, deadline, over = threading.Event(), time.monotonic() + seconds, False
+    deadline = due = time.monotonic() + seconds
 
-    def check() -> str | None:
-        return f"{what} did not return within {seconds:g} seconds" if not over and time.monotonic() >= deadline else None
+    def blocked() -> bool:
+        nonlocal due
+        if time.monotonic() < due:
+            return False
+        due = time.monotonic() + _AGAIN
+        return True
 
-    with _raising(check) as wake:
-
-        def watch() -> None:
-            delay = seconds
-            while not done.wait(delay):
-                wake()
-                delay = 1.0
-
-        threading.Thread(target=watch, name="time limit", daemon=True).start()
-        try:
-            try:
-                yield
-            finally:
-                over = True
-        finally:
-            done.set()
+    text = f"{what} did not return within {seconds:g} seconds"
+    with _interrupted(blocked, lambda: text if time.monotonic() >= deadline else None):
+        yield
 
 
 @contextmanager
-def _raising(check: Callable[[], str | None]) -> Iterator[Callable[[], None]]:
-    """Yield a function by which any thread lets the main thread call `check`, and raise Blocked with the text that it returns."""
-    if _WAKE is None or threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    number, main = signal.Signals(_WAKE), threading.get_ident()
-    before = signal.getsignal(number)
+def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
+    """Call `blocked` from a thread every 0.1 s while the block runs; where it returns True, wake the main thread.
 
-    def handle(received: int, frame: object) -> None:
-        if (text := check()) is not None:
+    The main thread then calls `reason` and raises Blocked with the text that it returns; None: it goes on, since it is not blocked any
+    more, or was woken by the thread of an enclosing block.
+    """
+    done, main, over = threading.Event(), threading.main_thread(), False
+    wake = _WAKE if threading.current_thread() is main else None
+
+    def watch() -> None:
+        while not done.wait(_POLL):
+            if blocked() and wake is not None:
+                signal.pthread_kill(main.ident or 0, wake)
+
+    def handle(number: int, frame: object) -> None:
+        if not over and (text := reason()) is not None:
             raise Blocked(text)
         if callable(before):
-            before(received, frame)  # type: ignore[arg-type]
+            before(number, frame)
 
-    signal.signal(number, handle)
+    before: Any = None if wake is None else signal.signal(wake, handle)
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
     try:
-        yield lambda: signal.pthread_kill(main, number)
+        yield
     finally:
-        signal.signal(number, before)
+        over = True
+        done.set()
+        if wake is not None:
+            signal.signal(wake, before)
+        thread.join()

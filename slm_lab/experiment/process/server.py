@@ -1,7 +1,7 @@
-"""The fork server: a process that has loaded torch, gymnasium and slm_lab once, and of which every child process is a copy.
+"""The fork server: a process that has loaded torch, gymnasium and slm_lab, and of which every child process is a copy.
 
-A child is ready in some 0.02 s instead of 2 s and shares the memory of what is loaded. The server belongs to the standard library
-(multiprocessing.forkserver); here is what it lacks: signals, environment, module path, and a way out where it cannot run.
+A child is ready in 0.02 s instead of 2 s and shares the memory of the loaded modules. The server is multiprocessing.forkserver of the
+standard library; this module adds signal handling, environment and module path, and the fallback to spawn where it cannot run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import process, resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +24,12 @@ from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
 Method = Literal["forkserver", "spawn"]
 
 PRELOAD = ("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session")
-"""No module of the user's, and none that starts a thread."""
+"""No user module, and none that starts a thread."""
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""What the libraries of numpy and torch read when they are loaded."""
+"""Environment variables that the libraries of numpy and torch read when they are loaded; children have one thread."""
 _SAVED = "SLM_LAB_FORKSERVER"
-"""Environment variable by which the server receives what PYTHONPATH and PYTHONSAFEPATH are for its children."""
-_STOP_SECONDS = 2.0
-"""Time that the server has to end once it is asked to."""
+"""Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children."""
+_server: Any = forkserver._forkserver
 _lock = threading.Lock()
 _fallen_back = False
 """The fork server cannot run here."""
@@ -38,7 +37,7 @@ _fallen_back = False
 
 def start_method() -> Method:
     """How child processes start: "forkserver" on Linux, "spawn" elsewhere and where the fork server cannot run."""
-    return "spawn" if _fallen_back or not sys.platform.startswith("linux") or not _has_pidfd() else "forkserver"
+    return "forkserver" if hasattr(os, "pidfd_open") and not _fallen_back else "spawn"
 
 
 def use_spawn(reason: str) -> None:
@@ -50,85 +49,50 @@ def use_spawn(reason: str) -> None:
 
 
 def ensure_server() -> None:
-    """Start the fork server where there is none, without waiting until it has loaded. Call it early, before torch is imported."""
+    """Start the fork server if none runs, without waiting until it has loaded. Call it early, before torch is imported."""
     with stop_signals_blocked():
         resource_tracker.ensure_running()  # its start unblocks signals
     if start_method() == "spawn":
         return
-    from multiprocessing import forkserver
-
-    server: Any = forkserver._forkserver
-    if "ensure_running" not in vars(server):
-        server.ensure_running = _start_server  # whoever starts a process calls it
+    if "ensure_running" not in vars(_server):
+        _server.ensure_running = _start_server  # called for every process that starts
     try:
-        server.ensure_running()
+        _server.ensure_running()
     except OSError as error:  # no temporary folder, or its path is too long for a socket
         use_spawn(error.strerror or str(error))
 
 
 def _start_server() -> None:
-    from multiprocessing import forkserver
-
-    server: Any = forkserver._forkserver
     with _lock:
         with stop_signals_blocked():
-            resource_tracker.ensure_running()  # unblocks signals on its way
-        server.set_forkserver_preload(["slm_lab.experiment.process.preload"])
+            resource_tracker.ensure_running()  # its start unblocks signals
+        _server.set_forkserver_preload(["slm_lab.experiment.process.preload"])
         with stop_signals_blocked(), environment(_server_environment()):
-            type(server).ensure_running(server)
+            type(_server).ensure_running(_server)
 
 
 def stop_server() -> None:
     """End the fork server, if this process has started one. Children that still run go on."""
-    if not sys.platform.startswith("linux"):
-        return
-    from multiprocessing import forkserver
-
-    server: Any = forkserver._forkserver
     with _lock:
-        if (pid := server._forkserver_pid) is None:
+        if (pid := _server._forkserver_pid) is None:
             return
-        timer = threading.Timer(_STOP_SECONDS, _kill, (pid,))
-        timer.start()
-        try:
-            server._stop()
-        except OSError:  # its socket, or the process itself, is gone already
-            server._forkserver_pid = server._forkserver_address = None
-        finally:
-            timer.cancel()
-        folder = process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-        if folder is not None and not os.path.isdir(folder):
-            process.current_process()._config["tempdir"] = None  # type: ignore[attr-defined]
+        with suppress(OSError):  # the process, or its socket, does not exist any more
+            os.kill(pid, signal.SIGKILL)
+            _server._stop()
+        _server._forkserver_pid = _server._forkserver_address = None
 
 
 def inherit_server() -> None:
-    """Let what this child starts come from the server that it came from itself; the standard library would start a second one."""
-    from multiprocessing import forkserver
-
-    server: Any = forkserver._forkserver
-    pid = os.getppid()
-
-    def ensure_running() -> None:
-        resource_tracker.ensure_running()
-        if os.getppid() != pid:  # it was killed
-            os.close(server._forkserver_alive_fd)
-            server._forkserver_alive_fd = server._forkserver_address = None
-            server.ensure_running = _start_server
-            _start_server()
-
-    server.ensure_running = ensure_running
+    """Let the processes that this child starts come from the server that it came from itself; the standard library would start another."""
+    _server.ensure_running = resource_tracker.ensure_running
 
 
 def default_signals() -> None:
-    """Give this process default handlers and an empty signal mask; a signal to end that has come meanwhile is dropped."""
+    """Give this process default handlers of the stop signals and an empty signal mask; pending stop signals are dropped."""
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # drops one that waits
-    for number in signal.valid_signals():
-        if number != getattr(signal, "SIGPIPE", None) and signal.getsignal(number) is signal.SIG_IGN:  # Python ignores SIGPIPE
-            with suppress(OSError, ValueError):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.signal(number, signal.SIG_IGN)  # drops a pending one
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 @contextmanager
@@ -143,7 +107,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def restore_environment() -> None:
-    """In the server: undo what was set for it alone."""
+    """In the server: restore the variables that were set for it alone."""
     _set_environment(json.loads(os.environ.pop(_SAVED, "{}")))
 
 
@@ -166,17 +130,3 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def _has_pidfd() -> bool:
-    """Whether the death of a process can be seen that is no child of this one."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

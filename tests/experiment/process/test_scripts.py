@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +26,9 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process import server
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
-from tests.experiment.process import targets
+from tests.experiment.process import light, targets
 """
+LIGHT = "light.use_light_server()\n"
 SAY = """
 with Supervisor() as parent:
     parent.start("child", targets.state)
@@ -61,7 +60,7 @@ print("end")
 KILLED = """
 parent = Supervisor()
 for then in ("wait", "block"):
-    parent.start(then, targets.orphan, then, 1.0)
+    parent.start(then, targets.orphan, then, 0.3)
 started = 0
 while started < 2:
     for event in parent.events(1.0):
@@ -76,10 +75,8 @@ while True:
 class Script:
     """A script in a process group of its own; what belongs to it is found by a mark in the environment."""
 
-    def __init__(self, folder: Path, text: str, how: str = "file", **environ: str) -> None:
-        self.mark = f"SLM_LAB_TEST={folder}"
-        self.temp = Path(tempfile.mkdtemp(prefix="slm_"))  # short, for the fork server's socket
-        atexit.register(shutil.rmtree, self.temp, ignore_errors=True)
+    def __init__(self, folder: Path, temp: Path, text: str, how: str = "file", **environ: str) -> None:
+        self.mark, self.temp = f"SLM_LAB_TEST={folder}", temp
         self.errors = (folder / "stderr").open("w+")
         environ = {**os.environ, "SLM_LAB_TEST": str(folder), "TMPDIR": str(self.temp), "PYTHONPATH": str(ROOT), **environ}
         file = folder / "script.py"
@@ -130,10 +127,15 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
     made: list[Script] = []
 
     def make(text: str, how: str = "file", **environ: str) -> Script:
-        made.append(Script(tmp_path, HEAD + text, how, **environ))
+        made.append(Script(tmp_path, Path(temp), HEAD + text, how, **environ))
         return made[-1]
 
-    yield make
+    with tempfile.TemporaryDirectory(prefix="slm_", dir="/tmp") as temp:  # a socket fits in, unlike in tmp_path
+        yield make
+        end(made)
+
+
+def end(made: list[Script]) -> None:
     for one in made:
         for pid in one.processes():
             os.kill(pid, signal.SIGKILL)
@@ -151,8 +153,9 @@ def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[.
         for name in ("numpy", "selectors", "torch"):
             (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')")
     safe = "1" if method == "forkserver" else ""  # the script itself is to find the libraries
-    one = script(f"server._fallen_back = {method == 'spawn'}\n{SAY}", how, PYTHONSAFEPATH=safe)
-    assert one.end().splitlines() == [f"None {method == 'forkserver'}", "ended with exit code 0 "], one.said()
+    light = how == "stdin"
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT if light else ''}{SAY}", how, PYTHONSAFEPATH=safe)
+    assert one.end().splitlines() == [f"None {method == 'forkserver' and not light}", "ended with exit code 0 "], one.said()
     assert one.said() == ""
     one.leaves_nothing()
 
@@ -169,10 +172,10 @@ def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script]
     assert list(long.iterdir()) == []
 
 
-@pytest.mark.parametrize("earliest", [0.0, 0.1, 1.0])
-def test_ctrl_c_at_any_moment(earliest: float, script: Callable[..., Script]) -> None:
+@pytest.mark.parametrize(("earliest", "server"), [(0.0, LIGHT), (0.1, LIGHT), (0.5, "")])
+def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[..., Script]) -> None:
     """To the whole process group, as a terminal sends it, while the server and the children start."""
-    one = script(STOPPED)
+    one = script(server + STOPPED)
     assert one.line() == "begin"
     seconds = random.uniform(earliest, 3 * earliest)
     time.sleep(seconds)
@@ -187,9 +190,11 @@ def test_ctrl_c_at_any_moment(earliest: float, script: Callable[..., Script]) ->
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> None:
     """Children that listen save their work and end, those that block are ended; what both started, the server and its folder too."""
-    one = script(f"server._fallen_back = {method == 'spawn'}\n{KILLED}")
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT}{KILLED}")
     pids = {int(pid) for _ in range(2) for pid in one.line().split()}
     assert ("pymp" in one.line()) == (method == "forkserver")
-    assert pids < set(one.processes())
+    end = time.monotonic() + 10.0
+    while not pids < set(one.processes()):  # a program that is being started has no environment for a moment
+        assert time.monotonic() < end
     os.kill(one.process.pid, signal.SIGKILL)
     one.leaves_nothing()

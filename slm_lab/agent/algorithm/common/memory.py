@@ -12,17 +12,28 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec.algorithm import ReplayAlgorithmSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
 from slm_lab.spec.spec import AgentSpec
 
 
-def build_rollout_storage(agent: AgentSpec, info: EnvInfo, state_size: int) -> RolloutStorage:
-    """Build the storage that the spec names. Raises SpecError where it does not fit this machine."""
-    if isinstance(agent.memory, OnPolicyBatchReplaySpec):
-        _check_room(agent, info)
-    return build_memory(agent.memory, info, agent.rollout_len, state_size)
+def agent_memory(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, state_size: int) -> RolloutStorage | Replay | None:
+    """Build the memory that the spec names. Raises SpecError where it does not fit this machine.
+
+    Returns None for an algorithm that does not learn. Args: state_size: of the hidden state.
+    """
+    algorithm: Any = agent.algorithm
+    memory: Any = agent.memory
+    if not algorithm.learns:
+        return None
+    if algorithm.on_policy:
+        if isinstance(memory, OnPolicyBatchReplaySpec):
+            _check_room(agent, info)
+        return build_memory(memory, info, agent.rollout_len, state_size)
+    kind = REPLAYS.get(type(memory)) or type(memory).implementation()
+    rng = np.random.default_rng(seeds.update)
+    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step)
+    return replay
 
 
 def _check_room(agent: AgentSpec, info: EnvInfo) -> None:
@@ -34,14 +45,3 @@ def _check_room(agent: AgentSpec, info: EnvInfo) -> None:
         sizes = f"need {needed / 2**30:,.1f} GiB, this machine has {available / 2**30:,.1f}"
         message = f"rollouts of {agent.rollout_len} steps of {info.num_envs} envs {sizes}; shorten them, or use fewer envs"
         raise SpecError("agent", [Problem(path, message)])
-
-
-def build_replay(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds) -> Replay:
-    """Build the replay buffer that the spec names. Raises SpecError where it does not fit this machine."""
-    algorithm = agent.algorithm
-    memory: Any = agent.memory
-    assert isinstance(algorithm, ReplayAlgorithmSpec)  # checked by the rules of specs
-    rng = np.random.default_rng(seeds.update)
-    kind = REPLAYS.get(type(memory)) or type(memory).implementation()
-    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step)
-    return replay

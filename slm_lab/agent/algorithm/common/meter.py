@@ -40,11 +40,9 @@ class GradientMeter:
 
     def step(self) -> None:
         """Take one gradient step on what was added."""
-        trainer, sums = self.trainer, self._sums
-        sums["grad_norm"] = sums.get("grad_norm", 0.0) + trainer.step()
-        if trainer.shared is not None:
-            for name, value in trainer.shared.report.items():
-                sums[name] = sums.get(name, 0.0) + value
+        self.note(grad_norm=self.trainer.step())
+        if self.trainer.shared is not None:
+            self.note(**self.trainer.shared.report)
         self._steps += 1
         self.clock.opt_step += 1
 

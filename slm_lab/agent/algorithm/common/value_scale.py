@@ -150,6 +150,12 @@ class PercentileScale:
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self._store, self._range = store, arrays["range"]
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"range": self.range}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.range = state["range"]
+
 
 def standardize_valid(x_TN: Tensor, valid_TN: Tensor) -> Tensor:
     """Standardise over the valid rows; the others become 0."""

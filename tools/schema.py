@@ -6,7 +6,6 @@ import ast
 import inspect
 import itertools
 import json
-import sys
 from typing import Any
 
 from pydantic import BaseModel
@@ -113,10 +112,9 @@ def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
-    body = next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == model.__name__)
-    found = {}
-    for key, after in itertools.pairwise(body):
+    found, source = {}, ast.parse(inspect.getsource(model)).body[0]
+    assert isinstance(source, ast.ClassDef)
+    for key, after in itertools.pairwise(source.body):
         text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
         if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and isinstance(text, str):
             found[key.target.id] = inspect.cleandoc(text)

@@ -84,6 +84,7 @@ class PolicyLearner:
     def begin(self, plan: Plan, sink: RunSink, saved: Saved, stop: Stop, beat: Beat = no_beat) -> None:
         """Start the clock and the observers. `saved` is what checkpoints hold."""
         self.sink, self.stop, self.beat = sink, stop, beat
+        sink.open(self.table)
         self.clock.begin()
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         extra = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()), *agent.diagnostics)

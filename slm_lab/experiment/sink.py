@@ -27,6 +27,9 @@ class RunSink(Protocol):
     def __call__(self, event: Event) -> None:
         """Take an event."""
 
+    def open(self, table: int) -> None:
+        """Prepare for the rows of a table, before training: loading TensorBoard takes a second."""
+
     def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None:
         """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
 
@@ -59,6 +62,8 @@ class MemorySink:
     def of(self, table: int, mode: Mode) -> list[Values]:
         """The rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
+
+    def open(self, table: int) -> None: ...
 
     def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None: ...
 
@@ -97,6 +102,9 @@ class LocalSink:
                 self.forward(event)
             case _:
                 self.forward(event)
+
+    def open(self, table: int) -> None:
+        self._board(table)
 
     def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None:
         state.save(self.paths.checkpoint(table, which, self.trial), bundle)

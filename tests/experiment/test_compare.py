@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.analysis import compare_report, statistics
+from slm_lab.experiment.analysis import statistics
 from slm_lab.experiment.analysis.compare import Seed, Setting, read_settings, summarize
 from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
+from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import RunPaths
@@ -319,8 +320,8 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
         (["RUNS/good", "--label", ""], "--label is empty"),
         (["RUNS/good", "--out", "RUNS/file"], "cannot write in RUNS/file: "),
         (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write in RUNS/file: "),
-        (["RUNS/good", "--jobs", "2"], "--jobs belongs to the command run\n"),
-        (["RUNS/good", "--set", "a=1"], "--set belongs to the commands run and check\n"),
+        (["RUNS/good", "--jobs", "2"], "--jobs is an option of run only\n"),
+        (["RUNS/good", "--set", "a=1"], "--set is an option of run and check only\n"),
         (["RUNS/good", "--solv", "2"], "did you mean '--solve'?"),
     ],
 )
@@ -359,7 +360,7 @@ def test_a_graph_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(compare_report, "FigureWriter", fail)
+    monkeypatch.setattr(PNGRenderer, "__init__", fail)
     text = compare([str(make_run(tmp_path / "a", [[0, 10]]))], out=tmp_path / "out")
     assert caplog.messages == ["cannot draw graphs: ValueError: no ink"]
     assert text.endswith("compare_table.csv")

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.analysis import compare_report, statistics
+from slm_lab.experiment.analysis import statistics
 from slm_lab.experiment.analysis.compare import Seed, Setting, read_settings, summarize
 from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
+from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import RunPaths
@@ -359,7 +360,7 @@ def test_a_graph_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(compare_report, "FigureWriter", fail)
+    monkeypatch.setattr(PNGRenderer, "__init__", fail)
     text = compare([str(make_run(tmp_path / "a", [[0, 10]]))], out=tmp_path / "out")
     assert caplog.messages == ["cannot draw graphs: ValueError: no ink"]
     assert text.endswith("compare_table.csv")

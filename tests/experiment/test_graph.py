@@ -319,7 +319,7 @@ def test_failed_graph_is_a_notice(
     assert metrics["strength"] == 15
     assert "small_t0_trial_graph_mean_returns_vs_frames.png failed: ValueError: no ink" in caplog.messages
     assert paths.trial_graph("mean_returns", "html").exists()
-    monkeypatch.setattr(analyze, "FigureWriter", fail)
+    monkeypatch.setattr(PNGRenderer, "__init__", fail)
     assert analyze_trial(make_spec(), paths) == metrics
 
 

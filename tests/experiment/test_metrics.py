@@ -88,7 +88,7 @@ def test_curves_are_the_metric_up_to_each_row() -> None:
 
 
 def test_consistency_by_hand() -> None:
-    common = common_strengths({0: strengths([10.0, 20.0]), 1: strengths([14.0, 30.0])})
+    common = common_strengths([strengths([10.0, 20.0]), strengths([14.0, 30.0])])
     # std (population) 2 and 5, means 12 and 25
     assert consistency(common) == pytest.approx(1 - 2 * 7 / 37)
     assert consistency_curve(common).value == pytest.approx([1 - 2 * 2 / 12, 1 - 2 * 7 / 37])
@@ -96,15 +96,15 @@ def test_consistency_by_hand() -> None:
 
 def test_consistency_uses_frames_that_all_sessions_have() -> None:
     short, long, empty = strengths([10.0, 20.0]), strengths([14.0, 30.0, 1000.0]), strengths([])
-    assert consistency(common_strengths({0: short, 1: long, 2: empty})) == pytest.approx(1 - 2 * 7 / 37)
-    assert consistency(common_strengths({0: strengths([1.0]), 1: strengths([1.0], every=77)})) is None
-    assert consistency(common_strengths({0: empty})) is None
-    assert consistency(common_strengths({})) is None
+    assert consistency(common_strengths([short, long, empty])) == pytest.approx(1 - 2 * 7 / 37)
+    assert consistency(common_strengths([strengths([1.0]), strengths([1.0], every=77)])) is None
+    assert consistency(common_strengths([empty])) is None
+    assert consistency(common_strengths([])) is None
 
 
 def test_consistency_of_equal_sessions_is_one_and_of_zero_strength_none() -> None:
-    assert consistency(common_strengths({0: strengths([3.0, 4.0]), 1: strengths([3.0, 4.0])})) == 1
-    assert consistency(common_strengths({0: strengths([3.0]), 1: strengths([-3.0])})) is None
+    assert consistency(common_strengths([strengths([3.0, 4.0]), strengths([3.0, 4.0])])) == 1
+    assert consistency(common_strengths([strengths([3.0]), strengths([-3.0])])) is None
 
 
 def test_trial_is_the_mean_over_sessions_that_have_the_metric() -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from slm_lab.experiment.analysis import trial_figures as figures
 from slm_lab.experiment.analysis.baseline import known_baseline, measure_baseline
-from slm_lab.experiment.analysis.figure import Figure
-from slm_lab.experiment.analysis.figure_writer import FigureWriter
-from slm_lab.experiment.analysis.file_writer import FileWriter
 from slm_lab.experiment.analysis.metrics import (
     SESSION_METRICS,
     Scalars,
@@ -27,11 +24,12 @@ from slm_lab.experiment.analysis.metrics import (
 )
 from slm_lab.experiment.analysis.run import Run, Status, distributed, last_frame
 from slm_lab.experiment.analysis.sampler import draw_sampler, sampler_metrics
-from slm_lab.experiment.analysis.table import Table
+from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
-from slm_lab.lib.log import notice
 from slm_lab.spec.spec import Spec
+
+_NO_SCALARS: Scalars = dict.fromkeys(("total_reward_ma", *SESSION_METRICS, "frame"))
 
 
 def analyze_trial(
@@ -43,7 +41,7 @@ def analyze_trial(
     failed: int | Mapping[int, str] = 0,
     stop: Stop | None = None,
 ) -> dict[str, Any]:
-    """Write the metrics and figures of trial `t` from the tables there are, and return the metrics.
+    """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
 
     Args:
         sessions: indices of the tables to use, as in RunPaths.session_df; by default all.
@@ -66,21 +64,19 @@ def analyze_trial(
     trial = _Trial(spec, Run(paths, t), sessions, failed, stop)
     if not trial.train and not trial.failures:
         return {}
-    baseline, files = known_baseline(spec.env), FileWriter()
+    baseline, writer = known_baseline(spec.env), Writer(paths.root)
     mean_return = baseline.mean_return if baseline else None
-    metrics = trial.write_metrics(mean_return, files)
-    writer = _figure_writer(paths, files)
-    if writer is not None:
-        _draw(trial.draw_tables, writer)
-        if mean_return is not None:
-            _draw(partial(trial.draw_strengths, baseline=mean_return), writer)
-    if baseline is None and trial.has_returns and not (stop is not None and stop.requested):
+    metrics = trial.write_metrics(mean_return, writer)
+    with writer.drawing():
+        trial.draw_tables(writer)
+    if baseline is None and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:
-            metrics = trial.write_metrics(mean_return, files)
-            if writer is not None:
-                _draw(partial(trial.draw_strengths, baseline=mean_return), writer)
-    files.close()
+            metrics = trial.write_metrics(mean_return, writer)
+    if mean_return is not None:
+        with writer.drawing():
+            trial.draw_strengths(mean_return, writer)
+    writer.close()
     return metrics
 
 
@@ -93,108 +89,97 @@ class _Trial:
         """Of the tables from which the metrics are made."""
         self.failures: dict[int, str] = {} if isinstance(failed, int) else {s: failed[s] for s in sorted(failed)}
         self.failed = failed if isinstance(failed, int) else len(failed)
-
-        def used(index: int) -> bool:
-            return sessions is None or index in sessions or index // spec.policies in self.failures
-
-        self.train = {index: table for index, table in run.tables("train").items() if used(index)}
+        self.train = {
+            index: table
+            for index, table in run.tables("train").items()
+            if sessions is None or index in sessions or index // spec.policies in self.failures
+        }
         self.judged = {index: run.tables(self.mode)[index] for index in self.train}
-        self.failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
-
-    @property
-    def well(self) -> list[int]:
+        failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
+        self.good = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
-        return [index for index in self.train if index not in self.failed_tables]
+        env, frames = spec.env.name.rpartition(":")[2], figures.POLICY_FRAMES if spec.policies > 1 else figures.FRAMES
+        self.labels = figures.Labels(
+            f"{spec.name} ({env}), trial {run.trial}",
+            {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
+            self.failed,
+            spec.policies,
+            spec.meta.max_session,
+            figures.SESSION_FRAMES if distributed(self.train) else frames,
+            failed_tables,
+        )
 
     @property
     def has_returns(self) -> bool:
         return any(np.isfinite(table["total_reward"]).any() for table in self.judged.values() if "total_reward" in table)
 
-    @cached_property
-    def labels(self) -> figures.Labels:
-        spec, env = self.spec, self.spec.env.name.rpartition(":")[2]
-        episodes: dict[DataMode, str] = {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"}
-        frames = figures.POLICY_FRAMES if spec.policies > 1 else figures.FRAMES
-        return figures.Labels(
-            f"{spec.name} ({env}), trial {self.run.trial}",
-            episodes,
-            self.failed,
-            spec.policies,
-            spec.meta.max_session,
-            figures.SESSION_FRAMES if distributed(self.train) else frames,
-            self.failed_tables,
-        )
+    @property
+    def stop_requested(self) -> bool:
+        return self.stop is not None and self.stop.requested
 
     def strengths(self, baseline: float | None) -> dict[int, Strengths]:
         return {index: Strengths.of(table, baseline) for index, table in self.judged.items()}
 
-    def write_metrics(self, baseline: float | None, files: FileWriter) -> dict[str, Any]:
+    def write_metrics(self, baseline: float | None, writer: Writer) -> dict[str, Any]:
         """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
-        policies, strengths, well = self.spec.policies, self.strengths(baseline), self.well
+        policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
         rows = {index: self._scalars(index, strengths[index]) for index in self.train}
-        status: dict[int, Status] = {index: self._status(index) for index in self.train}
-        sessions = {index // policies for index in well}
-        stopped = "stopped" in status.values() or (self._stop_requested and len(sessions) + self.failed < self.spec.meta.max_session)
+        train, judged = ({index: tables[index] for index in self.good} for tables in (self.train, self.judged))
+        sessions = {index // policies for index in self.good}
+        status = {index: self._status(index) for index in self.train}
+        stopped = "stopped" in status.values() or (self.stop_requested and len(sessions) + self.failed < self.spec.meta.max_session)
         metrics: dict[str, Any] = {
-            **(mean_scalars([rows[index] for index in well]) or _NO_SCALARS),
-            "consistency": consistency(figures.common_strengths({index: strengths[index] for index in well})),
+            **(mean_scalars([rows[index] for index in self.good]) or _NO_SCALARS),
+            "consistency": consistency(figures.common_strengths([strengths[index] for index in self.good])),
             "random_baseline": baseline,
             "sessions": len(sessions),
             "status": "failed" if self.failed else "stopped" if stopped else "done",
             **({"failed": self.failed} if self.failed else {}),
             **({"failures": {str(s): _last_line(cause) for s, cause in self.failures.items()}} if self.failures else {}),
-            **sampler_metrics(_of(self.train, well), _of(self.judged, well), policies),
+            **sampler_metrics(train, judged, policies),
         }
         metrics = _finite(metrics)
-        paths, t = self.run.paths, self.run.trial
-        contents: dict[int, dict[str, Any]] = {
-            index: {**scalars, "random_baseline": baseline, "status": status[index]} for index, scalars in rows.items()
-        }
-        for s, cause in self.failures.items():
-            tables = [index for index in self.failed_tables if index // policies == s] or [s * policies]
-            for index in tables:
-                content = contents.get(index) or {**_NO_SCALARS, "random_baseline": baseline, "status": "failed"}
-                contents[index] = content | {"failed": cause or "unknown cause"}
-        files.write("metrics file not written", (paths.trial_metrics(t), partial(_json, metrics)))
-        for index, content in contents.items():
-            files.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
+        writer.write("metrics file not written", (paths.trial_metrics(t), partial(_json, metrics)))
+        with_tables = {index // policies for index in rows}
+        rows |= {s * policies: _NO_SCALARS for s in self.failures if s not in with_tables}
+        for index, scalars in rows.items():
+            content: dict[str, Any] = {**scalars, "random_baseline": baseline, "status": status.get(index, "failed")}
+            if index // policies in self.failures:
+                content["failed"] = self.failures[index // policies] or "unknown cause"
+            writer.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
         return metrics
 
-    def draw_tables(self, writer: FigureWriter) -> None:
+    def draw_tables(self, writer: Writer) -> None:
         """Draw what needs no random baseline."""
-        paths, t, mode, labels = self.run.paths, self.run.trial, self.mode, self.labels
+        mode, labels, graph = self.mode, self.labels, partial(self.run.paths.trial_graph, t=self.run.trial)
         learning = figures.learning_curves(self.train)
         returns = {index: figures.return_curves(table) for index, table in self.judged.items()}
-        of_trial: tuple[Mapping[str, Figure], ...] = (
-            figures.trial_figures(returns, labels, mode),
-            figures.trial_figures(learning, labels, "train"),
-            figures.policy_figures(returns, labels, mode),
-        )
-        for drawn in of_trial:
-            writer.write(drawn, partial(paths.trial_graph, t=t))
+        writer.draw(figures.trial_figures(returns, labels, mode), graph)
+        writer.draw(figures.trial_figures(learning, labels, "train"), graph)
+        writer.draw(figures.policy_figures(returns, labels, mode), graph)
         for axis in figures.SHARED_AXES if distributed(self.train) else ():
             over = {index: figures.return_curves(table, axis.column) for index, table in self.judged.items()}
-            writer.write(figures.trial_figures(over, labels, mode, axis), partial(paths.trial_graph, t=t, axis=axis.name))
-        for index in self.train:
+            writer.draw(figures.trial_figures(over, labels, mode, axis), partial(graph, axis=axis.name))
+        for index, table in self.train.items():
             self._draw_session(writer, index, returns[index], mode)
             self._draw_session(writer, index, learning[index], "train")
             if mode == "eval":
-                self._draw_session(writer, index, figures.return_curves(self.train[index]), "train")
+                self._draw_session(writer, index, figures.return_curves(table), "train")
         draw_sampler(writer, self.run, self.train, labels, self.spec.meta.sampler)
 
-    def draw_strengths(self, writer: FigureWriter, baseline: float) -> None:
+    def draw_strengths(self, baseline: float, writer: Writer) -> None:
         """Draw strengths and the metrics made of them."""
-        paths, t, strengths = self.run.paths, self.run.trial, self.strengths(baseline)
+        strengths, graph = self.strengths(baseline), partial(self.run.paths.trial_graph, t=self.run.trial)
         curves = {index: metric_curves(one) for index, one in strengths.items()}
-        common = figures.common_strengths({index: strengths[index] for index in self.well})
-        writer.write(figures.trial_figures(curves, self.labels, self.mode), partial(paths.trial_graph, t=t))
-        writer.write(figures.consistency_figures(common, self.labels, self.mode), partial(paths.trial_graph, t=t))
+        common = figures.common_strengths([strengths[index] for index in self.good])
+        writer.draw(figures.trial_figures(curves, self.labels, self.mode), graph)
+        writer.draw(figures.consistency_figures(common, self.labels, self.mode), graph)
         for index, one in curves.items():
             self._draw_session(writer, index, one, self.mode)
 
-    def _draw_session(self, writer: FigureWriter, index: int, curves: figures.Curves, mode: DataMode) -> None:
+    def _draw_session(self, writer: Writer, index: int, curves: figures.Curves, mode: DataMode) -> None:
         drawn = figures.session_figures(index, curves, self.labels, mode)
-        writer.write(drawn, partial(self.run.paths.session_graph, index, mode=mode, t=self.run.trial))
+        writer.draw(drawn, partial(self.run.paths.session_graph, index, mode=mode, t=self.run.trial))
 
     def _scalars(self, index: int, strengths: Strengths) -> Scalars:
         return {
@@ -204,37 +189,11 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the table's Session ended. Without a `stop` to ask, by its last frame."""
-        if index in self.failed_tables:
+        """Return how the table's Session ended; without `stop` by its last frame."""
+        if index not in self.good:
             return "failed"
-        asked = self.stop is None or self.stop.requested
-        return "stopped" if asked and (last_frame(self.train[index]) or 0) < self.spec.session_frames else "done"
-
-    @property
-    def _stop_requested(self) -> bool:
-        return self.stop is not None and self.stop.requested
-
-
-_NO_SCALARS: Scalars = dict.fromkeys(("total_reward_ma", *SESSION_METRICS, "frame"))
-
-
-def _of(tables: Mapping[int, Table], indices: Sequence[int]) -> dict[int, Table]:
-    return {index: tables[index] for index in indices}
-
-
-def _figure_writer(paths: RunPaths, files: FileWriter) -> FigureWriter | None:
-    try:
-        return FigureWriter(paths.root, files)
-    except Exception as error:
-        notice(f"cannot draw graphs: {type(error).__name__}: {error}")
-        return None
-
-
-def _draw(draw: Callable[[FigureWriter], None], writer: FigureWriter) -> None:
-    try:
-        draw(writer)
-    except Exception as error:
-        notice(f"cannot draw graphs: {type(error).__name__}: {error}")
+        may_stop = self.stop is None or self.stop.requested
+        return "stopped" if may_stop and (last_frame(self.train[index]) or 0) < self.spec.session_frames else "done"
 
 
 def _last_line(text: str) -> str:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from slm_lab.experiment.analysis.file_writer import replace_file
+from slm_lab.experiment.analysis.writer import replace_file
 from slm_lab.experiment.paths import file_stem
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import notice

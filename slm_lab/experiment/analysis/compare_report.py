@@ -15,15 +15,13 @@ import numpy as np
 
 from slm_lab.experiment.analysis.compare import Setting, Summary, read_settings, summarize
 from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.analysis.figure_writer import FigureWriter
-from slm_lab.experiment.analysis.file_writer import FileWriter
 from slm_lab.experiment.analysis.statistics import INTERVAL, Estimate
 from slm_lab.experiment.analysis.table import Aligned, Curve
 from slm_lab.experiment.analysis.trial_figures import FRAMES, SESSION_FRAMES, SHARED_AXES, Axis
+from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import ComparisonPaths, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
-from slm_lab.lib.log import notice
 
 AXES = {axis.column: axis for axis in (FRAMES, *SHARED_AXES, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
@@ -54,13 +52,11 @@ def compare(
         paths = new_comparison(data_dir, out)
     except OSError as error:
         raise UserError(f"cannot write in {out or data_dir}: {error.strerror or error}") from None
-    axis, writer = AXES[by], FileWriter()
+    axis, writer = AXES[by], Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve)))
     writer.write("table not written", (paths.table("csv"), lambda: _csv(summaries)))
-    try:
-        FigureWriter(paths.root, writer).write(graphs, partial(paths.graph, axis=axis.name))
-    except Exception as error:
-        notice(f"cannot draw graphs: {type(error).__name__}: {error}")
+    with writer.drawing():
+        writer.draw(graphs, partial(paths.graph, axis=axis.name))
     writer.close()
     return "\n".join([text_table(summaries), *_files(paths, graphs, axis)])
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.analysis.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
-from slm_lab.experiment.analysis.figure_writer import FigureWriter
 from slm_lab.experiment.analysis.metrics import final_return_ma
 from slm_lab.experiment.analysis.run import Run
 from slm_lab.experiment.analysis.table import Curve, Table, curve, numbers
 from slm_lab.experiment.analysis.timeline import KIND_COLOURS, spans_of, timeline_figure
 from slm_lab.experiment.analysis.trial_figures import Axis, Labels
+from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.lib.log import notice
 from slm_lab.spec.sampler import SamplerSpec
@@ -138,12 +138,12 @@ def _timeline_path(paths: RunPaths, s: int, t: int, name: str, ext: str) -> Path
     return paths.timeline_graph(s, ext, t)
 
 
-def draw_sampler(writer: FigureWriter, run: Run, tables: Mapping[int, Table], labels: Labels, sampler: SamplerSpec | None) -> None:
+def draw_sampler(writer: Writer, run: Run, tables: Mapping[int, Table], labels: Labels, sampler: SamplerSpec | None) -> None:
     """Write the figures of the Sessions of these tables; a file that cannot be read is a notice."""
     paths, t = run.paths, run.trial
     for index, table in tables.items():
         figures = table_figures(table, f"{labels.title}, {labels.of(index)}", labels.frames)
-        writer.write(figures, partial(paths.session_graph, index, t=t))
+        writer.draw(figures, partial(paths.session_graph, index, t=t))
     if sampler is None:
         return
     turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"
@@ -152,11 +152,11 @@ def draw_sampler(writer: FigureWriter, run: Run, tables: Mapping[int, Table], la
         try:
             if spans := spans_of(run.timeline(s)):
                 figure = timeline_figure(f"{title}: {turns} timeline", spans)
-                writer.write({"timeline": figure}, partial(_timeline_path, paths, s, t))
+                writer.draw({"timeline": figure}, partial(_timeline_path, paths, s, t))
         except Exception as error:
             notice(f"cannot draw {paths.timeline(s, t).name}: {error}")
         try:
             if (history := pbt_figure(run.pbt(s), title, labels.frames)) is not None:
-                writer.write({"pbt": history}, partial(paths.session_graph, s, t=t))
+                writer.draw({"pbt": history}, partial(paths.session_graph, s, t=t))
         except Exception as error:
             notice(f"cannot draw {paths.pbt(s, t).name}: {error}")

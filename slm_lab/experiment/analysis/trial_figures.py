@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slm_lab.experiment.analysis.figure import POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve, metric_curves
+from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve
 from slm_lab.experiment.analysis.run import distributed
 from slm_lab.experiment.analysis.table import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
 from slm_lab.experiment.paths import DataMode
@@ -161,9 +161,9 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode)
     return figures
 
 
-def common_strengths(strengths: Mapping[int, Strengths]) -> Aligned:
+def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
     """Return the strengths at the frames that all tables with strengths have."""
-    curves = [Curve(one.frame, one.value) for one in strengths.values() if len(one.value)]
+    curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))
 
 
@@ -173,11 +173,6 @@ def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict
     if count < 2 or not len(one.frame):
         return {}
     return {"consistencies": _figure("consistencies", [Line(f"over {labels.count(count)}", one)], labels, mode)}
-
-
-def judged_curves(table: Table, strengths: Strengths) -> Curves:
-    """Return the returns and the metrics made of them."""
-    return {**return_curves(table), **metric_curves(strengths)}
 
 
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:

@@ -1,0 +1,81 @@
+"""Write files and figures atomically: a file is complete or absent, and one that cannot be written never ends a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from slm_lab.experiment.analysis.figure import Figure
+from slm_lab.experiment.analysis.render_html import PLOTLY_JS, plotly_js, render_html
+from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.lib.log import notice
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Writer:
+    """Writes files below `root`. A failure is a notice; once the disk is full the rest is skipped and counted in one notice."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.full = root, False
+        self._png: PNGRenderer | None = None
+        self._missing: Counter[str] = Counter()
+
+    def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
+        """Make and write the `files` of one item; `what` ("graph not drawn") counts it when the disk is full, None does not."""
+        for path, content in files:
+            if self.full:
+                break
+            try:
+                replace_file(path, content())
+            except Exception as error:
+                self.full = isinstance(error, OSError) and error.errno in _FULL
+                if not self.full:
+                    notice(f"{path.name} failed: {type(error).__name__}: {error}")
+        if self.full and what:
+            self._missing[what] += 1
+
+    def draw(self, figures: Mapping[str, Figure], path: Callable[[str, str], Path]) -> None:
+        """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), with the script that the pages share."""
+        if self._png is None:
+            self._png, script = PNGRenderer(), self.root / PLOTLY_JS
+            if not script.exists() or script.stat().st_size != len(plotly_js()):
+                self.write(None, (script, plotly_js))
+        for name, figure in figures.items():
+            html, png = path(name, "html"), path(name, "png")
+            source = "/".join([".."] * len(html.parent.relative_to(self.root).parts) + [PLOTLY_JS])
+            self.write("graph not drawn", (html, partial(render_html, figure, source)), (png, partial(self._png.render, figure)))
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """End the block at an error, with a notice."""
+        try:
+            yield
+        except Exception as error:
+            notice(f"cannot draw graphs: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Report in one notice what was skipped on a full disk."""
+        if self.full:
+            kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
+            notice(f"disk full: {', '.join(kinds)}")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace the content of `path` atomically. Raises OSError, with the old content kept and nothing left behind.
+
+    The temporary file is in the same folder, where a rename is atomic; its name is short, since that of `path` may have the maximum length.
+    """
+    temporary = path.with_name(f".{uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

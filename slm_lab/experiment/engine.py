@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -235,7 +236,9 @@ class _SessionProcesses:
 
 
 def run_processes(job: Job) -> list[End]:
-    """Run each Session in a process of its own, so many at a time as the plan says."""
+    """Run each Session in a process of its own, so many at a time as the plan says. Raises UserError on Windows."""
+    if sys.platform == "win32":
+        raise UserError("several Sessions and meta.distributed need Linux or macOS; here one Session runs: --set meta.max_session=1")
     if job.spec.meta.distributed:
         _check_memory(job.spec)
     return _SessionProcesses(job).run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import pickle
@@ -113,6 +112,8 @@ class Child:
         printed, memory = shared_file(), shared_file()
         ours, theirs = multiprocessing.Pipe()
         try:
+            import fcntl  # POSIX only; a Session without child processes needs nothing of it
+
             fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)  # it may be truncated
             os.ftruncate(memory, HEARTBEAT_BYTES)
             self.heartbeat = Heartbeat(memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +22,7 @@ from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, Worke
 from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
 from slm_lab.experiment.experience import Beat
 from slm_lab.experiment.failures import WorkerFailed, cause
-from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.plan import Interrupted, Stop, UserError
 from slm_lab.experiment.process.child import SharedFd
 from slm_lab.experiment.process.heartbeat import WAITING
 from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
@@ -371,5 +372,7 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
     """Start the rollout workers that meta.sampler asks for."""
     sampler: SamplerSpec | None = spec.meta.sampler
     assert sampler is not None
+    if sys.platform == "win32" and not sampler.serial_mode:
+        raise UserError("rollout workers in processes need Linux or macOS; here they run with meta.sampler.serial_mode true")
     config = WorkerConfig(spec, seeds, device=device)
     return SerialPool(config, stop, beat) if sampler.serial_mode else ProcessPool(config, stop, beat)

@@ -72,7 +72,7 @@ class Agent:
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
-        """Names of the columns that every update reports in Metrics.extra, in order."""
+        """Names of the columns that updates report in Metrics.extra, in order; one is absent until it is known."""
         return self.algorithm.diagnostics
 
     @property

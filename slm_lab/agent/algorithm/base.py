@@ -52,7 +52,7 @@ class Algorithm:
     """
 
     diagnostics: tuple[str, ...] = ()
-    """Names of the columns that every update reports in Metrics.extra, in order."""
+    """Names of the columns that updates report in Metrics.extra, in order; one is absent until it is known."""
 
     memory: RolloutStorage | Replay | None = None
     """Storage of what is learned from; None for an algorithm that does not learn."""

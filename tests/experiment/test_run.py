@@ -109,12 +109,13 @@ def test_status_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     paths = make_run(tmp_path)
     paths.trial_metrics().write_text('{"strength": 1.0}')  # of a version that did not write a status
     assert (load_run(tmp_path).status, load_run(tmp_path).metrics) == ("done", {"strength": 1.0})
-    write(paths.session_df(1), "frame,total_reward\n10,1\n")
+    paths.trial_metrics().write_text('{"status": "stopped"}')
+    paths.session_metrics(0).write_text('{"status": "done"}')
+    paths.session_metrics(1).write_text('{"status": "stopped"}')
     assert load_run(tmp_path).sessions == {0: "done", 1: "stopped"}
     assert load_run(tmp_path).status == "stopped"
     paths.session_metrics(1).write_text('{"failed": "killed by SIGKILL", "status": "failed"}')
     paths.trial_metrics().write_text('{"failed": 1, "status": "failed", "failures": {"1": "killed by SIGKILL"}}')
-    paths.session_metrics(0).write_text('{"status": "done"}')
     assert (load_run(tmp_path).status, load_run(tmp_path).sessions) == ("failed", {0: "done", 1: "failed"})
     assert caplog.messages == []
     paths.trial_metrics().write_text('{"fai')

@@ -7,16 +7,16 @@ one net.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
-from slm_lab.experiment.analysis.statistics import Estimate, estimate
+from slm_lab.experiment.analysis.statistics import Estimate, average, estimate
 from slm_lab.experiment.analysis.table import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
@@ -34,26 +34,23 @@ class Seed:
         curves = [_curve(table, column, over) for table in self.tables]
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
-    def steps_to(self, threshold: float) -> float | None:
-        """Return the frames, of all Sessions together, at which the first table reached this total_reward; None: none did."""
-        return self._first("global_frame", threshold)
-
-    def seconds_to(self, threshold: float) -> float | None:
-        """Return the same in seconds since the start."""
-        return self._first("wall_t", threshold)
-
-    def _first(self, over: str, threshold: float) -> float | None:
+    def first(self, threshold: float | None, over: str) -> float | None:
+        """Return the value of column `over` at which the first table reached this total_reward; None: none did."""
+        if threshold is None:
+            return None
         curves = (_curve(table, "total_reward", over) for table in self.tables)
         reached = [float(one.frame[one.value >= threshold][0]) for one in curves if (one.value >= threshold).any()]
         return min(reached, default=None)
 
     def final_return(self) -> float | None:
         """Return the last total_reward, mean over the tables; None where no episode ended."""
-        return _mean([curve(table, "total_reward").value[-1:] for table in self.tables])
+        rows = [curve(table, "total_reward").value for table in self.tables]
+        return average(row[-1] for row in rows if len(row))
 
     def grad_norm(self) -> float | None:
         """Return the mean over rows and tables."""
-        return _mean([curve(table, "grad_norm").value for table in self.tables])
+        rows = [curve(table, "grad_norm").value for table in self.tables]
+        return average(row.mean() for row in rows if len(row))
 
     def updates_per_second(self) -> float | None:
         """Return the optimizer steps per second of training, of all tables together; None where the time is unknown."""
@@ -81,8 +78,8 @@ class Setting:
     @property
     def status(self) -> str:
         """How the seeds ended: "done", "1 failed (left out)", or where none is done "2 stopped"."""
-        counts = Counter(seed.status for seed in self.all_seeds if seed.status != "done")
-        counts += Counter({"failed": sum(_failed_without_rows(run) for run in self.runs)})
+        each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
+        counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
         return f"{', '.join(f'{count} {status}' for status, count in counts.items())}{left_out}" if counts else "done"
 
@@ -114,17 +111,6 @@ def seeds_of(run: Run) -> list[Seed]:
     for index, table in tables.items():
         of_session.setdefault(index // run.policies, []).append(table)
     return [Seed(own, run.sessions[s]) for s, own in of_session.items()]
-
-
-def _failed_without_rows(run: Run) -> int:
-    """Return the number of Sessions that failed before their first row."""
-    if run.distributed:
-        return 0
-    return sum(status == "failed" and not _has_rows(run, s) for s, status in run.sessions.items())
-
-
-def _has_rows(run: Run, s: int) -> bool:
-    return any(index // run.policies == s and len(table["frame"]) for index, table in run.tables("train").items())
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
@@ -180,9 +166,8 @@ def _report_differences(setting: Setting) -> None:
         notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; --label tells settings apart")
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The numbers of a setting in the table; None where unknown."""
+class Summary(NamedTuple):
+    """The numbers of a setting, as the columns of the tables; None where unknown."""
 
     name: str
     seeds: int
@@ -191,24 +176,21 @@ class Summary:
     """How its seeds ended (see Setting.status)."""
     solved: int | None
     """Seeds that reached the threshold; None without one."""
-    steps: Estimate | None
+    steps_to_threshold: Estimate | None
     """Median over the seeds that solved, in global frames."""
-    seconds: Estimate | None
+    seconds_to_threshold: Estimate | None
     """The same since the start of training."""
     final_return: Estimate | None
-    """Mean over seeds."""
+    """Mean over seeds, like opt_steps_per_second and grad_norm."""
     final_return_median: float | None
-    updates_per_second: float | None
-    """Mean over seeds."""
+    opt_steps_per_second: float | None
     grad_norm: float | None
-    """Mean over seeds."""
 
 
 def summarize(setting: Setting, threshold: float | None) -> Summary:
     """Return the numbers of a setting; a seed has solved once a row of one of its Sessions has a total_reward of at least `threshold`."""
     seeds = setting.seeds
-    steps = [None if threshold is None else seed.steps_to(threshold) for seed in seeds]
-    seconds = [None if threshold is None else seed.seconds_to(threshold) for seed in seeds]
+    steps = [seed.first(threshold, "global_frame") for seed in seeds]
     finals = [seed.final_return() for seed in seeds]
     return Summary(
         name=setting.name,
@@ -216,26 +198,15 @@ def summarize(setting: Setting, threshold: float | None) -> Summary:
         sessions=setting.sessions,
         status=setting.status,
         solved=None if threshold is None else sum(value is not None for value in steps),
-        steps=estimate(steps, "median"),
-        seconds=estimate(seconds, "median"),
+        steps_to_threshold=estimate(steps, "median"),
+        seconds_to_threshold=estimate([seed.first(threshold, "wall_t") for seed in seeds], "median"),
         final_return=estimate(finals, "mean"),
-        final_return_median=_average(finals, np.median),
-        updates_per_second=_average([seed.updates_per_second() for seed in seeds], np.mean),
-        grad_norm=_average([seed.grad_norm() for seed in seeds], np.mean),
+        final_return_median=average(finals, np.median),
+        opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
+        grad_norm=average(seed.grad_norm() for seed in seeds),
     )
 
 
 def _curve(table: Table, column: str, over: str) -> Curve:
-    """Return the curve; a Session that trains a net of its own has no global frames but its own."""
+    """Return the curve; the global frames of a Session that alone trains its net are its frames."""
     return curve(table, column, "frame" if over == "global_frame" and over not in table else over)
-
-
-def _mean(rows: Sequence[np.ndarray]) -> float | None:
-    """Return the mean over tables of the mean over rows, of those that have any."""
-    means = [float(one.mean()) for one in rows if len(one)]
-    return float(np.mean(means)) if means else None
-
-
-def _average(values: Sequence[float | None], statistic: Callable[..., Any]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(statistic(known)) if known else None

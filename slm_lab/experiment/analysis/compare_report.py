@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from io import StringIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,12 @@ def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None 
     axis, title = _axis(by, settings), _title(settings)
     returns = [setting.aligned("total_reward", by) for setting in settings]
     norms = [setting.aligned("grad_norm", by) for setting in settings]
+    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(_COLOURS))]
     variance = "variance of the return between seeds"
     texts = {
-        "mean_returns": (f"return, {_BAND}", "mean return (last 100 episodes)", [*_threshold(returns, solve), *_lines(settings, returns)]),
-        "grad_norm": (f"gradient norm, {_BAND}", "norm of the gradient before clipping", _lines(settings, norms)),
-        "return_variance": (variance, "variance of the mean return between seeds", _variances(settings, returns)),
+        "mean_returns": (f"return, {_BAND}", "mean return (last 100 episodes)", [*_threshold(returns, solve), *_lines(styles, returns)]),
+        "grad_norm": (f"gradient norm, {_BAND}", "norm of the gradient before clipping", _lines(styles, norms)),
+        "return_variance": (variance, "variance of the mean return between seeds", _variances(styles, returns)),
     }
     return {
         name: Figure(f"{title}: {what}", (Panel(y_label, lines, x_label=axis.label),))
@@ -87,8 +89,8 @@ def text_table(summaries: Sequence[Summary]) -> str:
     lines: list[tuple[str, ...]] = [head]
     for one in summaries:
         status = (one.status,) if marked else ()
-        solved = (f"{one.solved} of {one.seeds}", _text(one.steps), _text(one.seconds)) if judged else ()
-        others = (one.final_return_median, one.updates_per_second, one.grad_norm)
+        solved = (f"{one.solved} of {one.seeds}", _text(one.steps_to_threshold), _text(one.seconds_to_threshold)) if judged else ()
+        others = (one.final_return_median, one.opt_steps_per_second, one.grad_norm)
         lines.append((one.name, str(one.seeds), str(one.sessions), *status, *solved, _text(one.final_return), *map(number, others)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -108,21 +110,21 @@ def _title(settings: Sequence[Setting]) -> str:
     return envs[0] if len(envs) == 1 else f"{len(envs)} envs"
 
 
-def _lines(settings: Sequence[Setting], of_settings: Sequence[Aligned]) -> list[Line]:
-    """Return a line for each setting that has points, with a band where there are two seeds."""
-    lines = []
-    for order, (setting, aligned) in enumerate(zip(settings, of_settings, strict=True)):
-        band = aligned.std() if len(aligned.value_SF) > 1 else None
-        lines.append(Line(_legend(setting), aligned.mean(), _colour(order), band))
-    return [line for line in lines if len(line.curve.frame)]
-
-
-def _variances(settings: Sequence[Setting], of_settings: Sequence[Aligned]) -> list[Line]:
-    """Return lines of the settings that have two seeds; unbiased, since settings may differ in their number of seeds."""
+def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
+    """Return a line in the style of each setting that has points, with a band where there are two seeds."""
     return [
-        Line(_legend(setting), Curve(aligned.frame, aligned.value_SF.var(axis=0, ddof=1)), _colour(order))
-        for order, (setting, aligned) in enumerate(zip(settings, of_settings, strict=True))
-        if len(aligned.value_SF) > 1 and len(aligned.frame)
+        replace(line, curve=one.mean(), std=one.std() if len(one.value_SF) > 1 else None)
+        for line, one in zip(styles, of_settings, strict=True)
+        if len(one.frame)
+    ]
+
+
+def _variances(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
+    """Return the lines of the settings that have two seeds; unbiased, since settings may differ in their number of seeds."""
+    return [
+        replace(line, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
+        for line, one in zip(styles, of_settings, strict=True)
+        if len(one.value_SF) > 1 and len(one.frame)
     ]
 
 
@@ -133,33 +135,14 @@ def _threshold(of_settings: Sequence[Aligned], solve: float | None) -> list[Line
     return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY)]
 
 
-def _legend(setting: Setting) -> str:
-    return f"{setting.name} ({setting.count()})"
-
-
-def _colour(order: int) -> str:
-    return _COLOURS[order % len(_COLOURS)]
-
-
 def _row(one: Summary) -> dict[str, Any]:
     """Return the columns of the files."""
-    parts = {"steps_to_threshold": one.steps, "seconds_to_threshold": one.seconds, "final_return": one.final_return}
-    estimates = {
-        f"{name}{suffix}": getattr(part, field) if part else None
-        for name, part in parts.items()
-        for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high"))
-    }
-    return {
-        "name": one.name,
-        "seeds": one.seeds,
-        "sessions": one.sessions,
-        "status": one.status,
-        "solved": one.solved,
-        **estimates,
-        "final_return_median": one.final_return_median,
-        "opt_steps_per_second": one.updates_per_second,
-        "grad_norm": one.grad_norm,
-    }
+    row: dict[str, Any] = {}
+    for name, value in one._asdict().items():
+        row[name] = value.value if isinstance(value, Estimate) else value
+        if name in ("steps_to_threshold", "seconds_to_threshold", "final_return"):
+            row |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
+    return row
 
 
 def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, solve: float | None) -> bytes:

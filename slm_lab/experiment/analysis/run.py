@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_columns, read_table
+from slm_lab.experiment.analysis.table import Table, curve, no_rows, read_table
 from slm_lab.experiment.paths import DataMode, RunPaths, run_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
@@ -66,29 +66,30 @@ class Run:
 
     @cached_property
     def status(self) -> Status:
-        """How the run ended; by its tables where the metrics file does not tell."""
+        """How the run ended."""
         if not self.paths.trial_metrics(self.trial).is_file():
             return "running"
         if self.metrics.get("failed"):
             return "failed"
-        return "stopped" if self.metrics.get("status") == "stopped" or "stopped" in self.sessions.values() else "done"
+        status: Status = self.metrics.get("status", "done")
+        return status
 
     @cached_property
     def sessions(self) -> dict[int, Status]:
         """Session index → how it ended, of Sessions with a table or a metrics file."""
-        found = {index // self.policies: index for index in reversed(self.paths.sessions("train", self.trial))}
-        found |= {s: found.get(s, s * self.policies) for s in map(int, self.metrics.get("failures", {}))}
-        return {s: self._session_status(s, found[s]) for s in sorted(found)}
+        with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
+        return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
     @property
     def policies(self) -> int:
         """Number of policies that each Session trains."""
-        return int((self._section("meta").get("sampler") or {}).get("num_policies", 1))
+        sampler = self.spec.get("meta", {}).get("sampler") or {}
+        return int(sampler.get("num_policies", 1))
 
     @property
     def env(self) -> str:
         """Name of the env, without the module that registers it."""
-        return str(self._section("env").get("name", "?")).rpartition(":")[2]
+        return str(self.spec.get("env", {}).get("name", "?")).rpartition(":")[2]
 
     @property
     def distributed(self) -> bool:
@@ -102,14 +103,6 @@ class Run:
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
-    def timeline(self, s: int) -> dict[str, list[str]]:
-        """Columns of a Session's timeline, as text. Raises OSError like read_columns."""
-        return read_columns(self.paths.timeline(s, self.trial))
-
-    def pbt(self, s: int) -> dict[str, list[str]]:
-        """Columns of the history of a Session's population-based training, as text. Raises OSError like read_columns."""
-        return read_columns(self.paths.pbt(s, self.trial))
-
     def settings(self) -> dict[str, Any]:
         """Return every key of the spec by its path, without those that differ between two runs of one setting: seed and provenance."""
         return {key: value for key, value in _flat(self.spec) if key != "meta.random_seed" and not key.startswith("meta.run.")}
@@ -122,30 +115,11 @@ class Run:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"{self.paths.spec} cannot be read as a saved spec: {error}") from None
 
-    def _section(self, name: str) -> Mapping[str, Any]:
-        section = self.spec.get(name)
-        return section if isinstance(section, dict) else {}
-
-    def _session_status(self, s: int, index: int) -> Status:
-        """How Session `s` ended, by its metrics file, or by whether its table `index` ends at the last frame."""
-        metrics = _read_json(self.paths.session_metrics(index, self.trial))
-        if metrics is None:
-            if not self.paths.trial_metrics(self.trial).is_file():
-                return "running"
-            return "failed" if self.metrics.get("failed") else self._status_by_frame(index)
-        if metrics.get("failed"):
-            return "failed"
-        return metrics["status"] if metrics.get("status") in ("done", "stopped") else self._status_by_frame(index)
-
-    def _status_by_frame(self, index: int) -> Status:
-        env, meta = self._section("env"), self._section("meta")
-        quota = env.get("max_frame")
-        if not isinstance(quota, int | float):
-            return "done"
-        if meta.get("distributed"):
-            quota /= meta.get("max_session") or 1
-        frame = self.tables("train").get(index, no_rows())["frame"]
-        return "done" if len(frame) and frame[-1] >= quota else "stopped"
+    def _session_status(self, s: int) -> Status:
+        """Return how Session `s` ended; without a metrics file of its own as the run did."""
+        metrics = _read_json(self.paths.session_metrics(s * self.policies, self.trial))
+        status: Status = self.status if metrics is None else metrics.get("status", "done")
+        return status
 
     def _frame(self, mode: DataMode) -> pd.DataFrame:
         import pandas as pd

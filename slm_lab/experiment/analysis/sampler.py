@@ -12,7 +12,7 @@ import numpy as np
 from slm_lab.experiment.analysis.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
 from slm_lab.experiment.analysis.metrics import final_return_ma
 from slm_lab.experiment.analysis.run import Run
-from slm_lab.experiment.analysis.table import Curve, Table, curve, numbers
+from slm_lab.experiment.analysis.table import Curve, Table, curve, numbers, read_columns
 from slm_lab.experiment.analysis.timeline import KIND_COLOURS, spans_of, timeline_figure
 from slm_lab.experiment.analysis.trial_figures import Axis, Labels
 from slm_lab.experiment.analysis.writer import Writer
@@ -150,13 +150,13 @@ def draw_sampler(writer: Writer, run: Run, tables: Mapping[int, Table], labels: 
     for s in sorted({index // sampler.num_policies for index in tables}):
         title = f"{labels.title}, session {s}"
         try:
-            if spans := spans_of(run.timeline(s)):
+            if spans := spans_of(read_columns(paths.timeline(s, t))):
                 figure = timeline_figure(f"{title}: {turns} timeline", spans)
                 writer.draw({"timeline": figure}, partial(_timeline_path, paths, s, t))
         except Exception as error:
             notice(f"cannot draw {paths.timeline(s, t).name}: {error}")
         try:
-            if (history := pbt_figure(run.pbt(s), title, labels.frames)) is not None:
+            if (history := pbt_figure(read_columns(paths.pbt(s, t)), title, labels.frames)) is not None:
                 writer.draw({"pbt": history}, partial(paths.session_graph, s, t=t))
         except Exception as error:
             notice(f"cannot draw {paths.pbt(s, t).name}: {error}")

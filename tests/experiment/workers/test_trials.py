@@ -341,10 +341,10 @@ def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: A
     assert job.run() == End(0, "done")
     check_saved(job.paths, 256)
     assert len(list(blocked.iterdir())) == 1
-    notice, restart = (message for message in caplog.messages if "rollout worker" in message)
-    assert re.fullmatch(rf"rollout worker 0: no progress for \d s \({WHERE[where]}\)", notice)
-    text = rf"rollout worker 0 made no progress for \d s \({WHERE[where]}; meta.stall_limit\); restarting it \(1 of 1\)"
-    assert re.fullmatch(text, restart)
+    notice = rf"rollout worker 0: no progress for \d s \({WHERE[where]}\)"
+    restart = rf"rollout worker 0 made no progress for \d s \({WHERE[where]}; meta.stall_limit\); restarting it \(1 of 1\)"
+    for text in (notice, restart):  # on a busy machine others are slow for a moment, too
+        assert any(re.fullmatch(text, message) for message in caplog.messages), caplog.messages
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])

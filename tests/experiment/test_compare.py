@@ -210,9 +210,9 @@ def test_lines_of_the_graphs(tmp_path: Path) -> None:
     threshold, one, other = graphs["mean_returns"].panel.lines
     assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 200)
     assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
-    assert one.std is not None
-    assert one.std.tolist() == [2, 5]
-    assert (other.name, other.curve.value.tolist(), other.std) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
+    assert one.band is not None
+    assert [edge.tolist() for edge in one.band] == [[0, 10], [4, 20]]
+    assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
     assert one.colour != other.colour
     assert graphs["grad_norm"].panel.lines[0].curve.value.tolist() == [2, 2]
     (variance,) = graphs["return_variance"].panel.lines  # of one seed there is none

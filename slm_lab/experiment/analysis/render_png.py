@@ -9,24 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.figure import (
-    BAND_OPACITY,
-    EMPTY,
-    FAINT_OPACITY,
-    GREY,
-    GRID,
-    INK,
-    MARK,
-    MAX_MARKERS,
-    Figure,
-    Line,
-    Panel,
-    band_edges,
-    shorten,
-    thin,
-    visible_lines,
-    y_range,
-)
+from slm_lab.experiment.analysis import figure as figures
+from slm_lab.experiment.analysis.figure import Figure, Line, Panel
 
 _WIDTH, _HEIGHT = 800, 450
 """Pixels of a picture; one with panels of their own height is as high as these need."""
@@ -45,7 +29,7 @@ _MAX_NAMES = 3
 """The legend counts more faint lines than this instead of naming each."""
 _TITLE_LETTERS = 76
 """Characters of a title at full size; a longer one is smaller."""
-_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
+_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
 
 
 class PNGRenderer:
@@ -84,7 +68,7 @@ class _Canvas:
         """Draw a figure, its panels `heights` pixels high, in place of the previous one, and return the PNG."""
         from PIL import Image
 
-        title = shorten(figure.title)
+        title = figures.shorten(figure.title)
         self.title.set_text(title)
         self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
         self.subtitle.set_text(figure.subtitle)
@@ -109,17 +93,17 @@ class _Canvas:
 
     def _text(self, below: float, **style: Any) -> Any:
         """Make an empty text, centred so many pixels below the top."""
-        return self.picture.text(0.02, 1 - below / self.height, "", color=INK, va="center", parse_math=False, **style)
+        return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
 
     def _new_axes(self) -> Any:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         axes = self.picture.add_axes((_LEFT, 0.1, _AXES_WIDTH, 0.8))
-        axes.grid(color=GRID, linewidth=0.8)
+        axes.grid(color=figures.GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GREY)
-        axes.tick_params(labelcolor=INK, labelsize=9, bottom=False, left=False)
+        axes.spines[["left", "bottom"]].set_color(figures.GREY)
+        axes.tick_params(labelcolor=figures.INK, labelsize=9, bottom=False, left=False)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
@@ -150,39 +134,46 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         axes.grid(visible=False, axis="y")
         axes.set_yticks(list(panel.rows.values()), labels=list(panel.rows))
         axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.set_xlabel(panel.x_label if labelled else "", color=INK, size=10)
-    axes.set_ylabel(panel.y_label, color=INK, size=10)
+    axes.set_xlabel(panel.x_label if labelled else "", color=figures.INK, size=10)
+    axes.set_ylabel(panel.y_label, color=figures.INK, size=10)
     for kind in panel.bars:
         lengths, begins = [bar.end - bar.begin for bar in kind.bars], [bar.begin for bar in kind.bars]
         middles, thickness = [bar.middle for bar in kind.bars], [bar.thickness for bar in kind.bars]
         edge = {"edgecolor": "white"} if kind.edge else {}
         axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
     names = _names(panel)
-    for line in map(thin, visible_lines(panel)):
-        colour = GREY if line.faint and names[line.name] != line.name else line.colour
+    for line in map(figures.thin, figures.visible_lines(panel)):
+        colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
         if line.banded:
-            axes.fill_between(line.curve.frame, *band_edges(line), color=colour, alpha=BAND_OPACITY, linewidth=0)
+            axes.fill_between(line.curve.frame, *figures.band_edges(line), color=colour, alpha=figures.BAND_OPACITY, linewidth=0)
         axes.plot(*line.curve, drawstyle="steps-post" if line.steps else "default", **_line_style(line, colour))
     for line in panel.lines:
         if line.marks:
             axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
     if panel.empty:
-        axes.text(0.5, 0.5, EMPTY, transform=axes.transAxes, ha="center", color=GREY)
+        axes.text(0.5, 0.5, figures.EMPTY, transform=axes.transAxes, ha="center", color=figures.GREY)
     last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
     axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
-    axes.set_ylim(*y_range(panel))
+    axes.set_ylim(*figures.y_range(panel))
 
 
-_MARK_STYLE: dict[str, Any] = {"marker": "X", "s": 70, "edgecolor": INK, "linewidth": 0.8, "zorder": 3}
-_MARK_SAMPLE: dict[str, Any] = {"marker": "X", "markersize": 8, "color": "white", "markeredgecolor": INK, "markeredgewidth": 0.8, "lw": 0}
+_MARK_STYLE: dict[str, Any] = {"marker": "X", "s": 70, "edgecolor": figures.INK, "linewidth": 0.8, "zorder": 3}
+_MARK_SAMPLE: dict[str, Any] = {
+    "marker": "X",
+    "markersize": 8,
+    "color": "white",
+    "markeredgecolor": figures.INK,
+    "markeredgewidth": 0.8,
+    "lw": 0,
+}
 
 
 def _line_style(line: Line, colour: str) -> dict[str, Any]:
     return {
         "color": colour,
-        "alpha": FAINT_OPACITY if line.faint else 1.0,
+        "alpha": figures.FAINT_OPACITY if line.faint else 1.0,
         "linewidth": 1.0 if line.faint else 2.0,
-        "marker": "o" if len(line.curve.frame) <= MAX_MARKERS else "",
+        "marker": "o" if len(line.curve.frame) <= figures.MAX_MARKERS else "",
         "markersize": 2.5 if line.faint else 4,
     }
 
@@ -204,15 +195,15 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
         for kind in panel.bars:
             entries.setdefault(kind.name, Patch(color=kind.colour))
         names = _names(panel)
-        lines = [line for line in visible_lines(panel) if len(line.curve.frame)]
+        lines = [line for line in figures.visible_lines(panel) if len(line.curve.frame)]
         for line in lines:
-            colour = line.colour if names[line.name] == line.name else GREY
+            colour = line.colour if names[line.name] == line.name else figures.GREY
             entries.setdefault(names[line.name], Line2D([], [], **_line_style(line, colour)))
         for line in lines if panel.one_band else ():
             if line.banded:
-                entries.setdefault(panel.band, Patch(color=line.colour, alpha=BAND_OPACITY, linewidth=0))
+                entries.setdefault(panel.band, Patch(color=line.colour, alpha=figures.BAND_OPACITY, linewidth=0))
         if any(line.marks for line in lines):
-            entries.setdefault(MARK, Line2D([], [], **_MARK_SAMPLE))
+            entries.setdefault(figures.MARK, Line2D([], [], **_MARK_SAMPLE))
     return entries
 
 

@@ -14,7 +14,7 @@ from slm_lab.experiment.analysis.table import Curve
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's palette, which the colour-blind can tell apart too."""
+"""Okabe and Ito's palette, distinguishable with colour blindness too."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
@@ -113,7 +113,7 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether the legend names the band; of several bands the title has to tell what they are."""
+        """Whether the legend names the band; with several bands the title explains them."""
         return sum(line.banded for line in self.lines) == 1
 
 

@@ -50,7 +50,7 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
             x_axis |= {"anchor": f"y{suffix}"} | ({"matches": "x"} if order else {})
             x_axis |= {} if last else {"title": {"text": ""}, "showticklabels": False}
             y_axis |= {"anchor": f"x{suffix}", "domain": [max(top - height, 0.0), top]}
-            for trace in traces:  # each name stands once in the legend
+            for trace in traces:  # each name is in the legend once
                 shown = trace["name"] not in named and trace.get("showlegend", True)
                 trace |= {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "showlegend": shown, "legendgroup": trace["name"]}
                 named |= {trace["name"]} if shown else set()

@@ -13,7 +13,7 @@ from slm_lab.experiment.analysis import figure as figures
 from slm_lab.experiment.analysis.figure import Figure, Line, Panel
 
 _WIDTH, _HEIGHT = 800, 450
-"""Pixels of a picture; one with panels of their own height is as high as these need."""
+"""Pixels of a picture; the height is larger where panels have a height."""
 _LEFT, _AXES_WIDTH = 0.115, 0.845
 """The axes, in widths of the picture."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56

@@ -23,7 +23,7 @@ _ROLES = {
     "inference": ("inference: computing actions", KIND_COLOURS["inference"]),
     "learner": ("learner: training", KIND_COLOURS["train"]),
 }
-"""Role, of which the column {role}_busy tells the busy share → name and colour of its line."""
+"""Role, whose busy share is in column {role}_busy → name and colour of its line."""
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
 """Column of the history → vertical axis."""
 

@@ -96,7 +96,7 @@ class Labels:
 
     @property
     def each(self) -> str:
-        """What has a table of its own."""
+        """What the tables belong to."""
         return "policies" if self.policies > 1 else "sessions"
 
     @property
@@ -177,20 +177,20 @@ def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
     """Return a line of each table and their mean, which leaves out those of failed Sessions.
 
-    The mean needs two Sessions at a frame: the last row of a stopped Session lies off the grid of the others. Over axes other than frames
-    each Session has a grid of its own, and the mean goes over the range that all cover.
+    The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over axes other than frames
+    each Session has another grid, and the mean goes over the range that all cover.
     """
-    well = {index: one for index, one in curves.items() if index not in labels.failed_tables}
-    name = f"mean of {labels.count(len(well))}"
+    good = {index: one for index, one in curves.items() if index not in labels.failed_tables}
+    name = f"mean of {labels.count(len(good))}"
     faint = [
         Line(labels.name(index), one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
         for order, (index, one) in enumerate(curves.items())
     ]
-    if len(well) == 1:
-        ((index, one),) = well.items()
+    if len(good) == 1:
+        ((index, one),) = good.items()
         failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
         return [*failed, Line(name if labels.failed else labels.name(index), one)]
-    aligned = interpolate(list(well.values())) if axis in SHARED_AXES else align_or_interpolate(list(well.values()), 2)
+    aligned = interpolate(list(good.values())) if axis in SHARED_AXES else align_or_interpolate(list(good.values()), 2)
     return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
 
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from slm_lab.cli.commands import MODES
 from slm_lab.cli.files import spec_of
-from slm_lab.cli.output import OK
+from slm_lab.cli.output import OK, answer
 from slm_lab.cli.parser import UsageError, did_you_mean
 
 
@@ -25,9 +25,10 @@ def run(words: list[str], arguments: Namespace) -> int:
     spec = load_spec(file, name, arguments.set)
     plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
     if mode == "enjoy":
-        from slm_lab.cli.enjoy import enjoy
+        from slm_lab.experiment.enjoy import enjoy, summary
 
-        return enjoy(where, spec, plan)
+        checkpoint, returns = enjoy(where, spec.name, plan)
+        return answer(f"{checkpoint}\n{summary(returns)}")
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} Sessions all run at once")
     from slm_lab.experiment.trial import Trial

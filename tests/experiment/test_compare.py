@@ -145,7 +145,7 @@ def test_labels_group_and_name(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert [(one.name, len(one.seeds)) for one in read_settings(words, ["low", "low", "high"])] == [("low", 2), ("high", 1)]
     assert caplog.messages == []
     assert [len(one.seeds) for one in read_settings(words)] == [3]
-    assert caplog.messages == ["the runs of 'a2c' differ in agent.net.lr; --label tells settings apart"]
+    assert caplog.messages == ["the runs of 'a2c' differ in agent.net.lr; --label separates settings"]
 
 
 def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,9 +210,9 @@ def test_lines_of_the_graphs(tmp_path: Path) -> None:
     threshold, one, other = graphs["mean_returns"].panel.lines
     assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 200)
     assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
-    assert one.std is not None
-    assert one.std.tolist() == [2, 5]
-    assert (other.name, other.curve.value.tolist(), other.std) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
+    assert one.band is not None
+    assert [edge.tolist() for edge in one.band] == [[0, 10], [4, 20]]
+    assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
     assert one.colour != other.colour
     assert graphs["grad_norm"].panel.lines[0].curve.value.tolist() == [2, 2]
     (variance,) = graphs["return_variance"].panel.lines  # of one seed there is none
@@ -281,7 +281,7 @@ def test_stopped_and_running_seeds_are_marked_and_left_out(tmp_path: Path, caplo
     assert caplog.messages == [
         f"{stopped}: 1 Session stopped; left out",
         f"{running}: the run has not ended, or was killed; left out",
-        f"{alone}: 2 Sessions stopped; compared all the same, since no seed of 'alone' is done",
+        f"{alone}: 2 Sessions stopped; compared, since no seed of 'alone' is done",
     ]
     content = json.loads((tmp_path / "out/compare_table.json").read_text())
     assert [row["status"] for row in content["settings"]] == ["1 stopped, 1 running (left out)", "2 stopped"]
@@ -295,7 +295,7 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
     other = make_run(tmp_path / "b", [[0, 10]], name="b", spec={"env": {"name": "Pendulum-v1"}})
     graphs = comparison_graphs(read_settings([str(run), str(other)]), "frame")
     assert caplog.messages == [
-        f"{run}: the run has not ended, or was killed; compared all the same, since no seed of 'a2c' is done",
+        f"{run}: the run has not ended, or was killed; compared, since no seed of 'a2c' is done",
         "the runs are of different envs: CartPole-v1 (a2c), Pendulum-v1 (b)",
     ]
     assert graphs["mean_returns"].title.startswith("2 envs: ")

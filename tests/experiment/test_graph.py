@@ -206,7 +206,8 @@ def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) 
     """And takes as many rows as long names need: the axes give way."""
     curve = Curve(np.arange(1.0, 40), np.arange(39.0))
     lines = [
-        Line(f"{order}{'a3c_gae_shared (1 seed)' * 3}"[:count], curve, MEAN_COLOUR, np.ones(39)) for order, count in enumerate(letters)
+        Line(f"{order}{'a3c_gae_shared (1 seed)' * 3}"[:count], curve, MEAN_COLOUR, (curve.value - 1, curve.value + 1))
+        for order, count in enumerate(letters)
     ]
     several, one = figure_of(*lines), figure_of(lines[0])
     assert [trace.get("showlegend", True) for trace in plotly_json(several)["data"]] == [False, True] * len(letters)
@@ -401,7 +402,7 @@ def figure_of(*lines: Line, title: str = "a", core_range: bool = False) -> Figur
 
 def parabola(count: int, title: str = "a", core_range: bool = False) -> Figure:
     frame = np.arange(1.0, count + 1)
-    return figure_of(Line("b", Curve(frame, frame**2), std=np.ones(count)), title=title, core_range=core_range)
+    return figure_of(Line("b", Curve(frame, frame**2), band=(frame**2 - 1, frame**2 + 1)), title=title, core_range=core_range)
 
 
 def test_picture_has_the_lines_colours_in_it(tmp_path: Path) -> None:
@@ -450,16 +451,18 @@ def test_core_range_begins_where_the_line_has_settled() -> None:
     """No strokes from beyond the axis: what is shown lies inside it, and is most of the line."""
     frame = np.arange(1.0, 201)
     strays = np.concatenate([[50.0, 0.9, -50.0], np.full(197, 0.9)])
-    quotients = Panel("y", [Line("b", Curve(frame, 1 / frame)), Line("c", Curve(frame, 0.1 * strays), std=strays / 500)], True)
+    quotients = Panel(
+        "y", [Line("b", Curve(frame, 1 / frame)), Line("c", Curve(frame, 0.1 * strays), band=(0.098 * strays, 0.102 * strays))], True
+    )
     low, high = y_range(quotients)
     for line in visible_lines(quotients):
         assert len(line.curve.frame) > 150
         assert line.curve.frame[-1] == 200
         assert low < line.curve.value.min() <= line.curve.value.max() < high
-    band = visible_lines(quotients)[1]
-    assert band.curve.frame[0] == 4
-    assert band.std is not None
-    assert len(band.std) == 197
+    line = visible_lines(quotients)[1]
+    assert line.curve.frame[0] == 4
+    assert line.band is not None
+    assert len(line.band[0]) == 197
     x = plotly_json(Figure("a", (quotients,)))["data"][-1]["x"]
     assert (x[0], x[-1]) == (4, 200)
     assert visible_lines(Panel("y", quotients.lines)) == quotients.lines

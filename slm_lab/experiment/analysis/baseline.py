@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -139,25 +140,21 @@ def cache_folder() -> Path:
 
 def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
     """Measure in a daemon thread, so that an env that blocks is left behind. Returns None where it blocks; raises what measuring raises."""
-    results: list[Baseline] = []
-    errors: list[Exception] = []
+    result: Future[Baseline] = Future()
 
     def ended() -> bool:
         return time.monotonic() > begin + _PLAYING * limit or (stop is not None and stop.requested)
 
     def work() -> None:
         try:
-            results.append(measure(spec, ended))
+            result.set_result(measure(spec, ended))
         except Exception as error:
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=work, name="random baseline", daemon=True)
-    thread.start()
-    while thread.is_alive() and time.monotonic() < begin + limit and not (stop is not None and stop.requested):
-        thread.join(0.05)
-    if errors:
-        raise errors[0]
-    return results[0] if results else None
+    threading.Thread(target=work, name="random baseline", daemon=True).start()
+    while not wait([result], 0.05).done and time.monotonic() < begin + limit and not (stop is not None and stop.requested):
+        pass
+    return result.result() if result.done() else None
 
 
 def _cache_file(spec: EnvSpec, key: str) -> Path:

@@ -148,7 +148,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
 
 def _report_status(setting: Setting) -> None:
     any_done = any(seed.status == "done" for seed in setting.all_seeds)
-    outcome = "left out" if any_done else f"compared all the same, since no seed of '{setting.name}' is done"
+    outcome = "left out" if any_done else f"compared, since no seed of '{setting.name}' is done"
     for run in setting.runs:
         if run.status == "running":
             notice(f"{run.paths.root}: the run has not ended, or was killed; {outcome}")
@@ -163,7 +163,7 @@ def _report_differences(setting: Setting) -> None:
     differing = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; --label tells settings apart")
+        notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; --label separates settings")
 
 
 class Summary(NamedTuple):

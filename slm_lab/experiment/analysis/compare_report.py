@@ -113,7 +113,7 @@ def _title(settings: Sequence[Setting]) -> str:
 def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
     """Return a line in the style of each setting that has points, with a band where there are two seeds."""
     return [
-        replace(line, curve=one.mean(), std=one.std() if len(one.value_SF) > 1 else None)
+        replace(line, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
         for line, one in zip(styles, of_settings, strict=True)
         if len(one.frame)
     ]

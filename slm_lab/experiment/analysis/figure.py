@@ -14,7 +14,7 @@ from slm_lab.experiment.analysis.table import Curve
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's palette, which the colour-blind can tell apart too."""
+"""Okabe and Ito's palette, distinguishable with colour blindness too."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
@@ -47,19 +47,17 @@ class Line:
     name: str
     curve: Curve
     colour: str = MEAN_COLOUR
-    std: np.ndarray | None = None
-    """Half the height of the band around the line, [points]; None: no band."""
+    band: tuple[np.ndarray, np.ndarray] | None = None
+    """Lower and upper edge of the band around the line, [points] each; None: no band."""
     faint: bool = False
     """Drawn thin and pale, as the lines behind a mean."""
-    edges: tuple[np.ndarray, np.ndarray] | None = None
-    """Lower and upper edge of a band that is not a standard deviation, [points] each."""
     steps: bool = False
     """The value holds until the next point."""
     marks: tuple[Mark, ...] = ()
 
     @property
     def banded(self) -> bool:
-        return len(self.curve.frame) > 0 and (self.std is not None or self.edges is not None)
+        return len(self.curve.frame) > 0 and self.band is not None
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether the legend names the band; of several bands the title has to tell what they are."""
+        """Whether the legend names the band; with several bands the title explains them."""
         return sum(line.banded for line in self.lines) == 1
 
 
@@ -178,17 +176,13 @@ def _values(lines: list[Line]) -> np.ndarray:
 
 def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and the upper edge of the band; without a band both are the line."""
-    if line.edges is not None:
-        return line.edges
-    std = 0.0 if line.std is None else line.std
-    return line.curve.value - std, line.curve.value + std
+    return line.band or (line.curve.value, line.curve.value)
 
 
 def _select(line: Line, indices: np.ndarray) -> Line:
     """Return the line with those of its points."""
-    std = None if line.std is None else line.std[indices]
-    edges = None if line.edges is None else (line.edges[0][indices], line.edges[1][indices])
-    return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), std=std, edges=edges)
+    band = line.band and (line.band[0][indices], line.band[1][indices])
+    return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), band=band)
 
 
 def shorten(title: str) -> str:

@@ -11,25 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.figure import (
-    BAND_OPACITY,
-    EMPTY,
-    FAINT_OPACITY,
-    GREY,
-    GRID,
-    INK,
-    MARK,
-    MAX_MARKERS,
-    Bars,
-    Figure,
-    Line,
-    Panel,
-    band_edges,
-    shorten,
-    thin,
-    visible_lines,
-    y_range,
-)
+from slm_lab.experiment.analysis import figure as figures
+from slm_lab.experiment.analysis.figure import Bars, Figure, Line, Panel
 
 PLOTLY_JS = "plotly.min.js"
 _GAP = 0.15
@@ -67,13 +50,13 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
             x_axis |= {"anchor": f"y{suffix}"} | ({"matches": "x"} if order else {})
             x_axis |= {} if last else {"title": {"text": ""}, "showticklabels": False}
             y_axis |= {"anchor": f"x{suffix}", "domain": [max(top - height, 0.0), top]}
-            for trace in traces:  # each name stands once in the legend
+            for trace in traces:  # each name is in the legend once
                 shown = trace["name"] not in named and trace.get("showlegend", True)
                 trace |= {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "showlegend": shown, "legendgroup": trace["name"]}
                 named |= {trace["name"]} if shown else set()
         elif not traces:
             x_axis, y_axis = {"visible": False}, {"visible": False}
-            layout["annotations"] = [{"text": EMPTY, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
+            layout["annotations"] = [{"text": figures.EMPTY, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
         layout |= {f"xaxis{suffix}": x_axis, f"yaxis{suffix}": y_axis}
         data += traces
     return {"data": data, "layout": layout}
@@ -83,8 +66,8 @@ def _layout(figure: Figure) -> dict[str, Any]:
     bars = any(panel.bars for panel in figure.panels)
     subtitle = f"<br><span style='font-size:13px'>{html.escape(figure.subtitle)}</span>" if figure.subtitle else ""
     return {
-        "title": {"text": html.escape(shorten(figure.title)) + subtitle, "x": 0.01, "xanchor": "left"},
-        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": INK},
+        "title": {"text": html.escape(figures.shorten(figure.title)) + subtitle, "x": 0.01, "xanchor": "left"},
+        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": figures.INK},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "showlegend": True,
         "hovermode": "closest" if bars else "x unified",
@@ -108,22 +91,28 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 
 
 def _y_axis(panel: Panel) -> dict[str, Any]:
-    limits = _digits(y_range(panel))
+    limits = _digits(figures.y_range(panel))
     if panel.rows:
         names = [html.escape(name) for name in panel.rows]
         return {"tickvals": list(panel.rows.values()), "ticktext": names, "range": limits, "showgrid": False, "zeroline": False}
     return {"title": {"text": html.escape(panel.y_label)}, "range": limits, "exponentformat": "power", **_GRID_STYLE}
 
 
-_GRID_STYLE: dict[str, Any] = {"gridcolor": GRID, "zeroline": False, "linecolor": GREY, "ticks": "outside", "tickcolor": GREY}
+_GRID_STYLE: dict[str, Any] = {
+    "gridcolor": figures.GRID,
+    "zeroline": False,
+    "linecolor": figures.GREY,
+    "ticks": "outside",
+    "tickcolor": figures.GREY,
+}
 
 
 def _traces(panel: Panel) -> list[dict[str, Any]]:
     """Return what is drawn, from back to front."""
-    lines = [line for line in map(thin, visible_lines(panel)) if len(line.curve.frame)]
+    lines = [line for line in map(figures.thin, figures.visible_lines(panel)) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     marked = [line for line in lines if line.marks]
-    legend = [_mark_trace(Line(MARK, marked[0].curve, "#FFFFFF"), legend=True)] if marked else []
+    legend = [_mark_trace(Line(figures.MARK, marked[0].curve, "#FFFFFF"), legend=True)] if marked else []
     return [*map(_bars_trace, panel.bars), *traces, *map(_mark_trace, marked), *legend]
 
 
@@ -134,15 +123,15 @@ def _line_trace(line: Line) -> dict[str, Any]:
         "x": _positions(line.curve.frame),
         "legendgroup": line.name,
         "y": _digits(line.curve.value),
-        "mode": "lines+markers" if len(line.curve.frame) <= MAX_MARKERS else "lines",
+        "mode": "lines+markers" if len(line.curve.frame) <= figures.MAX_MARKERS else "lines",
         "marker": {"size": 4 if line.faint else 6},
         "line": {"color": line.colour, "width": 1 if line.faint else 2.5} | ({"shape": "hv"} if line.steps else {}),
-        "opacity": FAINT_OPACITY if line.faint else 1.0,
+        "opacity": figures.FAINT_OPACITY if line.faint else 1.0,
     }
 
 
 def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
-    low, high = band_edges(line)
+    low, high = figures.band_edges(line)
     frame = _positions(line.curve.frame)
     red, green, blue = bytes.fromhex(line.colour[1:])
     return {
@@ -153,7 +142,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
         "y": [*_digits(high), *_digits(low[::-1])],
         "mode": "lines",
         "fill": "toself",
-        "fillcolor": f"rgba({red},{green},{blue},{BAND_OPACITY})",
+        "fillcolor": f"rgba({red},{green},{blue},{figures.BAND_OPACITY})",
         "line": {"width": 0},
         "hoverinfo": "skip",
     }
@@ -163,15 +152,15 @@ def _mark_trace(line: Line, *, legend: bool = False) -> dict[str, Any]:
     """Return the marks of a line, or the entry of the legend for those of all."""
     return {
         "type": "scatter",
-        "name": MARK,
-        "legendgroup": MARK,
+        "name": figures.MARK,
+        "legendgroup": figures.MARK,
         "showlegend": legend,
         "x": [mark.frame for mark in line.marks] or [None],
         "y": _digits([mark.value for mark in line.marks]) or [None],
         "text": [html.escape(mark.text) for mark in line.marks],
         "hovertemplate": "%{text}<extra></extra>",
         "mode": "markers",
-        "marker": {"symbol": "x", "size": 10, "color": line.colour, "line": {"color": INK, "width": 1}},
+        "marker": {"symbol": "x", "size": 10, "color": line.colour, "line": {"color": figures.INK, "width": 1}},
     }
 
 

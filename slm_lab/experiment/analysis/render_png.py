@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.figure import (
-    BAND_OPACITY,
-    EMPTY,
-    FAINT_OPACITY,
-    GREY,
-    GRID,
-    INK,
-    MARK,
-    MAX_MARKERS,
-    Bars,
-    Figure,
-    Line,
-    Panel,
-    band_edges,
-    shorten,
-    thin,
-    visible_lines,
-    y_range,
-)
+from slm_lab.experiment.analysis import figure as figures
+from slm_lab.experiment.analysis.figure import Figure, Line, Panel
 
 _WIDTH, _HEIGHT = 800, 450
-"""Pixels of a picture; one with panels of their own height is as high as these need."""
+"""Pixels of a picture; the height is larger where panels have a height."""
 _LEFT, _AXES_WIDTH = 0.115, 0.845
 """The axes, in widths of the picture."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
@@ -47,24 +29,24 @@ _MAX_NAMES = 3
 """The legend counts more faint lines than this instead of naming each."""
 _TITLE_LETTERS = 76
 """Characters of a title at full size; a longer one is smaller."""
-_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
+_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
 
 
 class PNGRenderer:
-    """Renders figures as PNG. Standard ones use one canvas again and again: to make a new one takes longer than to draw."""
+    """Renders figures as PNG. Standard ones reuse one canvas: to make a new one takes longer than to draw."""
 
     def __init__(self) -> None:
         self._standard = _Canvas(_HEIGHT, 1)
 
     def render(self, figure: Figure) -> bytes:
-        panels = figure.panels
+        panels, legend = figure.panels, _legend_of(figure.panels)
+        columns, rows = _legend_form(list(legend))
+        around = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1) + _BELOW
         if len(panels) == 1 and panels[0].height is None:
-            return self._standard.draw(figure)
+            return self._standard.draw(figure, [max(_HEIGHT - around, 0.3 * _HEIGHT)], legend, columns)
         heights = [panel.height or _PANEL for panel in panels]
-        rows = _legend_form([name for name, _ in _legend_of(panels)])[1]
-        above = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * rows
-        height = above + sum(heights) + _BETWEEN * (len(panels) - 1) + _BELOW
-        return _Canvas(round(height), len(panels)).draw(figure)
+        canvas = _Canvas(round(around + sum(heights) + _BETWEEN * (len(panels) - 1)), len(panels))
+        return canvas.draw(figure, heights, legend, columns)
 
 
 class _Canvas:
@@ -82,46 +64,46 @@ class _Canvas:
         for axes in self.axes[:-1]:
             axes.tick_params(labelbottom=False)
 
-    def draw(self, figure: Figure) -> bytes:
-        """Draw a figure in place of what was drawn before, and return the PNG."""
-        title = shorten(figure.title)
+    def draw(self, figure: Figure, heights: Sequence[float], legend: Mapping[str, Any], columns: int) -> bytes:
+        """Draw a figure, its panels `heights` pixels high, in place of the previous one, and return the PNG."""
+        from PIL import Image
+
+        title = figures.shorten(figure.title)
         self.title.set_text(title)
         self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
         self.subtitle.set_text(figure.subtitle)
-        entries = _legend_of(figure.panels)
-        columns, rows = _legend_form([name for name, _ in entries])
-        above = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1)
-        between = _BETWEEN * (len(self.axes) - 1)
-        free = max(self.height - above - _BELOW - between, 0.3 * self.height)
-        requested = [panel.height or free / len(self.axes) for panel in figure.panels]
-        bottom = _BELOW + sum(requested) + between
-        last = len(self.axes) - 1
-        for order, (axes, panel, height) in enumerate(zip(self.axes, figure.panels, requested, strict=True)):
-            bottom -= height
+        bottom = _BELOW + sum(heights) + _BETWEEN * len(heights)
+        for axes, panel, height in zip(self.axes, figure.panels, heights, strict=True):
+            bottom -= height + _BETWEEN
             axes.set_position((_LEFT, bottom / self.height, _AXES_WIDTH, height / self.height))
-            bottom -= _BETWEEN
-            _draw_panel(axes, panel, labelled=order == last)
-        for legend in self.picture.legends[:]:
-            legend.remove()
-        if entries:
+            _draw_panel(axes, panel, labelled=axes is self.axes[-1])
+        for old in self.picture.legends[:]:
+            old.remove()
+        if legend:
             place = (_LEFT - 0.01 * _AXES_WIDTH, self.axes[0].get_position().y1)
-            names, handles = [name for name, _ in entries], [make() for _, make in entries]
+            handles, names = list(legend.values()), list(legend)
             self.picture.legend(handles, names, loc="lower left", bbox_to_anchor=place, borderaxespad=0.2, ncols=columns, **_LEGEND)
-        return self._png()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # glyphs that the font lacks
+            self.canvas.draw()
+        content = BytesIO()
+        # without savefig and the alpha channel: a fifth faster
+        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
+        return content.getvalue()
 
     def _text(self, below: float, **style: Any) -> Any:
         """Make an empty text, centred so many pixels below the top."""
-        return self.picture.text(0.02, 1 - below / self.height, "", color=INK, va="center", parse_math=False, **style)
+        return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
 
     def _new_axes(self) -> Any:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         axes = self.picture.add_axes((_LEFT, 0.1, _AXES_WIDTH, 0.8))
-        axes.grid(color=GRID, linewidth=0.8)
+        axes.grid(color=figures.GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GREY)
-        axes.tick_params(labelcolor=INK, labelsize=9, bottom=False, left=False)
+        axes.spines[["left", "bottom"]].set_color(figures.GREY)
+        axes.tick_params(labelcolor=figures.INK, labelsize=9, bottom=False, left=False)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
@@ -130,17 +112,6 @@ class _Canvas:
         axes.xaxis.set_label_coords(_LEFT + _AXES_WIDTH / 2, 23.4 / self.height, transform=self.picture.transFigure)
         axes.yaxis.set_label_coords(-0.104, 0.5)
         return axes
-
-    def _png(self) -> bytes:
-        from PIL import Image
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # glyphs that the font lacks
-            self.canvas.draw()
-        content = BytesIO()
-        # without savefig and the alpha channel: a fifth faster
-        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
-        return content.getvalue()
 
 
 def format_tick(value: float, position: int | None) -> str:
@@ -163,47 +134,46 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         axes.grid(visible=False, axis="y")
         axes.set_yticks(list(panel.rows.values()), labels=list(panel.rows))
         axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.set_xlabel(panel.x_label if labelled else "", color=INK, size=10)
-    axes.set_ylabel(panel.y_label, color=INK, size=10)
+    axes.set_xlabel(panel.x_label if labelled else "", color=figures.INK, size=10)
+    axes.set_ylabel(panel.y_label, color=figures.INK, size=10)
     for kind in panel.bars:
-        _draw_bars(axes, kind)
+        lengths, begins = [bar.end - bar.begin for bar in kind.bars], [bar.begin for bar in kind.bars]
+        middles, thickness = [bar.middle for bar in kind.bars], [bar.thickness for bar in kind.bars]
+        edge = {"edgecolor": "white"} if kind.edge else {}
+        axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
     names = _names(panel)
-    for line in map(thin, visible_lines(panel)):
-        _draw_line(axes, line, GREY if line.faint and names[line.name] != line.name else line.colour)
+    for line in map(figures.thin, figures.visible_lines(panel)):
+        colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
+        if line.banded:
+            axes.fill_between(line.curve.frame, *figures.band_edges(line), color=colour, alpha=figures.BAND_OPACITY, linewidth=0)
+        axes.plot(*line.curve, drawstyle="steps-post" if line.steps else "default", **_line_style(line, colour))
     for line in panel.lines:
         if line.marks:
             axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
     if panel.empty:
-        axes.text(0.5, 0.5, EMPTY, transform=axes.transAxes, ha="center", color=GREY)
+        axes.text(0.5, 0.5, figures.EMPTY, transform=axes.transAxes, ha="center", color=figures.GREY)
     last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
     axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
-    axes.set_ylim(*y_range(panel))
+    axes.set_ylim(*figures.y_range(panel))
 
 
-def _draw_line(axes: Any, line: Line, colour: str) -> None:
-    frame, value = line.curve
-    if line.banded:
-        axes.fill_between(frame, *band_edges(line), color=colour, alpha=BAND_OPACITY, linewidth=0)
-    axes.plot(frame, value, drawstyle="steps-post" if line.steps else "default", **_line_style(line, colour))
-
-
-def _draw_bars(axes: Any, kind: Bars) -> None:
-    lengths, begins = [bar.end - bar.begin for bar in kind.bars], [bar.begin for bar in kind.bars]
-    middles, thickness = [bar.middle for bar in kind.bars], [bar.thickness for bar in kind.bars]
-    edge = {"edgecolor": "white"} if kind.edge else {}
-    axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
-
-
-_MARK_STYLE: dict[str, Any] = {"marker": "X", "s": 70, "edgecolor": INK, "linewidth": 0.8, "zorder": 3}
-_MARK_SAMPLE: dict[str, Any] = {"marker": "X", "markersize": 8, "color": "white", "markeredgecolor": INK, "markeredgewidth": 0.8, "lw": 0}
+_MARK_STYLE: dict[str, Any] = {"marker": "X", "s": 70, "edgecolor": figures.INK, "linewidth": 0.8, "zorder": 3}
+_MARK_SAMPLE: dict[str, Any] = {
+    "marker": "X",
+    "markersize": 8,
+    "color": "white",
+    "markeredgecolor": figures.INK,
+    "markeredgewidth": 0.8,
+    "lw": 0,
+}
 
 
 def _line_style(line: Line, colour: str) -> dict[str, Any]:
     return {
         "color": colour,
-        "alpha": FAINT_OPACITY if line.faint else 1.0,
+        "alpha": figures.FAINT_OPACITY if line.faint else 1.0,
         "linewidth": 1.0 if line.faint else 2.0,
-        "marker": "o" if len(line.curve.frame) <= MAX_MARKERS else "",
+        "marker": "o" if len(line.curve.frame) <= figures.MAX_MARKERS else "",
         "markersize": 2.5 if line.faint else 4,
     }
 
@@ -215,26 +185,26 @@ def _names(panel: Panel) -> dict[str, str]:
     return {line.name: together if line.faint and together else line.name for line in panel.lines}
 
 
-def _legend_of(panels: tuple[Panel, ...]) -> list[tuple[str, Callable[[], Any]]]:
-    """Return the names in the legend, each once, and what makes the sample beside it."""
+def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
+    """Return the names in the legend, each with the sample beside it."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    entries: dict[str, Callable[[], Any]] = {}
+    entries: dict[str, Any] = {}
     for panel in panels:
         for kind in panel.bars:
-            entries.setdefault(kind.name, partial(Patch, color=kind.colour))
+            entries.setdefault(kind.name, Patch(color=kind.colour))
         names = _names(panel)
-        lines = [line for line in visible_lines(panel) if len(line.curve.frame)]
+        lines = [line for line in figures.visible_lines(panel) if len(line.curve.frame)]
         for line in lines:
-            colour = line.colour if names[line.name] == line.name else GREY
-            entries.setdefault(names[line.name], partial(Line2D, [], [], **_line_style(line, colour)))
+            colour = line.colour if names[line.name] == line.name else figures.GREY
+            entries.setdefault(names[line.name], Line2D([], [], **_line_style(line, colour)))
         for line in lines if panel.one_band else ():
             if line.banded:
-                entries.setdefault(panel.band, partial(Patch, color=line.colour, alpha=BAND_OPACITY, linewidth=0))
+                entries.setdefault(panel.band, Patch(color=line.colour, alpha=figures.BAND_OPACITY, linewidth=0))
         if any(line.marks for line in lines):
-            entries.setdefault(MARK, partial(Line2D, [], [], **_MARK_SAMPLE))
-    return list(entries.items())
+            entries.setdefault(figures.MARK, Line2D([], [], **_MARK_SAMPLE))
+    return entries
 
 
 def _legend_form(names: list[str]) -> tuple[int, int]:

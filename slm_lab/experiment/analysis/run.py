@@ -29,7 +29,7 @@ class Run:
     """One trial of a run folder. Files are read on first use and kept; make a new Run to see what was written since.
 
     `train` and `eval` are pandas DataFrames; everything inside the analysis uses the numpy tables below them (`tables`), so that pandas is
-    imported only by those who ask for a DataFrame.
+    imported only for a DataFrame.
     """
 
     def __init__(self, paths: RunPaths, trial: int = 0) -> None:
@@ -116,7 +116,7 @@ class Run:
             raise UserError(f"{self.paths.spec} cannot be read as a saved spec: {error}") from None
 
     def _session_status(self, s: int) -> Status:
-        """Return how Session `s` ended; without a metrics file of its own as the run did."""
+        """Return how Session `s` ended; without a metrics file as the run did."""
         metrics = _read_json(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status

@@ -102,6 +102,11 @@ class Aligned:
         """Return the population standard deviation over the Sessions that have a value at the frame, [F]."""
         return np.asarray(np.nanstd(self.value_SF, axis=0)) if len(self.frame) else np.empty(0)
 
+    def band(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean minus and plus one standard deviation."""
+        mean, std = self.mean().value, self.std()
+        return mean - std, mean + std
+
 
 def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
     """Align curves at the frames that at least `min_count` of them have."""

@@ -19,10 +19,10 @@ Curves = dict[str, Curve]
 RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
 _POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
 """Names of figures with a curve per policy → those with a curve per table."""
-_LEARNING = {"loss": "loss", "entropy": "entropy", "explore_var": "explore_var"}
-"""Names of figures → columns."""
-_SHARED = {"grad_norm": "grad_norm", "staleness": "staleness", "lock_wait": "lock_wait"}
-"""The same for Sessions that train one net together."""
+_LEARNING = ("loss", "entropy", "explore_var")
+"""Columns, and names of their figures."""
+_SHARED = ("grad_norm", "staleness", "lock_wait")
+"""Those of Sessions that train one net together."""
 _CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
 _TEXTS = {
     "mean_returns": ("mean return", "mean return ({episodes})"),
@@ -96,7 +96,7 @@ class Labels:
 
     @property
     def each(self) -> str:
-        """What has a table of its own."""
+        """What the tables belong to."""
         return "policies" if self.policies > 1 else "sessions"
 
     @property
@@ -112,10 +112,9 @@ class Labels:
 
 def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:
     """Return the curves of each table that describe its updates; without waits for the lock where there are none."""
-    columns = _LEARNING | _SHARED if distributed(tables) else _LEARNING
-    if not any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values()):
-        columns = {name: column for name, column in columns.items() if name != "lock_wait"}
-    return {index: {name: curve(table, column) for name, column in columns.items()} for index, table in tables.items()}
+    waits = any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values())
+    columns = (*_LEARNING, *(_SHARED if waits else _SHARED[:-1])) if distributed(tables) else _LEARNING
+    return {index: {column: curve(table, column) for column in columns} for index, table in tables.items()}
 
 
 def return_curves(table: Table, over: str = "frame") -> Curves:
@@ -152,11 +151,11 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode)
             curves = [one for index, one in own.items() if len(one.frame) and index not in labels.failed_tables]
             together = align_or_interpolate(curves, min(len(curves), 2))
             aligned = together if len(together.frame) else align(curves)
-            std = aligned.std() if len(curves) > 1 else None
+            band = aligned.band() if len(curves) > 1 else None
             colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
-            lines += [Line(f"policy {policy}", aligned.mean(), colour, std)] if len(aligned.frame) else []
+            lines += [Line(f"policy {policy}", aligned.mean(), colour, band)] if len(aligned.frame) else []
         figure = _figure(name, lines, labels, mode)
-        several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.std is not None for line in lines) else ""
+        several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
         figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
     return figures
 
@@ -178,21 +177,21 @@ def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
     """Return a line of each table and their mean, which leaves out those of failed Sessions.
 
-    The mean needs two Sessions at a frame: the last row of a stopped Session lies off the grid of the others. Over axes other than frames
-    each Session has a grid of its own, and the mean goes over the range that all cover.
+    The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over axes other than frames
+    each Session has another grid, and the mean goes over the range that all cover.
     """
-    well = {index: one for index, one in curves.items() if index not in labels.failed_tables}
-    name = f"mean of {labels.count(len(well))}"
+    good = {index: one for index, one in curves.items() if index not in labels.failed_tables}
+    name = f"mean of {labels.count(len(good))}"
     faint = [
         Line(labels.name(index), one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
         for order, (index, one) in enumerate(curves.items())
     ]
-    if len(well) == 1:
-        ((index, one),) = well.items()
+    if len(good) == 1:
+        ((index, one),) = good.items()
         failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
         return [*failed, Line(name if labels.failed else labels.name(index), one)]
-    aligned = interpolate(list(well.values())) if axis in SHARED_AXES else align_or_interpolate(list(well.values()), 2)
-    return [*faint, Line(name, aligned.mean(), std=aligned.std())] if len(aligned.frame) else faint
+    aligned = interpolate(list(good.values())) if axis in SHARED_AXES else align_or_interpolate(list(good.values()), 2)
+    return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
 
 
 def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis | None = None) -> Figure:

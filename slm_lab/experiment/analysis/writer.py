@@ -53,12 +53,12 @@ class Writer:
             self.write("graph not drawn", (html, partial(render_html, figure, source)), (png, partial(self._png.render, figure)))
 
     @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """End the block at an error, with a notice."""
+    def drawing(self, what: str = "graphs") -> Iterator[None]:
+        """End the block at an error, with a notice that names `what`."""
         try:
             yield
         except Exception as error:
-            notice(f"cannot draw graphs: {type(error).__name__}: {error}")
+            notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Report in one notice what was skipped on a full disk."""

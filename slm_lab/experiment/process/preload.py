@@ -1,6 +1,6 @@
 """Code that the fork server runs before it makes its first child: the only module that it preloads, imported in the server alone.
 
-The server starts with the stop signals blocked, so that no Ctrl-C can reach it before it has a process group of its own.
+The server starts with the stop signals blocked, so that no Ctrl-C can reach it before it is in a new process group.
 An error here ends the server silently; the parent then starts its children by spawn (server.py).
 """
 

@@ -171,14 +171,9 @@ class Child:
         return [] if self._process is None else [self._death, *([self._connection] if self._connection is not None else [])]
 
     @property
-    def dead(self) -> bool:
-        """Whether the process has ended."""
-        return self._process is None or bool(wait([self._death], 0))
-
-    @property
-    def overdue(self) -> bool:
-        """Whether it should have ended by now."""
-        return time.monotonic() > self._deadline
+    def over(self) -> bool:
+        """Whether the process has ended, or should have ended by now."""
+        return self._process is None or time.monotonic() > self._deadline or bool(wait([self._death], 0))
 
     def take_messages(self) -> None:
         """Move the messages that have arrived to the inbox, without waiting for the rest of an incomplete one."""
@@ -224,7 +219,7 @@ class Child:
         """Kill the process, if it runs, and all that it started; reap it and take its last messages."""
         if self._process is None:
             return
-        overdue = not self.dead
+        overdue = not wait([self._death], 0)
         if overdue:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -284,7 +279,7 @@ class Supervisor:
         pending = any(child.inbox or child.died for child in self.children)
         wait([*also, *(item for child in self.children for item in child.waitable)], 0 if pending else min(timeout, _TICK))
         for child in list(self.children):
-            if child.dead or child.overdue:
+            if child.over:
                 child.end()
             else:
                 child.take_messages()

@@ -10,7 +10,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.events import CheckpointWritten, Mode, Progress, Row, Values
+from slm_lab.experiment.events import CheckpointWritten, Mode, Progress
 from slm_lab.experiment.experience import Beat, Experience, no_beat
 from slm_lab.experiment.observers import (
     COLUMNS,
@@ -23,10 +23,11 @@ from slm_lab.experiment.observers import (
     Observer,
     ProgressReporter,
     Recorder,
+    RowListeners,
     hooks,
     mean,
 )
-from slm_lab.experiment.observers.checkpointer import Saved
+from slm_lab.experiment.observers.checkpointer import State
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.sink import RunSink, Which
@@ -58,7 +59,6 @@ class PolicyLearner:
         self._observers: dict[str, Observer] = {}
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
-        self._on_row: list[Callable[..., None]] = []
 
     @property
     def finished(self) -> bool:
@@ -81,24 +81,27 @@ class PolicyLearner:
         assert isinstance(recorder, Recorder)
         return recorder
 
-    def begin(self, plan: Plan, sink: RunSink, saved: Saved, stop: Stop, beat: Beat = no_beat) -> None:
-        """Start the clock and the observers. `saved` is what checkpoints hold."""
+    def begin(self, plan: Plan, sink: RunSink, state: State, playable: State, stop: Stop, beat: Beat = no_beat) -> None:
+        """Start the clock and the observers. `state` and `playable` return what checkpoints hold."""
         self.sink, self.stop, self.beat = sink, stop, beat
         sink.open(self.table)
         self.clock.begin()
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         extra = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()), *agent.diagnostics)
         columns = (*COLUMNS, *dict.fromkeys(extra))
-        observers: dict[str, Observer] = {"recorder": Recorder(clock, agent, meta.log_frequency, self._emit, columns)}
+        rows = RowListeners([sink])
+        observers: dict[str, Observer] = {"recorder": Recorder(clock, agent, meta.log_frequency, rows, columns, self.table)}
         if meta.rigorous_eval:
-            observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, self._emit, self.evaluate, columns)
+            observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, rows, self.evaluate, columns, self.table)
         observers["progress"] = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)))
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
         judged_by: Mode = "eval" if meta.rigorous_eval else "train"
-        observers["checkpointer"] = Checkpointer(saved, clock, meta.save_interval, judged_by, self._save)  # last: see its on_step
+        # last: see its on_step
+        observers["checkpointer"] = Checkpointer(state, playable, clock, meta.save_interval, judged_by, self._save)
         self._observers = observers
-        self._on_step, self._on_update, self._on_row = (self._hooks(name) for name in ("on_step", "on_update", "on_row"))
+        self._on_step, self._on_update = self._hooks("on_step"), self._hooks("on_update")
+        rows += self._hooks("on_row")
 
     def step(self, experience: Experience) -> None:
         """Count one vector step and learn from it."""
@@ -177,11 +180,6 @@ class PolicyLearner:
                     observer.resume(self.sink.rows(self.table, observer.mode))
                 case Checkpointer():
                     observer.resume_best(self.sink.load(self.table, "best"))
-
-    def _emit(self, mode: Mode, values: Values, scalars: Values) -> None:
-        self.sink(Row(self.table, mode, values, scalars))
-        for hook in self._on_row:
-            hook(mode, values)
 
     def _save(self, which: Which, bundle: dict[str, Any]) -> None:
         self.beat(SAVING)

@@ -164,11 +164,14 @@ class Session:
         self._closing.append(source.close)
         return source
 
+    def _seeds(self, policy: int) -> Seeds:
+        """The seeds of a policy."""
+        assert self.spec.meta.random_seed is not None
+        return session_seeds(self.spec.meta.random_seed, self.trial, self.index * self.spec.policies + policy, self.restart)
+
     def _seed(self, policy: int) -> Seeds:
-        """The seeds of a policy; seeds the global generators of Python, numpy and torch with them."""
-        spec, table = self.spec, self.index * self.spec.policies + policy
-        assert spec.meta.random_seed is not None
-        seeds = session_seeds(spec.meta.random_seed, self.trial, table, self.restart)
+        """The same; seeds the global generators of Python, numpy and torch with them."""
+        seeds = self._seeds(policy)
         random.seed(seeds.env)
         np.random.seed(seeds.env)
         torch.manual_seed(seeds.net)
@@ -252,18 +255,14 @@ class Session:
         logger.info("begins: index %d, backend %s, device %s", self.index, self.source.backend, self.device)
         self.source.begin()
         for learner in self.learners:
-            learner.begin(self.plan, self.sink, _SessionState(self, learner), self.stop, self.beat)
+            state, playable = partial(self.state_dict, learner), partial(self.playable, learner)
+            learner.begin(self.plan, self.sink, state, playable, self.stop, self.beat)
         if self.restart:
             self.restore_after_restart()
         sampler = self.spec.meta.sampler
         if sampler is not None and sampler.pbt is not None:
             assert isinstance(self.source, WorkerSource)
-            update_seed = self._seeds_of_first().update
-            self.source.population = Population(sampler.pbt, self.learners, update_seed, self.index, self.sink)
-
-    def _seeds_of_first(self) -> Seeds:
-        assert self.spec.meta.random_seed is not None
-        return session_seeds(self.spec.meta.random_seed, self.trial, self.index * self.spec.policies, self.restart)
+            self.source.population = Population(sampler.pbt, self.learners, self._seeds(0).update, self.index, self.sink)
 
     def restore_after_restart(self) -> None:
         """Continue from the last checkpoint of the process that died, and from the rows that it wrote after it."""
@@ -323,20 +322,6 @@ class Session:
             state.set_rng_state(bundle["rng"], self.device)
         if isinstance(self.source, WorkerSource) and self.source.population is not None and "population" in bundle:
             self.source.population.load_state_dict(bundle["population"])
-
-
-@dataclass
-class _SessionState:
-    """What the checkpoints of a policy hold."""
-
-    session: Session
-    learner: PolicyLearner
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.session.state_dict(self.learner)
-
-    def playable(self) -> dict[str, Any]:
-        return self.session.playable(self.learner)
 
 
 def device_of(spec: Spec, plan: Plan, index: int) -> str:

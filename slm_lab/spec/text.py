@@ -51,20 +51,16 @@ def parse_json(text: str, source: str = "spec") -> Any:
 
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
-    """Parse YAML with anchors and merges, scalars as in YAML 1.2 (1e-3 is a number, `no` a string), no duplicate keys."""
-    import yaml  # slow to import, and most specs are JSON
-
-    from slm_lab.spec.yaml_loader import load
+    """Parse YAML 1.2 with anchors and merges (1e-3 is a number, `no` a string), no duplicate keys."""
+    from ruamel.yaml import YAML, YAMLError  # slow to import, and most specs are JSON
 
     try:
-        return plain(load(text), source)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        return plain(YAML(typ="safe", pure=True).load(text), source)
+    except (YAMLError, RecursionError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecError(source, [Problem("", f"{place}{error.problem or error.context}")]) from None
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise SpecError(source, [Problem("", reason)]) from None
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(getattr(error, "problem", error)).split())
+        raise SpecError(source, [Problem("", f"{place}{reason}")]) from None
 
 
 def plain(value: Any, source: str) -> Any:

@@ -16,10 +16,10 @@ from PIL import Image
 
 from slm_lab.experiment.analysis import analyze, analyze_trial, load_run
 from slm_lab.experiment.analysis.baseline import Baseline
+from slm_lab.experiment.analysis.curves import Curve
 from slm_lab.experiment.analysis.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
 from slm_lab.experiment.analysis.render_html import plotly_json, render_html
 from slm_lab.experiment.analysis.render_png import PNGRenderer, format_tick
-from slm_lab.experiment.analysis.table import Curve
 from slm_lab.experiment.observers import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
@@ -89,7 +89,7 @@ def test_all_pages_share_one_script(paths: RunPaths, make_spec: MakeSpec) -> Non
 def test_integers_stay_integers(paths: RunPaths, make_spec: MakeSpec) -> None:
     write_rows(paths, 0, [30.0, 50.0, 50.0])
     write_rows(paths, 1, [30.0, 50.0])
-    analyze_trial(make_spec(), paths, failed=1)
+    analyze_trial(make_spec(), paths, failed={2: "killed"})
     trial, session = (json.loads(file.read_text()) for file in (paths.trial_metrics(), paths.session_metrics(1)))
     assert [repr(trial[name]) for name in ("frame", "sessions", "failed", "strength")] == ["2500", "2", "1", "21.666666666666664"]
     assert repr(session["frame"]) == "2000"
@@ -230,21 +230,18 @@ def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) 
     assert canvas.axes[0].get_position().height == heights[0]
 
 
-def test_only_the_sessions_asked_for_and_how_many_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
+def test_failed_sessions_are_left_out_and_counted(paths: RunPaths, make_spec: MakeSpec) -> None:
     """Nobody must take a trial of which a Session failed for a whole one."""
     for index, value in enumerate((30.0, 50.0, 900.0)):
         write_rows(paths, index, [value, value])
-    metrics = analyze_trial(make_spec(), paths, sessions=[1, 0, 7], failed=2)
+    metrics = analyze_trial(make_spec(), paths, failed={2: "killed", 7: "killed"})
     assert (metrics["strength"], metrics["sessions"], metrics["failed"]) == (20, 2, 2)
     assert json.loads(paths.trial_metrics().read_text())["failed"] == 2
-    assert not paths.session_metrics(2).exists()
-    assert not paths.session_graph(2, "loss", "png").exists()
     for what, name in (("mean_returns", "mean of 2 sessions, 2 failed"), ("consistencies", "over 2 sessions, 2 failed")):
         assert read_figure(paths.trial_graph(what, "html"))[0][-1]["name"] == name
-    analyze_trial(make_spec(), paths, sessions=[1], failed=1)
+    analyze_trial(make_spec(), paths, failed={0: "killed", 2: "killed"})
     traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert [trace["name"] for trace in traces] == ["mean of 1 session, 1 failed"]
-    assert analyze_trial(make_spec(), paths, sessions=[], failed=3) == {}
+    assert traces[-1]["name"] == "mean of 1 session, 2 failed"
     assert "failed" not in analyze_trial(make_spec(), paths)
 
 

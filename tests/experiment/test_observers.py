@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.events import Mode, Row, Values
 from slm_lab.experiment.failures import WorkerFailed, cause
 from slm_lab.experiment.observers import (
     COLUMNS,
@@ -43,9 +43,9 @@ class Rows(list[Values]):
         super().__init__()
         self.scalars: list[Values] = []
 
-    def __call__(self, mode: Mode, values: Values, scalars: Values) -> None:
-        self.append(values)
-        self.scalars.append(scalars)
+    def __call__(self, row: Row) -> None:
+        self.append(row.values)
+        self.scalars.append(row.scalars)
 
 
 def drive(clock: Clock, recorder: Observer, frames: int, num_envs: int, *returns: float) -> None:
@@ -140,9 +140,12 @@ class Saved:
     def __init__(self, interval: float = 3600, mode: Mode = "train") -> None:
         self.clock, self.weight = Clock(), 0.0
         self.written: list[tuple[str, dict[str, Any]]] = []
-        self.observer = Checkpointer(self, self.clock, interval, mode, lambda which, bundle: self.written.append((which, bundle)))
+        self.observer = Checkpointer(self.state, self.playable, self.clock, interval, mode, self.save)
 
-    def state_dict(self) -> dict[str, Any]:
+    def save(self, which: str, bundle: dict[str, Any]) -> None:
+        self.written.append((which, bundle))
+
+    def state(self) -> dict[str, Any]:
         return {"frame": self.clock.frame, **self.observer.state_dict()}
 
     def playable(self) -> dict[str, Any]:
@@ -154,7 +157,7 @@ class Saved:
     def row(self, total_reward_ma: float | None) -> None:
         self.clock.tick(10)
         self.weight += 1.0
-        self.observer.on_row("train", {"frame": self.clock.frame, "total_reward_ma": total_reward_ma})
+        self.observer.on_row(Row(0, "train", {"frame": self.clock.frame, "total_reward_ma": total_reward_ma}))
         self.observer.on_step([])
 
 
@@ -178,7 +181,7 @@ def test_best_weights_are_those_of_the_highest_moving_average() -> None:
     saved = Saved()
     for value in (None, 1.0, 3.0, 2.0):
         saved.row(value)
-    saved.observer.on_row("eval", {"frame": 40, "total_reward_ma": 99.0})
+    saved.observer.on_row(Row(0, "eval", {"frame": 40, "total_reward_ma": 99.0}))
     saved.observer.on_end()
     assert saved.written == [
         ("best", {"weights": 3.0, "frame": 30, "total_reward_ma": 3.0}),
@@ -211,7 +214,7 @@ def test_an_interrupt_saves_once_before_the_last_row(last_row: float | None, bes
     saved.row(5.0)
     saved.clock.tick(5)
     saved.observer.on_interrupt()
-    saved.observer.on_row("train", {"frame": 15, "total_reward_ma": last_row})
+    saved.observer.on_row(Row(0, "train", {"frame": 15, "total_reward_ma": last_row}))
     saved.observer.on_end()
     assert saved.of("last") == [{"frame": 15, "best_value": 5.0}]
     assert [bundle["total_reward_ma"] for bundle in saved.of("best")] == best
@@ -344,8 +347,8 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
     clock.tick(500)
     reporter.on_step([])
     assert reports == []
-    reporter.on_row("train", {"frame": 500})
-    reporter.on_row("eval", {"frame": 500})
+    reporter.on_row(Row(0, "train", {"frame": 500}))
+    reporter.on_row(Row(0, "eval", {"frame": 500}))
     reporter.due = 0.0
     reporter.on_step([])
     reporter.on_step([])

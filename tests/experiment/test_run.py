@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.analysis import load_run
-from slm_lab.experiment.analysis.table import Curve, align, curve, read_columns, read_table
+from slm_lab.experiment.analysis.curves import Curve, align, curve
+from slm_lab.experiment.analysis.run import read_columns, read_table
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 

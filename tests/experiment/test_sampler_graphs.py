@@ -14,11 +14,12 @@ from PIL import Image
 
 from slm_lab.experiment.analysis import analyze, analyze_trial
 from slm_lab.experiment.analysis.baseline import Baseline
+from slm_lab.experiment.analysis.curves import Curve, align_or_interpolate
 from slm_lab.experiment.analysis.figure import MARK, POLICY_COLOURS
 from slm_lab.experiment.analysis.render_html import plotly_json
 from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.experiment.analysis.run import read_columns
 from slm_lab.experiment.analysis.sampler import bottleneck, pbt_figure
-from slm_lab.experiment.analysis.table import Curve, align_or_interpolate, read_columns
 from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
 from slm_lab.experiment.analysis.trial_figures import POLICY_FRAMES
 from slm_lab.experiment.observers import COLUMNS
@@ -270,22 +271,27 @@ def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
 
 
 def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: MakeSpec) -> None:
-    for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0], [20.0, 40.0], [float("nan")] * 2)):
+    for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0])):
         write_table(paths, index, returns)
-    one = analyze_trial(settled(make_spec(), num_policies=2), paths, sessions=[0, 1])
+    one = analyze_trial(settled(make_spec(), num_policies=2), paths)
     assert (one["policies"], one["best_policy"], one["sessions"]) == ([20, 50], 1, 1)
     traces, layout = read_figure(paths.trial_graph("policy_returns", "html"))
     assert [(trace["name"], trace["y"]) for trace in traces] == [("policy 0", [10, 20]), ("policy 1", [30, 50])]
     assert layout["title"]["text"].endswith(": mean return of each policy")
     assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]][:2] == ["policy 0", "policy 1"]
-    two = analyze_trial(settled(make_spec(), 2, num_policies=2), paths, sessions=[2, 3], failed=1)
+    for index, returns in enumerate(([20.0, 40.0], [float("nan")] * 2), start=2):
+        write_table(paths, index, returns)
+    two = analyze_trial(settled(make_spec(), 2, num_policies=2), paths, failed={0: "killed"})
     assert (two["policies"], two["best_policy"], two["sessions"], two["failed"]) == ([40, None], 0, 1, 1)
     assert read_figure(paths.trial_graph("policy_returns", "html"))[1]["title"]["text"].endswith("of each policy, 1 session failed")
     names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
-    assert names == ["mean of 1 policy, 1 session failed"]
+    assert names[-1] == "mean of 1 policy, 1 session failed"
+
+
+def test_policies_without_episodes(paths: RunPaths, make_spec: MakeSpec) -> None:
     for index in (0, 1):
         write_table(paths, index, [float("nan")])
-    none = analyze_trial(settled(make_spec(), num_policies=2), paths, sessions=[0, 1])
+    none = analyze_trial(settled(make_spec(), num_policies=2), paths)
     assert (none["policies"], none["best_policy"]) == ([None, None], None)
 
 

@@ -61,7 +61,7 @@ def test_json_that_no_spec_has(text: str) -> None:
 
 def test_yaml() -> None:
     text = """
-_base: &base {lr: 1e-3, decay: 1.5E+2, count: 1_000, word: no, when: 2020-01-01, clock: 1:30, empty: ~, off: True}
+_base: &base {lr: 1e-3, decay: 1.5E+2, count: 1_000, word: no, clock: 1:30, empty: ~, off: True}
 _more: &more
   <<: *base
   lr: 2.0e-4
@@ -72,7 +72,7 @@ spec:
   - Tanh:
 """
     value = parse_yaml(text)
-    base = {"lr": 0.001, "decay": 150.0, "count": 1000, "word": "no", "when": "2020-01-01", "clock": "1:30", "empty": None, "off": True}
+    base = {"lr": 0.001, "decay": 150.0, "count": 1000, "word": "no", "clock": "1:30", "empty": None, "off": True}
     assert value["_base"] == base
     assert value["_more"] == base | {"lr": 0.0002}
     assert value["spec"] == base | {"lr": 0.0002, "decay": 3, "layers": [{"Tanh": None}]}
@@ -84,20 +84,17 @@ spec:
     [
         ("a: 1\nb:\n  c: 1\n  c: 2\n", "line 4, column 3: "),
         ("a: [1\nb: 2", "line 2"),
-        ("1: a", "line 1, column 1: keys must be strings, not '1'"),
+        ("1: a", "keys must be strings, not 1"),
         ("a: &a [*a]", "nested too deep"),
         ("a: !!python/object:os.system {}", "could not determine a constructor"),
         ("a: !!timestamp 2020-01-01", "a: "),
         ("a: *x", "undefined alias"),
-        ("a: .inf", None),
+        ("a: .inf", "a: must be a finite number"),
         ("\x00", "0000"),
     ],
 )
-def test_broken_yaml(text: str, words: str | None) -> None:
-    if words is None:
-        assert parse_yaml(text) == {"a": ".inf"}
-    else:
-        assert words in problem(parse_yaml, text)
+def test_broken_yaml(text: str, words: str) -> None:
+    assert words in problem(parse_yaml, text)
 
 
 def test_yaml_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis import trial_figures as figures
 from slm_lab.experiment.analysis.baseline import known_baseline, measure_baseline
 from slm_lab.experiment.analysis.metrics import (
     SESSION_METRICS,
@@ -19,11 +18,19 @@ from slm_lab.experiment.analysis.metrics import (
     consistency,
     final_return_ma,
     mean_scalars,
-    metric_curves,
     session_metrics,
 )
 from slm_lab.experiment.analysis.run import Run, Status, distributed, last_frame
 from slm_lab.experiment.analysis.sampler import draw_sampler, sampler_metrics
+from slm_lab.experiment.analysis.trial_figures import (
+    FRAMES,
+    POLICY_FRAMES,
+    SESSION_FRAMES,
+    Labels,
+    common_strengths,
+    draw_strengths,
+    draw_tables,
+)
 from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
@@ -37,16 +44,14 @@ def analyze_trial(
     paths: RunPaths,
     t: int = 0,
     *,
-    sessions: Sequence[int] | None = None,
-    failed: int | Mapping[int, str] = 0,
+    failed: Mapping[int, str] | None = None,
     stop: Stop | None = None,
 ) -> dict[str, Any]:
     """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
 
     Args:
-        sessions: indices of the tables to use, as in RunPaths.session_df; by default all.
         failed: index of each failed Session → the cause. Their tables are drawn and have a metrics file that says "failed"; the metrics of
-            the trial and its means leave them out. A number alone says how many failed, their tables then are not used.
+            the trial and its means leave them out.
         stop: when requested, the env's random baseline is not measured.
 
     Unfinished runs are analyzed too; {} where there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
@@ -61,21 +66,22 @@ def analyze_trial(
     metric is not defined. Where rollout workers and learner were measured: bottleneck and busy; where a Session trains several policies:
     policies and best_policy (see sampler_metrics), and the other means are over all policies of all Sessions.
     """
-    trial = _Trial(spec, Run(paths, t), sessions, failed, stop)
+    trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
         return {}
     baseline, writer = known_baseline(spec.env), Writer(paths.root)
     mean_return = baseline.mean_return if baseline else None
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():
-        trial.draw_tables(writer)
+        draw_tables(writer, trial.run, trial.labels, trial.mode)
+        draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
     if baseline is None and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:
             metrics = trial.write_metrics(mean_return, writer)
     if mean_return is not None:
         with writer.drawing():
-            trial.draw_strengths(mean_return, writer)
+            draw_strengths(writer, trial.run, trial.labels, trial.mode, trial.strengths(mean_return))
     writer.close()
     return metrics
 
@@ -83,29 +89,23 @@ def analyze_trial(
 class _Trial:
     """The tables of a trial, by index of the Session or of its policy (see RunPaths.session_df)."""
 
-    def __init__(self, spec: Spec, run: Run, sessions: Sequence[int] | None, failed: int | Mapping[int, str], stop: Stop | None) -> None:
+    def __init__(self, spec: Spec, run: Run, failures: Mapping[int, str], stop: Stop | None) -> None:
         self.spec, self.run, self.stop = spec, run, stop
         self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
         """Of the tables from which the metrics are made."""
-        self.failures: dict[int, str] = {} if isinstance(failed, int) else {s: failed[s] for s in sorted(failed)}
-        self.failed = failed if isinstance(failed, int) else len(failed)
-        self.train = {
-            index: table
-            for index, table in run.tables("train").items()
-            if sessions is None or index in sessions or index // spec.policies in self.failures
-        }
-        self.judged = {index: run.tables(self.mode)[index] for index in self.train}
+        self.failures = {s: failures[s] for s in sorted(failures)}
+        self.train, self.judged = run.tables("train"), run.tables(self.mode)
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
         self.good = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
-        env, frames = spec.env.name.rpartition(":")[2], figures.POLICY_FRAMES if spec.policies > 1 else figures.FRAMES
-        self.labels = figures.Labels(
+        env, frames = spec.env.name.rpartition(":")[2], POLICY_FRAMES if spec.policies > 1 else FRAMES
+        self.labels = Labels(
             f"{spec.name} ({env}), trial {run.trial}",
             {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
-            self.failed,
+            len(self.failures),
             spec.policies,
             spec.meta.max_session,
-            figures.SESSION_FRAMES if distributed(self.train) else frames,
+            SESSION_FRAMES if distributed(self.train) else frames,
             failed_tables,
         )
 
@@ -126,16 +126,16 @@ class _Trial:
         rows = {index: self._scalars(index, strengths[index]) for index in self.train}
         train, judged = ({index: tables[index] for index in self.good} for tables in (self.train, self.judged))
         sessions = {index // policies for index in self.good}
+        failures = {str(s): _last_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
-        stopped = "stopped" in status.values() or (self.stop_requested and len(sessions) + self.failed < self.spec.meta.max_session)
+        stopped = "stopped" in status.values() or (self.stop_requested and len(sessions) + len(self.failures) < self.spec.meta.max_session)
         metrics: dict[str, Any] = {
             **(mean_scalars([rows[index] for index in self.good]) or _NO_SCALARS),
-            "consistency": consistency(figures.common_strengths([strengths[index] for index in self.good])),
+            "consistency": consistency(common_strengths([strengths[index] for index in self.good])),
             "random_baseline": baseline,
             "sessions": len(sessions),
-            "status": "failed" if self.failed else "stopped" if stopped else "done",
-            **({"failed": self.failed} if self.failed else {}),
-            **({"failures": {str(s): _last_line(cause) for s, cause in self.failures.items()}} if self.failures else {}),
+            "status": "failed" if self.failures else "stopped" if stopped else "done",
+            **({"failed": len(self.failures), "failures": failures} if self.failures else {}),
             **sampler_metrics(train, judged, policies),
         }
         metrics = _finite(metrics)
@@ -148,38 +148,6 @@ class _Trial:
                 content["failed"] = self.failures[index // policies] or "unknown cause"
             writer.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
         return metrics
-
-    def draw_tables(self, writer: Writer) -> None:
-        """Draw what needs no random baseline."""
-        mode, labels, graph = self.mode, self.labels, partial(self.run.paths.trial_graph, t=self.run.trial)
-        learning = figures.learning_curves(self.train)
-        returns = {index: figures.return_curves(table) for index, table in self.judged.items()}
-        writer.draw(figures.trial_figures(returns, labels, mode), graph)
-        writer.draw(figures.trial_figures(learning, labels, "train"), graph)
-        writer.draw(figures.policy_figures(returns, labels, mode), graph)
-        for axis in figures.SHARED_AXES if distributed(self.train) else ():
-            over = {index: figures.return_curves(table, axis.column) for index, table in self.judged.items()}
-            writer.draw(figures.trial_figures(over, labels, mode, axis), partial(graph, axis=axis.name))
-        for index, table in self.train.items():
-            self._draw_session(writer, index, returns[index], mode)
-            self._draw_session(writer, index, learning[index], "train")
-            if mode == "eval":
-                self._draw_session(writer, index, figures.return_curves(table), "train")
-        draw_sampler(writer, self.run, self.train, labels, self.spec.meta.sampler)
-
-    def draw_strengths(self, baseline: float, writer: Writer) -> None:
-        """Draw strengths and the metrics made of them."""
-        strengths, graph = self.strengths(baseline), partial(self.run.paths.trial_graph, t=self.run.trial)
-        curves = {index: metric_curves(one) for index, one in strengths.items()}
-        common = figures.common_strengths([strengths[index] for index in self.good])
-        writer.draw(figures.trial_figures(curves, self.labels, self.mode), graph)
-        writer.draw(figures.consistency_figures(common, self.labels, self.mode), graph)
-        for index, one in curves.items():
-            self._draw_session(writer, index, one, self.mode)
-
-    def _draw_session(self, writer: Writer, index: int, curves: figures.Curves, mode: DataMode) -> None:
-        drawn = figures.session_figures(index, curves, self.labels, mode)
-        writer.draw(drawn, partial(self.run.paths.session_graph, index, mode=mode, t=self.run.trial))
 
     def _scalars(self, index: int, strengths: Strengths) -> Scalars:
         return {

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
 from slm_lab.experiment.analysis.statistics import Estimate, average, estimate
-from slm_lab.experiment.analysis.table import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 

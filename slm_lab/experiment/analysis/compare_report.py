@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.analysis.compare import Setting, Summary, read_settings, summarize
+from slm_lab.experiment.analysis.curves import Aligned, Curve
 from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.analysis.statistics import INTERVAL, Estimate
-from slm_lab.experiment.analysis.table import Aligned, Curve
 from slm_lab.experiment.analysis.trial_figures import FRAMES, SESSION_FRAMES, SHARED_AXES, Axis
 from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import ComparisonPaths, new_comparison

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slm_lab.experiment.analysis.table import Aligned, Curve, Table, curve
+from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, curve
 
 Scalars = dict[str, float | None]
 SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.experiment.analysis.curves import Curve, Table, curve
 from slm_lab.experiment.analysis.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
 from slm_lab.experiment.analysis.metrics import final_return_ma
-from slm_lab.experiment.analysis.run import Run
+from slm_lab.experiment.analysis.run import Run, numbers, read_columns
 from slm_lab.experiment.analysis.statistics import average
-from slm_lab.experiment.analysis.table import Curve, Table, curve, numbers, read_columns
 from slm_lab.experiment.analysis.timeline import KIND_COLOURS, spans_of, timeline_figure
 from slm_lab.experiment.analysis.trial_figures import Axis, Labels
 from slm_lab.experiment.analysis.writer import Writer
@@ -119,8 +119,9 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
     return Line(f"policy {policy}", Curve(frame, value), colour, steps=True, marks=tuple(marks))
 
 
-def draw_sampler(writer: Writer, run: Run, tables: Mapping[int, Table], labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Write the figures of the Sessions of these tables; a file that cannot be read is a notice."""
+def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
+    """Write the figures of all Sessions; a file that cannot be read is a notice."""
+    tables = run.tables("train")
     for index, table in tables.items():
         figures = table_figures(table, f"{labels.title}, {labels.of(index)}", labels.frames)
         writer.draw(figures, partial(run.paths.session_graph, index, t=run.trial))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slm_lab.experiment.analysis.figure import Bar, Bars, Figure, Panel
-from slm_lab.experiment.analysis.table import numbers
+from slm_lab.experiment.analysis.run import numbers
 
 KIND_COLOURS = {"rollout": "#56B4E9", "inference": "#E69F00", "train": "#009E73"}
 _NAMES = {"rollout": "collecting a rollout", "inference": "computing actions", "train": "training"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
 from slm_lab.experiment.analysis.figure import POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve
-from slm_lab.experiment.analysis.run import distributed
-from slm_lab.experiment.analysis.table import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
+from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve, metric_curves
+from slm_lab.experiment.analysis.run import Run, distributed
+from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import DataMode
 
 Curves = dict[str, Curve]
@@ -108,6 +110,39 @@ class Labels:
     def count(self, tables: int) -> str:
         """Return "2 sessions, 1 failed", or "6 policies, 1 session failed"."""
         return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else 'session'}{self.missing}"
+
+
+def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
+    """Draw what needs no random baseline; `mode` is that of the tables from which the metrics are made."""
+    train, judged, graph = run.tables("train"), run.tables(mode), partial(run.paths.trial_graph, t=run.trial)
+    learning = learning_curves(train)
+    returns = {index: return_curves(table) for index, table in judged.items()}
+    writer.draw(trial_figures(returns, labels, mode), graph)
+    writer.draw(trial_figures(learning, labels, "train"), graph)
+    writer.draw(policy_figures(returns, labels, mode), graph)
+    for axis in SHARED_AXES if distributed(train) else ():
+        over = {index: return_curves(table, axis.column) for index, table in judged.items()}
+        writer.draw(trial_figures(over, labels, mode, axis), partial(graph, axis=axis.name))
+    for index, table in train.items():
+        _draw_session(writer, run, index, returns[index], labels, mode)
+        _draw_session(writer, run, index, learning[index], labels, "train")
+        if mode == "eval":
+            _draw_session(writer, run, index, return_curves(table), labels, "train")
+
+
+def draw_strengths(writer: Writer, run: Run, labels: Labels, mode: DataMode, strengths: Mapping[int, Strengths]) -> None:
+    """Draw strengths and the metrics made of them."""
+    graph, curves = partial(run.paths.trial_graph, t=run.trial), {index: metric_curves(one) for index, one in strengths.items()}
+    common = common_strengths([one for index, one in strengths.items() if index not in labels.failed_tables])
+    writer.draw(trial_figures(curves, labels, mode), graph)
+    writer.draw(consistency_figures(common, labels, mode), graph)
+    for index, one in curves.items():
+        _draw_session(writer, run, index, one, labels, mode)
+
+
+def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: Labels, mode: DataMode) -> None:
+    drawn = session_figures(index, curves, labels, mode)
+    writer.draw(drawn, partial(run.paths.session_graph, index, mode=mode, t=run.trial))
 
 
 def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:

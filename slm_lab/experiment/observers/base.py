@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
-from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.events import Row
 from slm_lab.lib.records import Episode, Metrics
 
-EmitRow = Callable[[Mode, Values, Values], None]
-"""emit(mode, values, further scalars)."""
+EmitRow = Callable[[Row], None]
 
 COLUMNS = (
     *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma"),
@@ -36,7 +35,7 @@ class Observer:
     def on_update(self, metrics: Metrics) -> None:
         """Called after each update."""
 
-    def on_row(self, mode: Mode, values: Values) -> None:
+    def on_row(self, row: Row) -> None:
         """Called with each row."""
 
     def on_interrupt(self) -> None:
@@ -59,6 +58,14 @@ Hook = Literal["on_step", "on_update", "on_row", "on_interrupt", "on_end"]
 def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]]:
     """The methods called `name` of those observers that override it."""
     return [getattr(observer, name) for observer in observers if getattr(type(observer), name) is not getattr(Observer, name)]
+
+
+class RowListeners(list[EmitRow]):
+    """Hands each row to the sink, then to the observers that use rows."""
+
+    def __call__(self, row: Row) -> None:
+        for listener in self:
+            listener(row)
 
 
 def mean(values: Collection[float]) -> float | None:

@@ -5,41 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.events import Mode, Row
 from slm_lab.experiment.observers.base import Observer
 from slm_lab.experiment.sink import Which
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
 
-
-class Saved(Protocol):
-    """What is saved: the whole state, and what it takes to play the policy."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def playable(self) -> dict[str, Any]: ...
+State = Callable[[], dict[str, Any]]
 
 
 class Checkpointer(Observer):
     """Saves the state at most every `interval` seconds, on an interrupt and at the end, and with it the best weights so far.
 
     Best is the highest total_reward_ma of the rows of `mode`. The best weights wait in memory for the next checkpoint.
+
+    Args: state, playable: return what is saved: everything stateful, and what it takes to act.
     """
 
-    def __init__(self, saved: Saved, clock: Clock, interval: float, mode: Mode, save: Callable[[Which, dict[str, Any]], None]) -> None:
-        self.saved, self.clock, self.interval, self.mode, self.save = saved, clock, interval, mode, save
+    def __init__(
+        self, state: State, playable: State, clock: Clock, interval: float, mode: Mode, save: Callable[[Which, dict[str, Any]], None]
+    ) -> None:
+        self.state, self.playable, self.clock, self.interval, self.mode, self.save = state, playable, clock, interval, mode, save
         self.due = perf_counter() + interval
         self.best_value = -math.inf
         self.best: dict[str, Any] | None = None
         self.wanted = self.interrupted = False
 
-    def on_row(self, mode: Mode, values: Values) -> None:
-        value = values["total_reward_ma"]
-        if mode == self.mode and value is not None and value > self.best_value:
+    def on_row(self, row: Row) -> None:
+        value = row.values["total_reward_ma"]
+        if row.mode == self.mode and value is not None and value > self.best_value:
             self.best_value = value
-            self.best = {**self.saved.playable(), "frame": values["frame"], "total_reward_ma": value}
+            self.best = {**self.playable(), "frame": row.values["frame"], "total_reward_ma": value}
         self.wanted |= perf_counter() >= self.due
 
     def on_update(self, metrics: Metrics) -> None:
@@ -63,14 +61,14 @@ class Checkpointer(Observer):
 
     def _save_final(self) -> None:
         if self.best_value == -math.inf:  # no episode has ended: the present weights
-            self.best = {**self.saved.playable(), "frame": self.clock.frame, "total_reward_ma": None}
+            self.best = {**self.playable(), "frame": self.clock.frame, "total_reward_ma": None}
         self._save()
 
     def _save(self) -> None:
         if self.best is not None:  # first, since the bundle of the last state says which value is the best
             self.save("best", self.best)
             self.best = None
-        self.save("last", self.saved.state_dict())
+        self.save("last", self.state())
         self.due, self.wanted = perf_counter() + self.interval, False
 
     def resume_best(self, best: dict[str, Any] | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.events import Row, Values
 from slm_lab.experiment.observers.base import Observer
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode
@@ -26,9 +26,9 @@ class ProgressReporter(Observer):
         if perf_counter() >= self.due:
             self._report(None)
 
-    def on_row(self, mode: Mode, values: Values) -> None:
-        if mode == "train":
-            self._report(values)
+    def on_row(self, row: Row) -> None:
+        if row.mode == "train":
+            self._report(row.values)
 
     def _report(self, row: Values | None) -> None:
         now = self.clock.moment

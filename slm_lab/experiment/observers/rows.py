@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from slm_lab.experiment.events import Mode, Values
+from slm_lab.experiment.events import Mode, Row, Values
 from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, mean
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
@@ -77,13 +77,15 @@ class Recorder(Observer):
 
     An update whose loss or gradient is not finite is left out: its gradient step was skipped, and the trainer has said so.
 
-    Args: columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
+    Args:
+        columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
+        index: of the table, see events.Row.
     """
 
     mode: Mode = "train"
 
-    def __init__(self, clock: Clock, rates: Rates, every: int, emit: EmitRow, columns: Sequence[str] = COLUMNS) -> None:
-        self.clock, self.every, self.emit = clock, every, emit
+    def __init__(self, clock: Clock, rates: Rates, every: int, emit: EmitRow, columns: Sequence[str] = COLUMNS, index: int = 0) -> None:
+        self.clock, self.every, self.emit, self.index = clock, every, emit, index
         self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
         extra = [name for name in columns if name not in COLUMNS and name != "global_frame"]
@@ -127,7 +129,7 @@ class Recorder(Observer):
     def _write(self) -> None:
         row = self.table.row(mean(self.returns))
         row.update((name, mean.drain()) for name, mean in self.means.items())
-        self.emit(self.mode, row, {name: mean.drain() for name, mean in self.scalars.items()})
+        self.emit(Row(self.index, self.mode, row, {name: mean.drain() for name, mean in self.scalars.items()}))
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
@@ -157,8 +159,9 @@ class Evaluator(Observer):
         emit: EmitRow,
         evaluate: Callable[[], float | None],
         columns: Sequence[str] = COLUMNS,
+        index: int = 0,
     ) -> None:
-        self.clock, self.every, self.emit, self.evaluate = clock, every, emit, evaluate
+        self.clock, self.every, self.emit, self.evaluate, self.index = clock, every, emit, evaluate, index
         self.table = Table(clock, rates, columns)
         self.interrupted = False
 
@@ -180,7 +183,7 @@ class Evaluator(Observer):
     def _write(self) -> None:
         total_reward = self.evaluate()
         if total_reward is not None:
-            self.emit(self.mode, self.table.row(total_reward), {})
+            self.emit(Row(self.index, self.mode, self.table.row(total_reward)))
 
     def state_dict(self) -> dict[str, Any]:
         return {"table": self.table.state_dict()}

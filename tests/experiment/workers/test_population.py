@@ -15,8 +15,8 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.base import Tuning
+from slm_lab.experiment.analysis.run import read_columns
 from slm_lab.experiment.analysis.sampler import pbt_figure
-from slm_lab.experiment.analysis.table import read_columns
 from slm_lab.experiment.analysis.trial_figures import FRAMES
 from slm_lab.experiment.paths import new_run
 from slm_lab.experiment.population import COLUMNS, Population, replace_policy

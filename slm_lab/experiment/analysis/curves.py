@@ -1,16 +1,9 @@
-"""Tables read from CSV files, and columns of several Sessions brought to one axis.
-
-`read_columns` is the only CSV reader of the analysis. It uses numpy and the standard library: pandas takes 0.25 s to import, 6 % of a
-short run, so DataFrames are built only on request (see run.py).
-"""
+"""Columns of tables as curves, and the curves of several Sessions brought to one axis."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,49 +12,6 @@ Table = dict[str, np.ndarray]
 """Column → float64 [rows]; NaN where a cell is empty or not a number."""
 _MAX_POINTS = 5000
 """Interpolated curves keep at most this many points."""
-
-
-def read_columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a CSV file as text, {} if the file does not exist or is empty.
-
-    A file may still be written to, or its writer may have been killed: a last line without a newline is dropped, even where it looks
-    complete, and so is a line with a wrong number of cells.
-
-    Raises OSError if an existing file cannot be read.
-    """
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        text = file.read()
-    reader = csv.reader(StringIO(text[: text.rfind("\n") + 1]))
-    names = next(reader, [])
-    rows = [row for row in reader if len(row) == len(names)]
-    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
-
-
-def read_table(path: Path) -> Table:
-    """Return the rows of a Session's table that have a frame above 0. Raises OSError like read_columns."""
-    columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
-    frame = columns.get("frame")
-    if frame is None:
-        return no_rows()
-    return {name: values[frame > 0] for name, values in columns.items()}
-
-
-def no_rows() -> Table:
-    return {"frame": np.empty(0)}
-
-
-def numbers(cells: Sequence[str]) -> np.ndarray:
-    """Return cells as float64, NaN where a cell is not a number."""
-    return np.array([_number(cell) for cell in cells], dtype=np.float64)
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return np.nan
 
 
 class Curve(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slm_lab.spec import torch_names
+from slm_lab.spec import torch_check
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.extension import PATTERN
 from slm_lab.spec.search import DISTRIBUTIONS
@@ -31,7 +31,7 @@ _EXTENSION = {
     "anyOf": [{"properties": {key: _PATH}, "required": [key]} for key in ("name", "type")],
 }
 
-_NAMES = {"OptimSpec": [*OPTIMIZERS, "Lookahead"], "LRSchedulerSpec": SCHEDULERS, "LossSpec": torch_names.LOSSES}
+_NAMES = {"OptimSpec": [*OPTIMIZERS, "Lookahead"], "LRSchedulerSpec": SCHEDULERS, "LossSpec": torch_check.LOSSES}
 """Model → allowed names."""
 _WORDS = {"init_fn": INIT_FUNCTIONS}
 """Key → allowed values."""

@@ -12,22 +12,11 @@ from slm_lab.env.vec import Env
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.events import CheckpointWritten, Mode, Progress
 from slm_lab.experiment.experience import Beat, Experience, no_beat
-from slm_lab.experiment.observers import (
-    COLUMNS,
-    SAMPLER_COLUMNS,
-    SHARED_COLUMNS,
-    Checkpointer,
-    DevChecks,
-    Evaluator,
-    Hook,
-    Observer,
-    ProgressReporter,
-    Recorder,
-    RowListeners,
-    hooks,
-    mean,
-)
-from slm_lab.experiment.observers.checkpointer import State
+from slm_lab.experiment.observers.base import COLUMNS, SAMPLER_COLUMNS, SHARED_COLUMNS, Hook, Observer, RowListeners, hooks, mean
+from slm_lab.experiment.observers.checkpointer import Checkpointer, State
+from slm_lab.experiment.observers.dev_checks import DevChecks
+from slm_lab.experiment.observers.progress import ProgressReporter
+from slm_lab.experiment.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.sink import RunSink, Which

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
     """
     paths = run_in(Path(folder))
     if paths is None:
-        raise UserError(f"'{folder}' is no run folder: it has no *_spec.json")
+        raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
     return best_agent(paths, None, which, session, device)
 
 
@@ -86,16 +87,16 @@ def best_agent(
     A checkpoint that cannot be used is a notice as long as another one can. Raises UserError where none can.
     """
     problems: list[str] = []
+    spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
     for path, bundle in _checkpoints(paths, which, session, problems):
-        spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
         try:
             agent = agent_of(spec, path, bundle, device)
         except state.BundleError as error:
             problems.append(str(error))
-        else:
-            for problem in problems:
-                notice(f"{problem}; using {path.name}")
-            return agent
+            continue
+        for problem in problems:
+            notice(f"{problem}; using {path.name}")
+        return agent
     raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
 
 
@@ -134,12 +135,8 @@ def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: l
                 found.append((path, state.load(path)))
             except state.BundleError as error:
                 problems.append(str(error))
-
-    def value(one: tuple[Path, dict[str, Any]]) -> float:
-        reward: float | None = one[1].get("total_reward_ma")
-        return -float("inf") if reward is None else reward
-
-    return sorted(found, key=value, reverse=True)
+    rewards = {path: bundle.get("total_reward_ma") for path, bundle in found}
+    return sorted(found, key=lambda one: -math.inf if rewards[one[0]] is None else rewards[one[0]], reverse=True)
 
 
 def _is_batch(space: gym.Space[Any], obs: Any) -> bool:

@@ -112,19 +112,6 @@ class SharedArrays:
             self.arrays[name] = array
         return dict(self.arrays)
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """Copies of all arrays, taken while no update is in progress where the store is locked."""
-        with self.update():
-            return {name: array.copy() for name, array in self.arrays.items()}
-
-    def restore(self, arrays: Arrays) -> None:
-        """Write a snapshot back. Raises KeyError or ValueError where names or shapes differ."""
-        with self.update():
-            for name, array in self.arrays.items():
-                if arrays[name].shape != array.shape:
-                    raise ValueError(f"{name}: shape {arrays[name].shape} does not fit {array.shape}")
-                np.copyto(array, arrays[name])
-
     def exclusive(self, lock: Lock) -> AbstractContextManager[object]:
         """Keep every other process out until the block ends."""
         return self._record_lock(lock, wait=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path as FilePath
 from typing import Any
 
-from slm_lab.spec import torch_names
 from slm_lab.spec.net import LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 
-OPTIMIZERS = torch_names.OPTIMIZERS | {"GlobalAdam": torch_names.OPTIMIZERS["Adam"], "GlobalRMSprop": torch_names.OPTIMIZERS["RMSprop"]}
+_NAMES: dict[str, dict[str, str]] = json.loads(FilePath(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
+"""Names in torch → their arguments in one string, required ones marked with !. Written by tools/generate.py."""
+LOSSES, ACTIVATIONS = _NAMES["_losses"], _NAMES["_activations"]
+OPTIMIZERS = _NAMES["_optimizers"] | {f"Global{name}": _NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
 """Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
 """Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size. Others go to the inner optimizer."""
-SCHEDULERS = torch_names.SCHEDULERS | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
-LAYERS = torch_names.LAYERS | {"LazyBatchRenorm1d": "momentum eps warmup_steps", "NormalTanh": ""}
-INIT_FUNCTIONS = {name: args for name, args in torch_names.INIT_FUNCTIONS.items() if "!" not in args}
+SCHEDULERS = _NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
+LAYERS = _NAMES["_layers"] | {"LazyBatchRenorm1d": "momentum eps warmup_steps", "NormalTanh": ""}
+INIT_FUNCTIONS = {name: args for name, args in _NAMES["_init_functions"].items() if "!" not in args}
 """Functions of torch.nn.init without required arguments."""
 
 _CALLABLE = "needs a function, which a spec cannot contain"
@@ -36,7 +40,7 @@ OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
 
 def activation(name: str) -> str | None:
     """Return the class name in torch.nn of an activation: leaky_relu, leakyrelu and LeakyReLU are the same."""
-    plain = {known.lower(): known for known in torch_names.ACTIVATIONS}
+    plain = {known.lower(): known for known in ACTIVATIONS}
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
@@ -48,13 +52,13 @@ def check_net(net: NetSpec, place: Path, report: Report) -> None:
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
         if (scheduler := getattr(net, key)) is not None:
             _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report)
-    _call(net.loss_spec, torch_names.LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
+    _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
     if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
         _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
     if isinstance(net, LayersSpec):
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
-                report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, torch_names.ACTIVATIONS)}")
+                report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
         for key in ("arc", "actor_arc", "critic_arc"):
             if (arc := getattr(net, key)) is not None:

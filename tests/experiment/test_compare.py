@@ -17,7 +17,7 @@ from slm_lab.experiment.analysis.compare import Seed, Setting, read_settings, su
 from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
-from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 

@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis.curves import Curve
 from slm_lab.experiment.analysis.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
 from slm_lab.experiment.analysis.render_html import plotly_json, render_html
 from slm_lab.experiment.analysis.render_png import PNGRenderer, format_tick
-from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
 from slm_lab.spec.spec import Spec

@@ -10,19 +10,11 @@ import torch
 
 from slm_lab.experiment.events import Mode, Row, Values
 from slm_lab.experiment.failures import WorkerFailed, cause
-from slm_lab.experiment.observers import (
-    COLUMNS,
-    SHARED_COLUMNS,
-    Checkpointer,
-    DevCheckError,
-    DevChecks,
-    Evaluator,
-    Observer,
-    ProgressReporter,
-    Recorder,
-    Table,
-    hooks,
-)
+from slm_lab.experiment.observers.base import COLUMNS, SHARED_COLUMNS, Observer, hooks
+from slm_lab.experiment.observers.checkpointer import Checkpointer
+from slm_lab.experiment.observers.dev_checks import DevCheckError, DevChecks
+from slm_lab.experiment.observers.progress import ProgressReporter
+from slm_lab.experiment.observers.rows import Evaluator, Recorder, Table
 from slm_lab.experiment.process.interrupt import Blocked
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics

@@ -22,7 +22,7 @@ from slm_lab.experiment.analysis.run import read_columns
 from slm_lab.experiment.analysis.sampler import bottleneck, pbt_figure
 from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
 from slm_lab.experiment.analysis.trial_figures import POLICY_FRAMES
-from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec

@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.experiment import state
 from slm_lab.experiment.engine import check_builds
-from slm_lab.experiment.observers import DevCheckError
+from slm_lab.experiment.observers.dev_checks import DevCheckError
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.session import Session

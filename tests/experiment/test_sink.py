@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.experiment import state
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Row
-from slm_lab.experiment.observers import COLUMNS
+from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.sink import LocalSink, MemorySink, complete_rows
 

@@ -52,14 +52,3 @@ def test_a_restarted_process_finds_the_values(fd: int) -> None:
     SharedArrays(fd, fresh=False).attach({"clock": later, "part": again})
     assert again.weights.tolist() == [2.0, 2.0, 2.0]
     assert (later.frame, later.prev_frame) == (8, 8)
-
-
-def test_snapshot_and_restore(fd: int) -> None:
-    store, part = SharedArrays(fd), Part(1.0)
-    store.attach({"part": part})
-    saved = store.snapshot()
-    part.weights += 5.0
-    store.restore(saved)
-    assert part.weights.tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match="part/weights: shape"):
-        store.restore({**saved, "part/weights": np.zeros(4)})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import torch_check, torch_names
+from slm_lab.spec import torch_check
 from slm_lab.spec.loader import SPEC_FOLDER
 from slm_lab.spec.validate import SECTION_KEYS
 from tools import schema
@@ -29,10 +29,10 @@ def test_optimizers_are_all_of_torch_but_those_refused() -> None:
     import torch
 
     everything = {name for name, item in vars(torch.optim).items() if isinstance(item, type) and issubclass(item, torch.optim.Optimizer)}
-    assert everything - set(torch_names.OPTIMIZERS) == {"Optimizer", "LBFGS", "SparseAdam"}
+    assert everything - set(torch_check.OPTIMIZERS) == {"Optimizer", "LBFGS", "SparseAdam"}
     everything = set(torch.optim.lr_scheduler.__all__)
     refused = {"LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR"}
-    assert everything - set(torch_names.SCHEDULERS) == refused
+    assert everything - set(torch_check.SCHEDULERS) == refused
 
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension")
@@ -40,9 +40,9 @@ def test_activations_and_losses_can_be_made() -> None:
     import torch
     from torch import nn
 
-    for name in torch_names.ACTIVATIONS:
+    for name in torch_check.ACTIVATIONS:
         assert getattr(nn, name)()(torch.zeros(2, 3)).shape == (2, 3), name
-    for name in torch_names.LOSSES:
+    for name in torch_check.LOSSES:
         assert getattr(nn, name)()(torch.zeros(2), torch.ones(2)).shape == (), name
     assert [torch_check.activation(word) for word in ("relu", "leaky_relu", "SiLU", "selu", "nope")] == [
         "ReLU",

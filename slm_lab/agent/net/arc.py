@@ -4,7 +4,7 @@
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
 `modules` defines named modules; `graph` lists the inputs of each (the net's input or outputs of other modules, without a cycle) and names
-the output. A single module needs no graph.
+the output. A single module needs no graph. Names and structure were checked when the spec was loaded (spec/torch_check.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 
 def build_module(description: Any, path: str) -> nn.Module:
     """Build a module from {ClassName: arguments}: keyword arguments, a list of positional ones (of Sequential its layers), or null."""
-    if isinstance(description, str):
-        description = {description: None}
-    if not isinstance(description, dict) or len(description) != 1:
-        raise _error(path, f"{description!r} should be one layer, {{ClassName: arguments}}")
-    ((name, arguments),) = description.items()
-    if name not in LAYERS:
-        raise _error(path, f"{name!r} is no layer of torch.nn")
+    ((name, arguments),) = ({description: None} if isinstance(description, str) else description).items()
     if name == "Sequential":
         return nn.Sequential(*(build_module(item, f"{path}.Sequential[{i}]") for i, item in enumerate(arguments or [])))
     try:
@@ -64,9 +58,7 @@ class ArcGraph(nn.Module):
     def __init__(self, arc: dict[str, Any], path: str) -> None:
         super().__init__()
         self.path = path
-        modules, graph = arc.get("modules"), arc.get("graph")
-        if not isinstance(modules, dict) or not modules:
-            raise _error(f"{path}.modules", "should name at least one module")
+        modules, graph = arc["modules"], arc.get("graph")
         self.nodes = nn.ModuleDict({name: build_module(item, f"{path}.modules.{name}") for name, item in modules.items()})
         if graph is None and len(modules) == 1:
             only = next(iter(modules))
@@ -76,15 +68,10 @@ class ArcGraph(nn.Module):
     def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
         """Return the names of input and output, and the modules with their inputs in topological order."""
         path = f"{self.path}.graph"
-        if not isinstance(graph, dict) or not isinstance(graph.get("modules"), dict) or "output" not in graph:
-            raise _error(path, "should be {input, modules: {name: [inputs]}, output}")
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
             raise _error(path, "input and output should each be one name: observations are one array, output layers are added by the agent")
         waiting = {name: [inputs] if isinstance(inputs, str) else list(inputs) for name, inputs in graph["modules"].items()}
-        for name in waiting:
-            if name not in self.nodes:
-                raise _error(f"{path}.modules.{name}", f"is not among the modules: {', '.join(self.nodes)}")
         if unused := [name for name in self.nodes if name not in waiting]:
             raise _error(f"{self.path}.modules.{unused[0]}", "is not in the graph; add it there or leave it out")
         known, order = {source}, []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.algorithm import Algorithm, AlgorithmSpec, SoftActorCriticSpec
+from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import NetSpec
 
@@ -20,8 +19,7 @@ def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
 
 def algorithms_for(action: ActionSpace) -> str:
     """Return the names of the built-in algorithms that learn such actions."""
-    models = [model for model in get_args(get_args(Algorithm)[0]) if isinstance(model, type) and issubclass(model, AlgorithmSpec)]
-    return ", ".join(get_args(model.model_fields["name"].annotation)[0] for model in models if model.learns and fits(model, action))
+    return ", ".join(name for name, model in ALGORITHMS.items() if model.learns and fits(model, action))
 
 
 def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:

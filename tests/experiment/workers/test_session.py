@@ -18,7 +18,7 @@ from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_room
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
 from slm_lab.experiment.events import Values
-from slm_lab.experiment.observers import SAMPLER_COLUMNS
+from slm_lab.experiment.observers.base import SAMPLER_COLUMNS
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import MemorySink
 from slm_lab.lib.store import SharedArrays, shared_file

@@ -83,7 +83,7 @@ class Trainer:
         flat.module.eval()
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
         """Layers that compute differently in training mode."""
-        self._finite, self._one = True, torch.ones((), device=flat.param.device)
+        self._finite = True
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
 
     def _parts(self) -> dict[str, Group]:
@@ -125,7 +125,8 @@ class Trainer:
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> float:
         """Add the gradient of `weight` times a scalar loss to the next step's; return the loss."""
-        (loss if weight == 1.0 else weight * loss).backward(self._one)
+        # without an explicit gradient: torch loads sympy (0.5 s) to check one
+        (loss if weight == 1.0 else weight * loss).backward()
         value = loss.item()
         if not math.isfinite(value):
             self._finite = False

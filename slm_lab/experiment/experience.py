@@ -18,16 +18,9 @@ def no_beat(phase: int) -> None:
     """Ignore a heartbeat: nobody watches."""
 
 
-class Transition(NamedTuple):
-    """One step of N envs, as an algorithm observes it."""
-
-    obs_N: np.ndarray
-    first_N: np.ndarray
-    """bool [N]: obs_N begins an episode."""
-    state_N: np.ndarray | None
-    """Hidden state before obs_N, None for a policy without memory."""
-    out: ActOut
-    step: VecStep
+Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]
+"""One step of N envs, as an algorithm observes it: obs_N; first_N, bool [N]: obs_N begins an episode; the hidden state before obs_N, None for
+a policy without memory; what was chosen; what followed."""
 
 
 class Experience(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -232,6 +233,7 @@ class Session:
         assert self.source is not None
         memory = MemorySink()
         self.sink = sink or self._given_sink or memory
+        gc.freeze()  # what exists by now is not searched for garbage while training, which takes 1.5 % of A2C's time
         try:
             self.begin()
             for experience in self.source:
@@ -244,6 +246,8 @@ class Session:
             notice(f"{error}; saved without it")
         else:
             self.end()
+        finally:
+            gc.unfreeze()
         first = self.learners[0]
         interrupted = any(learner.interrupted for learner in self.learners)
         return SessionResult(self.index, first.clock.frame, interrupted, memory.of(first.table, "train"), memory.of(first.table, "eval"))

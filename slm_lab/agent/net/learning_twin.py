@@ -62,7 +62,7 @@ def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
 
 Slope = Callable[[np.ndarray, np.ndarray], object]
 
-LEARNING_SMALL, LEARNING_ROWS = 64 * 64 * 256, 512
+LEARNING_SMALL, LEARNING_ROWS = 64 * 64 * 512, 512
 """Largest product of batch size and weights of the widest layer, and largest batch, for which numpy is faster than torch. With layers of
 64 × 64 it takes 0.7 of torch's time for 256 rows, and the same time for 1,024."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.env.vec import Env
-from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
+from slm_lab.experiment.experience import Beat, Experience, no_beat
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
@@ -35,7 +35,7 @@ class LocalSource:
             beat(STEPPING)
             step = env.step(out.action_N)
             beat(TRAINING)
-            yield Experience(0, num_envs, step.episodes, Transition(obs_N, first_N, state_N, out, step))
+            yield Experience(0, num_envs, step.episodes, (obs_N, first_N, state_N, out, step))
             obs_N, first_N = step.obs_N, step.first_N
             if out.state_N is not None:
                 state_N = np.where(first_N[:, None], np.float32(0.0), out.state_N)

@@ -200,4 +200,4 @@ def _transition(dataset: Dataset, t: int) -> Transition:
     step = VecStep(
         slabs["reward"][t], slabs["terminated"][t], slabs["truncated"][t], last_obs_N, slabs["obs"][t + 1], first_N, slabs["valid"][t], []
     )
-    return Transition(obs_N, slabs["first"][t], None, ActOut(slabs["action"][t], slabs["logp"][t]), step)
+    return obs_N, slabs["first"][t], None, ActOut(slabs["action"][t], slabs["logp"][t]), step

@@ -19,8 +19,8 @@ def no_beat(phase: int) -> None:
 
 
 Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]
-"""One step of N envs, as an algorithm observes it: obs_N; first_N, bool [N]: obs_N begins an episode; the hidden state before obs_N, None for
-a policy without memory; what was chosen; what followed."""
+"""One step of N envs, as an algorithm observes it: obs_N; first_N, bool [N]: obs_N begins an episode; the hidden state before obs_N, None
+for a policy without memory; the policy's output; the env's step."""
 
 
 class Experience(NamedTuple):

@@ -1,9 +1,9 @@
 """Training speed of this checkout against another one: `python -m bench.paired OTHER_CHECKOUT [CASE …] [--pairs 20]`.
 
-A case of one process runs in both checkouts at the same time, each on a core of its own, and the cores are swapped from pair to pair: what
-else the machine does slows both. A case of several processes runs in turn, the order changing from pair to pair. Printed are the frames
-per second of both (medians), and the ratio of this checkout to the other: the geometric mean over the pairs with its 95 % interval
-(Student's t on the logarithms).
+A case of one process runs in both checkouts at the same time on the same core, and its speed is in frames per second of CPU time of
+`Session.run`: what else the machine does, and a core whose speed changes, affect both alike. A case of several processes runs in turn, the
+order changing from pair to pair, and its speed is in frames per second of wall-clock time. Printed are the medians, and the ratio of this
+checkout to the other: the geometric mean over the pairs with its 95 % interval (Student's t on the logarithms).
 """
 
 import argparse
@@ -25,36 +25,49 @@ FRAMES = {
     "appo_cartpole": 250_000,
     "a3c_cartpole": 250_000,
 }
-TOGETHER = ("ppo_cartpole", "a2c_cartpole", "dqn_cartpole", "sac_halfcheetah")
-"""Cases of one process."""
+ONE_PROCESS = ("ppo_cartpole", "a2c_cartpole", "dqn_cartpole", "sac_halfcheetah")
 T95 = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
 """Degrees of freedom → two-sided 95 % quantile of Student's t."""
 
 
+CPU_SECONDS = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import slm_lab
+session = slm_lab.Session(slm_lab.load_spec(sys.argv[2], sys.argv[3], ["env.max_frame=" + sys.argv[4]])).build()
+begin = time.process_time()
+session.run()
+print(time.process_time() - begin)
+"""
+
+
 def start(checkout: Path, case: str, core: int | None) -> subprocess.Popen[str]:
-    """Begin one run, on `core` if given."""
-    command = [sys.executable, str(ROOT / "bench" / "ours.py"), case, str(FRAMES[case])]
-    if core is not None:
-        command = ["taskset", "-c", str(core), *command]
+    """Begin one run: on `core`, to print its CPU time; None: with all cores, to print its frames per second."""
+    frames, specs = str(FRAMES[case]), str(ROOT / "bench" / "specs.json")
+    if core is None:
+        command = [sys.executable, str(ROOT / "bench" / "ours.py"), case, frames]
+    else:
+        command = ["taskset", "-c", str(core), sys.executable, "-c", CPU_SECONDS, str(checkout), specs, case, frames]
     env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=env, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def fps_of(run: subprocess.Popen[str]) -> float:
-    """Wait for a run; return its frames per second."""
+def last_line(run: subprocess.Popen[str]) -> str:
+    """Wait for a run; return the last line that it printed."""
     out, errors = run.communicate()
     if run.returncode:
         raise SystemExit(errors[-2000:])
-    return float(json.loads(out.splitlines()[-1])["fps"])
+    return out.splitlines()[-1]
 
 
 def pair(checkouts: Sequence[Path], case: str, number: int) -> list[float]:
     """Frames per second of each checkout in pair `number`."""
     order = [0, 1][:: 1 if number % 2 else -1]
-    if case in TOGETHER and (os.cpu_count() or 1) > 1:
-        runs = [start(checkout, case, core) for checkout, core in zip(checkouts, order, strict=True)]
-        return [fps_of(run) for run in runs]
-    fps = {which: fps_of(start(checkouts[which], case, None)) for which in order}
+    if case in ONE_PROCESS:
+        core = number // 2 % (os.cpu_count() or 1)
+        runs = {which: start(checkouts[which], case, core) for which in order}
+        return [FRAMES[case] / float(last_line(runs[which])) for which in (0, 1)]
+    fps = {which: float(json.loads(last_line(start(checkouts[which], case, None)))["fps"]) for which in order}
     return [fps[0], fps[1]]
 
 

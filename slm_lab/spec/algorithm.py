@@ -46,7 +46,7 @@ class AlgorithmSpec(Component):
     values: ClassVar[bool] = False
     """Acts on action values (a Q-network)."""
     soft: ClassVar[bool] = False
-    """Actor and critics have separate networks (agent.net, agent.critic_net), and the actor samples its own policy."""
+    """Actor and critics have separate networks (agent.net, agent.critic_net), and the actor samples actions from its own distribution."""
     recurrent: ClassVar[bool] = True
     """Can train a RecurrentNet."""
     self_imitation: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class AlgorithmSpec(Component):
         return False
 
     def rollout_len(self, default: int) -> int:
-        """Return the vector steps (or episodes, by the memory) between two trainings; `default` where the spec does not say."""
+        """Return the vector steps (or episodes, by the memory) between two trainings; `default` if the spec does not say."""
         return getattr(self, "training_frequency", None) or default
 
 

@@ -29,7 +29,7 @@ _PACKAGES = {
 """Kind of env → the package it needs, and what to install for it."""
 
 
-def today(name: str) -> str:
+def current_id(name: str) -> str:
     """Return the current id of an old one; `name` itself if no rule applies.
 
     Rules: Roboschool and PyBullet ids are MuJoCo's; Atari ids are ALE/X-v5; an older version of one of Gymnasium's own envs is its newest.
@@ -58,13 +58,13 @@ def _newest(base: str, exact: bool = False) -> str | None:
     return max(same, key=_version, default=None)
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return an id as part of a spec's name: ALE/Pong-v5 → pong."""
-    last = re.split(r"[/:]", today(name))[-1]
+    last = re.split(r"[/:]", current_id(name))[-1]
     return re.sub(r"\W+", "_", re.sub(r"-v\d+$", "", last).lower()).strip("_")
 
 
-def problem(name: str) -> str | None:
+def unavailable_reason(name: str) -> str | None:
     """Return why an env of this id cannot be made here, without importing anything heavy; None if it can.
 
     Of `package.module:EnvId` only form and package are checked: the module is imported when the env is made.

@@ -12,7 +12,7 @@ from slm_lab.spec.report import Path, Report, closest, show_path
 from slm_lab.spec.validate import models_at
 
 
-def meant_by(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
+def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
     """Return `; did you mean …?` for `--set name=value`: an unfilled variable, or paths in raw specs that end in that key or a near one."""
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest(name, unfilled)

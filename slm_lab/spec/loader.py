@@ -16,7 +16,7 @@ from typing import Any
 from slm_lab.lib.log import notice
 from slm_lab.spec import env_ids
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.hints import meant_by
+from slm_lab.spec.hints import suggest_argument
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show, value_at
 from slm_lab.spec.resolve import resolve
@@ -118,7 +118,7 @@ def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Lo
     if problems:
         _notify(loaded.notes)
         raise SpecError(str(file) if name is None else f"{file} {name}", list(dict.fromkeys(problems)))
-    _refuse_equal_names(loaded.specs, file)
+    _check_unique_names(loaded.specs, file)
     return loaded
 
 
@@ -126,7 +126,7 @@ def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[str]:
     """Return a line for each --set variable that no spec has, with a suggestion."""
     unfilled = used - arguments.variables.keys()
     return [
-        f"--set {name}: no ${{{name}}} in the spec; ignored{meant_by(name, value, unfilled, entries)}"
+        f"--set {name}: no ${{{name}}} in the spec; ignored{suggest_argument(name, value, unfilled, entries)}"
         for name, value in arguments.variables.items()
         if name not in used
     ]
@@ -137,11 +137,11 @@ def _notify(notes: list[str]) -> None:
         notice(note)
 
 
-def _refuse_equal_names(specs: list[Spec], file: FilePath) -> None:
+def _check_unique_names(specs: list[Spec], file: FilePath) -> None:
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SpecError(str(file), [Problem(name, "duplicate name of a spec") for name in twice])
+        raise SpecError(str(file), [Problem(name, "duplicate spec name") for name in twice])
 
 
 def _entries(file: FilePath) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _entries(file: FilePath) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SpecError(str(file), [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
-    rule = "invalid name of a spec; allowed in file names: letters, digits, spaces and _ - . + = @"
+    rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
     problems = [Problem(name, rule) for name in entries if not _NAME.fullmatch(name)]
     if problems or not entries:
         raise SpecError(str(file), problems or [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
@@ -161,14 +161,14 @@ def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) ->
     """Return the key in the file that `name` refers to: itself, or one whose spec_params expand to it."""
     if name in entries:
         return name
-    made = {full: key for key, raw in entries.items() for full in _made_names(key, raw, arguments)}
+    made = {full: key for key, raw in entries.items() for full in _expanded_names(key, raw, arguments)}
     if name in made:
         return made[name]
     known = [*entries, *made]
     raise SpecError(source, [Problem("", f"unknown spec '{name}'{nearest(name, known) or '; expected one of ' + ', '.join(known[:20])}")])
 
 
-def _made_names(key: str, raw: Any, arguments: Sets) -> list[str]:
+def _expanded_names(key: str, raw: Any, arguments: Sets) -> list[str]:
     params = raw.get("spec_params") if isinstance(raw, dict) else None
     combos = [] if params is None else combinations(params, arguments.variables, Report())
     return [key + _suffix(combo) for combo in combos]
@@ -176,7 +176,7 @@ def _made_names(key: str, raw: Any, arguments: Sets) -> list[str]:
 
 def _suffix(variables: dict[str, Any]) -> str:
     """Return the suffix of a spec's name: short names of envs, values of other variables."""
-    return "".join(f"_{env_ids.short(str(value)) or 'x'}" for value in variables.values())
+    return "".join(f"_{env_ids.short_name(str(value)) or 'x'}" for value in variables.values())
 
 
 def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator[tuple[str, Spec | None, Report]]:
@@ -250,7 +250,7 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
             continue
         cut = True
         for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
-            _take_out(raw, path)
+            _remove_part(raw, path)
     return None, guessed
 
 
@@ -268,7 +268,7 @@ _STAND_IN: dict[Path, Any] = {
 """Valid values for required parts."""
 
 
-def _take_out(rest: dict[str, Any], path: Path) -> None:
+def _remove_part(rest: dict[str, Any], path: Path) -> None:
     """Remove the part at `path`, or what contains it if it is missing; replace required parts by a stand-in."""
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]

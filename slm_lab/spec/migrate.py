@@ -41,7 +41,7 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
         if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
             report.note(path, f"no longer used ({reason}); ignored")
     _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)
-    _replace_value(raw, ("env", "name"), env_ids.today, report)
+    _replace_value(raw, ("env", "name"), env_ids.current_id, report)
     for key in ("net", "critic_net"):
         _net(_section(raw, "agent", key), ("agent", key), report)
 
@@ -58,7 +58,7 @@ def _unlist(raw: dict[str, Any], path: Path, report: Report) -> None:
     if not isinstance(items, list):
         return
     if len(items) != 1:
-        report.fail(path, f"must be an object, or a list of one object, not of {len(items)}")
+        report.fail(path, f"must be an object, or a list of one object, not a list of {len(items)}")
         section[str(path[-1])] = None
         return
     report.note(path, "a list (v4 form); its only item is used")
@@ -77,7 +77,7 @@ def _rename(raw: dict[str, Any], old: Path, new: Path, report: Report) -> None:
     shared = next(depth for depth, key in enumerate(new) if key != old[depth])
     message = f"old name of '{show_path(new[shared:])}'"
     if not isinstance(section, dict) or section.get(str(new[-1])) is not None:
-        report.note(old, f"{message}, which is given too; ignored")
+        report.note(old, f"{message}, which is also set; ignored")
         return
     report.note(old, message)
     section[str(new[-1])] = value
@@ -99,6 +99,6 @@ def _net(net: dict[str, Any], place: Path, report: Report) -> None:
         return
     kind = net.pop("type")
     if net.get("name") is not None and net["name"] != kind:
-        report.fail((*place, "type"), f"{show(kind)} differs from name {show(net['name'])}; give one of them")
+        report.fail((*place, "type"), f"{show(kind)} differs from name {show(net['name'])}; remove one of them")
     net["name"] = kind
     report.moved((*place, "name"), (*place, "type"))

@@ -26,7 +26,7 @@ def show_path(path: Path) -> str:
 
 
 def value_at(raw: Any, path: Path) -> Any:
-    """Return the value at `path`; None where there is none."""
+    """Return the value at `path`; None if there is none."""
     for key in path:
         try:
             raw = raw[key]

@@ -20,9 +20,9 @@ SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", 
 """Specs of the actor's and the critic's own optimizers."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of target nets."""
-OF_CRITICS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
+CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
 """Keys of agent.net for critics, which have no effect if there is an agent.critic_net."""
-OF_ACTOR = (
+ACTOR_KEYS = (
     "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",
     "out_layer_activation", "gpu", "cuda_id",
 )  # fmt: skip
@@ -86,7 +86,7 @@ def _meta(draft: _Draft) -> None:
     """Resolve keys of distributed training and rollout workers."""
     agent, meta = draft.spec.agent, draft.spec.meta
     if meta.distributed and not agent.algorithm.learns:
-        draft.set(("meta", "distributed"), False, f"has no effect: {agent.algorithm.name} learns nothing; false is used")
+        draft.set(("meta", "distributed"), False, f"has no effect: {agent.algorithm.name} does not learn; set to false")
         return
     for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
         if net is not None:
@@ -97,7 +97,7 @@ def _meta(draft: _Draft) -> None:
     if not meta.distributed:
         draft.ignore(("meta",), ["hogwild_lock"] if meta.sampler is not None else GLOBAL_NET, "meta.distributed is false")
     elif meta.max_session == 1:
-        why = f"only one Session trains the global net; '{meta.distributed}' needs 2 or more to be of use"
+        why = f"meta.distributed '{meta.distributed}' has no effect with one Session; use 2 or more"
         draft.report.note(("meta", "max_session"), f"1: {why}")
 
 
@@ -193,9 +193,9 @@ def _memory(draft: _Draft) -> None:
 def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if place == CRITIC_NET:
-        draft.ignore(place, OF_ACTOR, "agent.critic_net is for the critics only")
+        draft.ignore(place, ACTOR_KEYS, "agent.critic_net is for the critics only")
     elif agent.critic_net is not None and algorithm.soft:
-        draft.ignore(place, OF_CRITICS, "the critics use agent.critic_net and its keys")
+        draft.ignore(place, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
         _optimizers(net, draft)
     if algorithm.learns and not algorithm.has_target:

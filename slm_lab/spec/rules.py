@@ -62,13 +62,13 @@ def _algorithm(spec: Spec, report: Report) -> None:
     if agent.net is None and algorithm.learns:
         report.fail(NET, f"missing; {algorithm.name} needs a net", "missing")
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
-        report.fail((*ALGORITHM, "num_step_returns"), "cannot be combined with lam (generalised advantage estimation); give one of them")
+        report.fail((*ALGORITHM, "num_step_returns"), "cannot be combined with lam (generalised advantage estimation); remove one of them")
     if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
         report.fail(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
     if algorithm.soft and algorithm.action_policy not in ("default", "random"):
-        why = f"{algorithm.name} samples its own policy"
+        why = f"{algorithm.name} samples actions from its own distribution"
         report.fail((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
     elif algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
         report.fail((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
@@ -117,7 +117,7 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
         report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
     if net.dueling and algorithm.learns and not algorithm.values:
-        report.fail((*place, "name"), f"'{net.name}' splits action values, which {algorithm.name} does not learn; {allowed}")
+        report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
     if isinstance(net, HydraMLPNetSpec):
         _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):
@@ -172,7 +172,7 @@ def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -
 
 def _env(spec: Spec, report: Report) -> None:
     env = spec.env
-    if not is_extension(env.backend) and (message := env_ids.problem(env.name)):  # a user's backend knows its own ids
+    if not is_extension(env.backend) and (message := env_ids.unavailable_reason(env.name)):  # a user's backend knows its own ids
         report.fail(("env", "name"), message)
     if env.backend == "ale" and not env.name.startswith("ALE/"):
         report.fail(("env", "backend"), f"'ale' supports ALE/… envs only, not {env.name}")

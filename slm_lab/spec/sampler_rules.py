@@ -16,7 +16,7 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     """Add a problem for everything that meta.sampler does not support."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     if spec.meta.distributed:
-        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; give one of them")
+        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
     if "num_envs" in spec.env.model_fields_set and spec.env.num_envs != sampler.num_envs:
         product = f"num_workers × num_envs_per_worker = {sampler.num_workers} × {sampler.num_envs_per_worker} = {sampler.num_envs}"
         report.fail(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")

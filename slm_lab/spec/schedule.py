@@ -78,8 +78,8 @@ class PeriodicDecay(_Decay):
     """Number of periods between start_step and end_step."""
 
     def _between(self, fraction: float, frame: int) -> float:
-        swing = (self.start_val - self.end_val) * (1.0 - fraction)
-        return self.end_val + swing * 0.5 * (1.0 + math.cos(2.0 * math.pi * self.frequency * fraction))
+        amplitude = (self.start_val - self.end_val) * (1.0 - fraction)
+        return self.end_val + amplitude * 0.5 * (1.0 + math.cos(2.0 * math.pi * self.frequency * fraction))
 
 
 Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(discriminator="name")]

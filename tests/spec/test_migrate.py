@@ -119,7 +119,7 @@ def test_migrating_twice_changes_nothing_more() -> None:
     ],
 )
 def test_old_env_ids(old: str, new: str) -> None:
-    assert env_ids.today(old) == new
+    assert env_ids.current_id(old) == new
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_old_env_ids(old: str, new: str) -> None:
     ],
 )
 def test_short_names(name: str, short: str) -> None:
-    assert env_ids.short(name) == short
+    assert env_ids.short_name(name) == short

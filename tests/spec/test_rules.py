@@ -193,15 +193,15 @@ def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda module, *more: None if module == package else find(module, *more))
     monkeypatch.delitem(sys.modules, package, raising=False)
-    assert env_ids.problem(name) == f"{name} needs the package {package}: pip install '{extra}'"
+    assert env_ids.unavailable_reason(name) == f"{name} needs the package {package}: pip install '{extra}'"
 
 
 def test_envs_that_others_registered_are_known() -> None:
     import gymnasium
 
-    assert env_ids.problem("SpecRoomTest-v0") is not None
+    assert env_ids.unavailable_reason("SpecRoomTest-v0") is not None
     gymnasium.register("SpecRoomTest-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
     try:
-        assert env_ids.problem("SpecRoomTest-v0") is None
+        assert env_ids.unavailable_reason("SpecRoomTest-v0") is None
     finally:
         del gymnasium.registry["SpecRoomTest-v0"]

@@ -1,4 +1,4 @@
-"""Schedules over frames. Defect 15: an end of 0 is reached, rising lines rise, periodic ones swing."""
+"""Schedules over frames. Defect 15: an end of 0 is reached, rising lines rise, periodic ones oscillate."""
 
 import math
 from typing import Any
@@ -35,7 +35,7 @@ def test_rate() -> None:
 
 def test_periodic() -> None:
     wave = make("periodic_decay", start_val=1.0, end_val=0.0, start_step=0, end_step=400, frequency=2)
-    # two periods of 200 frames whose swing shrinks: crests at 0 and 200, troughs at 100 and 300
+    # two periods of 200 frames whose amplitude shrinks: crests at 0 and 200, troughs at 100 and 300
     assert [wave.value(f) for f in (0, 100, 200, 300, 400)] == pytest.approx([1.0, 0.0, 0.5, 0.0, 0.0], abs=1e-12)
     assert wave.value(50) == pytest.approx(0.875 * 0.5 * (1 + math.cos(math.pi / 2)))
 

@@ -1,8 +1,8 @@
 """Vector envs: one VecStep per step, whatever steps them."""
 
-from slm_lab.env.backend import Backend, RawStep, Target
+from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.make import BACKENDS, make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
 
-__all__ = ["BACKENDS", "Backend", "Env", "Normalizers", "RawStep", "Target", "make_env", "make_normalizers"]
+__all__ = ["BACKENDS", "Backend", "Env", "EnvTarget", "Normalizers", "RawStep", "make_env", "make_normalizers"]

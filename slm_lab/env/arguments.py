@@ -20,7 +20,7 @@ def env_creator(registration: Registration, *, vector: bool = False) -> Callable
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
-def accepted(creator: Callable[..., Any]) -> tuple[list[str], bool]:
+def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     """Return the keyword arguments of the creator, and whether it accepts others too (**kwargs).
 
     With **kwargs those of the base classes are included, which such arguments are usually passed to.
@@ -37,12 +37,12 @@ def accepted(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     return list(names), bool(layers)
 
 
-def rejected(error: BaseException) -> str | None:
+def unexpected_argument(error: BaseException) -> str | None:
     """Return the argument that a TypeError reports as unexpected."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if isinstance(error, TypeError) and found else None
 
 
-def unknown_key(key: str, known: list[str], what: str) -> str:
+def unknown_key_message(key: str, known: list[str], what: str) -> str:
     """Return the message for an unknown key: the closest argument and all arguments of the constructor."""
     return f"unknown key, and not an argument of {what}{nearest(key, known) or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

@@ -15,7 +15,7 @@ from slm_lab.env.atari import AtariSettings
 
 
 @dataclass(frozen=True)
-class Target:
+class EnvTarget:
     """The envs to build."""
 
     id: str
@@ -23,7 +23,7 @@ class Target:
     registration: Registration | None
     """Gymnasium's record of the id; None for an id that only the backend knows."""
     kwargs: dict[str, Any]
-    """Arguments of the env's constructor; empty where `atari` holds them."""
+    """Arguments of the env's constructor; empty if `atari` holds them."""
     num_envs: int
     atari: AtariSettings | None = None
     """Set for ALE ids with the usual preprocessing."""
@@ -38,12 +38,12 @@ class Target:
 
     @property
     def entry_point(self) -> str:
-        """Import path of the env's class; "" where an object is registered."""
+        """Import path of the env's class; "" if an object is registered."""
         entry = self.registration.entry_point if self.registration else None
         return entry if isinstance(entry, str) else ""
 
     @property
-    def main_reason(self) -> str | None:
+    def main_module_reason(self) -> str | None:
         """Why other processes cannot build the env: its class is defined in the script that runs here; None if they can."""
         entry = self.registration.entry_point if self.registration else None
         module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
@@ -91,17 +91,17 @@ class Backend(ABC):
     """Space of one env."""
 
     @classmethod
-    def unsupported_reason(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: EnvTarget) -> str | None:
         """Return why this backend cannot build the target; None if it can."""
         return None
 
     @classmethod
-    def preferred(cls, target: Target) -> bool:
+    def preferred(cls, target: EnvTarget) -> bool:
         """Return whether "auto" should choose this backend if it supports the target."""
         return True
 
     @abstractmethod
-    def __init__(self, target: Target) -> None: ...
+    def __init__(self, target: EnvTarget) -> None: ...
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -117,7 +117,7 @@ class Backend(ABC):
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
         """Restore what rng_states() returned."""
-        raise NotImplementedError(f"{type(self).__name__} does not expose its random streams")
+        raise NotImplementedError(f"{type(self).__name__} does not support restoring random states")
 
     def episode_state(self) -> Any:
         """Return the state of the running episodes in plain Python; None if the backend does not expose it."""
@@ -125,7 +125,7 @@ class Backend(ABC):
 
     def set_episode_state(self, state: Any) -> Any:
         """Restore what episode_state() returned; return the observations. The envs have been reset and their random streams restored."""
-        raise NotImplementedError(f"{type(self).__name__} does not expose its running episodes")
+        raise NotImplementedError(f"{type(self).__name__} does not support restoring episode state")
 
     @abstractmethod
     def close(self) -> None:

@@ -21,8 +21,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate, iterate
 
-from slm_lab.env.arguments import accepted, env_creator
-from slm_lab.env.backend import Backend, RawStep, Target
+from slm_lab.env.arguments import accepted_arguments, env_creator
+from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.single import SingleEnv
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group, lead_group
@@ -33,7 +33,7 @@ CLOSE_SECONDS = 2.0
 """Time that worker processes have to close their envs before they are killed."""
 
 
-class _LeanInfo:
+class _MinimalInfo:
     """Keep only the entries of infos that are used: stacking every entry costs more than a small env's step."""
 
     num_envs: int
@@ -46,11 +46,11 @@ class _LeanInfo:
         return vector_infos
 
 
-class _Sync(_LeanInfo, SyncVectorEnv[Any, Any]):
+class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
     """SyncVectorEnv without infos."""
 
 
-class _Makers(list[SingleEnv]):
+class _EnvFns(list[SingleEnv]):
     """Constructors of the envs. AsyncVectorEnv iterates over them to start a process for each.
 
     The processes start with stop signals blocked and without the user's script, until `starting` is closed.
@@ -66,7 +66,7 @@ class _Makers(list[SingleEnv]):
         return super().__iter__()
 
 
-class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
+class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
     """AsyncVectorEnv without infos, that reports the worker's own traceback and leaves no process behind.
 
     Each worker leads a process group, so that what its env starts (a simulator) ends with it.
@@ -81,7 +81,7 @@ class _Async(_LeanInfo, AsyncVectorEnv[Any, Any]):
                 self._starting.callback(make.restore_folder)  # one env is constructed in this process, for its spaces
                 worker: Any = _worker  # Gymnasium annotates it without the arguments
                 # spawn: a fork of a process with threads (torch's, envpool's) may hang
-                makers = _Makers(make, num_envs, self._starting)
+                makers = _EnvFns(make, num_envs, self._starting)
                 super().__init__(makers, copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP)
         except BaseException:  # also Ctrl-C while a constructor blocks
             self.close(terminate=True)
@@ -127,7 +127,7 @@ def _close(reference: weakref.ref[_Async]) -> None:
         vec.close()
 
 
-class _KeepsLast(gym.Wrapper[Any, Any, Any, Any]):
+class _CopyFinalObs(gym.Wrapper[Any, Any, Any, Any]):
     """Copy the last observation of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse its array."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -153,26 +153,26 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        _async_worker(index, lambda: _KeepsLast(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
+        _async_worker(index, lambda: _CopyFinalObs(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
 
 
-class _OneByOne(Backend):
+class _GymVectorBackend(Backend):
     """Base of sync and async: SAME_STEP autoreset, so that no step is spent on dummy rows."""
 
     _vec: Any
     _exposes_rng: bool
 
     @classmethod
-    def unsupported_reason(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: EnvTarget) -> str | None:
         if target.registration is None:
             return f"{target.id} is not registered with Gymnasium"
         if target.registration.entry_point is None:
             return f"{target.id} is registered as a vector env only"
         return None
 
-    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: Target) -> None:
+    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: EnvTarget) -> None:
         self._vec = vec
         self._exposes_rng = target.atari is None  # the emulator has its own random stream
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
@@ -197,13 +197,13 @@ class _OneByOne(Backend):
         self._vec.close()
 
 
-class Sync(_OneByOne):
+class Sync(_GymVectorBackend):
     """Gymnasium's SyncVectorEnv; supports every env."""
 
     name = "sync"
 
-    def __init__(self, target: Target) -> None:
-        make = SingleEnv.of(target)
+    def __init__(self, target: EnvTarget) -> None:
+        make = SingleEnv.from_target(target)
         vec = _Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._use(vec, target)
         self._envs, self._obs = vec.envs, vec._observations
@@ -237,22 +237,22 @@ class Sync(_OneByOne):
         return concatenate(self.observation_space, obs_list, out)
 
 
-class Async(_OneByOne):
+class Async(_GymVectorBackend):
     """Gymnasium's AsyncVectorEnv: one process per env, for envs that take milliseconds a step. Never chosen by "auto"."""
 
     name = "async"
 
     @classmethod
-    def unsupported_reason(cls, target: Target) -> str | None:
-        return super().unsupported_reason(target) or target.main_reason
+    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+        return super().unsupported_reason(target) or target.main_module_reason
 
     @classmethod
-    def preferred(cls, target: Target) -> bool:
+    def preferred(cls, target: EnvTarget) -> bool:
         return False
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: EnvTarget) -> None:
         with _worker_death():
-            vec = _Async(SingleEnv.of(target), target.num_envs)
+            vec = _Async(SingleEnv.from_target(target), target.num_envs)
         self._use(vec, target)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -282,7 +282,7 @@ class Native(Backend):
     name = "native"
 
     @classmethod
-    def unsupported_reason(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: EnvTarget) -> str | None:
         registration = target.registration
         if registration is None or registration.vector_entry_point is None:
             return f"{target.id} has no vector env of its own"
@@ -291,7 +291,7 @@ class Native(Backend):
         if registration.additional_wrappers:
             return f"{target.id} is registered with wrappers"
         try:
-            known, open_ended = accepted(env_creator(registration, vector=True))
+            known, open_ended = accepted_arguments(env_creator(registration, vector=True))
         except ImportError as error:
             return f"the vector env of {target.id} cannot be imported: {error}"
         wanted = [*target.kwargs, *(["max_episode_steps"] if target.max_t is not None else [])]
@@ -299,11 +299,11 @@ class Native(Backend):
         return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def preferred(cls, target: Target) -> bool:
+    def preferred(cls, target: EnvTarget) -> bool:
         """A step of CartPoleVectorEnv costs as much for one env as for eight: Sync takes 0.4 of that for one env, as much for four."""
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: EnvTarget) -> None:
         limit: dict[str, Any] = {"max_episode_steps": target.time_limit} if target.max_t is not None else {}
         vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **limit, **target.kwargs)
         self._vec = vec

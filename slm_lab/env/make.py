@@ -10,9 +10,9 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from slm_lab.env.arguments import accepted, env_creator, rejected, unknown_key
+from slm_lab.env.arguments import accepted_arguments, env_creator, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
-from slm_lab.env.backend import Backend, Target
+from slm_lab.env.backend import Backend, EnvTarget
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
@@ -83,12 +83,12 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
     """Raise SpecError if the machine has too little memory for so many envs, however small."""
     count = num_envs or spec.num_envs
     if count * _LEAST_BYTES > memory_bytes():
-        sizes = f"{count:,} envs of at least {_LEAST_BYTES:,} bytes each are {count * _LEAST_BYTES / 2**30:,.1f} GiB"
+        sizes = f"{count:,} envs need at least {count * _LEAST_BYTES / 2**30:,.1f} GiB ({_LEAST_BYTES:,} bytes each)"
         message = f"{sizes}; this machine has {memory_bytes() / 2**30:,.1f} GiB"
         raise SpecError(spec.name, [Problem("env.num_envs" if num_envs in (None, spec.num_envs) else "meta.rigorous_eval", message)])
 
 
-def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> Target:
+def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvTarget:
     """Look up the id and check the constructor's arguments. Raises SpecError."""
     registration = _registration(spec)
     kwargs, atari = spec.kwargs, None
@@ -96,16 +96,16 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> Target:
         atari, kwargs = _atari(spec), {}
     elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # its arguments are its own
         _check_arguments(spec, registration)
-    return Target(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads)
+    return EnvTarget(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads)
 
 
-def choose_backend(spec: EnvSpec, target: Target) -> type[Backend]:
+def choose_backend(spec: EnvSpec, target: EnvTarget) -> type[Backend]:
     """Return the spec's backend, or for "auto" the first of BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         reason = backend.unsupported_reason(target)
         if reason:
-            raise _problem(spec, "backend", f"backend {spec.backend!r} does not apply: {reason}")
+            raise _problem(spec, "backend", f"cannot use backend {spec.backend!r}: {reason}")
         return backend
     for backend in BACKENDS.values():
         if backend.preferred(target) and backend.unsupported_reason(target) is None:
@@ -141,7 +141,7 @@ def _registration(spec: EnvSpec) -> Registration | None:
         try:
             register_atari()
         except ImportError as error:
-            raise _problem(spec, "name", _missing(error)) from None
+            raise _problem(spec, "name", _missing_package(error)) from None
     try:
         return gym.spec(name)
     except gym.error.Error as error:
@@ -149,7 +149,7 @@ def _registration(spec: EnvSpec) -> Registration | None:
             return None
         if module:
             raise _problem(spec, "name", f"{module} registers no env {name!r}{_registered_by(module, name, before)}") from None
-        hint = f'an env that is registered in a script is known to that script\'s process only; from a module: "package.module:{name}"'
+        hint = f'envs registered in a script exist only in that process; register it in a module and use "package.module:{name}"'
         raise _problem(spec, "name", f"unknown env {name!r}: {error} ({hint})") from None
 
 
@@ -172,7 +172,8 @@ def _atari(spec: EnvSpec) -> AtariSettings:
     kwargs = dict(spec.kwargs)
     if kwargs.pop("reward_clipping", False):
         raise _problem(spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw")
-    unknown = [Problem(f"env.{key}", unknown_key(key, [*ATARI_KEYS, "obs_type"], spec.name)) for key in kwargs if key not in ATARI_KEYS]
+    known = [*ATARI_KEYS, "obs_type"]
+    unknown = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in kwargs if key not in ATARI_KEYS]
     if unknown:
         raise SpecError(spec.name, unknown)
     return AtariSettings(**kwargs)
@@ -182,30 +183,30 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     if not spec.kwargs:
         return
     try:
-        known, open_ended = accepted(env_creator(registration))
+        known, open_ended = accepted_arguments(env_creator(registration))
     except ImportError as error:
-        raise _problem(spec, "name", _missing(error)) from None
-    unknown = [Problem(f"env.{key}", unknown_key(key, known, spec.name)) for key in spec.kwargs if key not in known]
+        raise _problem(spec, "name", _missing_package(error)) from None
+    unknown = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
     if unknown and not open_ended:  # otherwise the constructor decides, see _build
         raise SpecError(spec.name, unknown)
 
 
-def _build(spec: EnvSpec, backend: type[Backend], target: Target) -> Backend:
+def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:
     try:
         with quiet_spaces():
             return backend(target)
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise _problem(spec, "name", _missing(error)) from error
+        raise _problem(spec, "name", _missing_package(error)) from error
     except Exception as error:
-        key = rejected(error)
+        key = unexpected_argument(error)
         if key in target.kwargs and target.registration is not None:
-            known, _ = accepted(env_creator(target.registration))
-            raise _problem(spec, str(key), unknown_key(str(key), known, spec.name)) from error
+            known, _ = accepted_arguments(env_creator(target.registration))
+            raise _problem(spec, str(key), unknown_key_message(str(key), known, spec.name)) from error
         kind = type(error).__name__
         raise _problem(spec, "name", f"the backend {backend.name or spec.backend} cannot build {spec.name}: {kind}: {error}") from error
 
 
-def _missing(error: BaseException) -> str:
+def _missing_package(error: BaseException) -> str:
     """Return which package is missing, and the command that installs it."""
     cause: Any = error
     while cause is not None:

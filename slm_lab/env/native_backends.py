@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from slm_lab.env.atari import frame_limit
-from slm_lab.env.backend import Backend, RawStep, Target
+from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.single import quiet_spaces, register_atari
 
 
@@ -23,14 +23,14 @@ class Ale(Backend):
     fresh = True
 
     @classmethod
-    def unsupported_reason(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: EnvTarget) -> str | None:
         if target.atari is None:
             return f"{target.id} is not a preprocessed Atari game (ALE/…)"
         if target.atari.mode is not None or target.atari.difficulty is not None:
             return "ALE's vector env has no arguments mode and difficulty"
         return None
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: EnvTarget) -> None:
         register_atari()
         settings = target.atari
         assert settings is not None
@@ -73,7 +73,7 @@ class EnvPool(Backend):
     fresh = True
 
     @classmethod
-    def unsupported_reason(cls, target: Target) -> str | None:
+    def unsupported_reason(cls, target: EnvTarget) -> str | None:
         if importlib.util.find_spec("envpool") is None:
             return "envpool is not installed: pip install 'slm-lab[envpool]'"
         if target.registration is not None and target.atari is None and not target.entry_point.startswith("gymnasium.envs."):
@@ -90,12 +90,12 @@ class EnvPool(Backend):
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def preferred(cls, target: Target) -> bool:
-        """Prefer it where a step costs more than handing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
+    def preferred(cls, target: EnvTarget) -> bool:
+        """Prefer it if a step costs more than handing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
         return target.num_envs > 1 and target.entry_point.startswith(heavy)
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: EnvTarget) -> None:
         import envpool
 
         name, self._config = _pool_config(target)
@@ -181,7 +181,7 @@ def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
     return obs
 
 
-def _pool_config(target: Target) -> tuple[str, dict[str, Any]]:
+def _pool_config(target: EnvTarget) -> tuple[str, dict[str, Any]]:
     """Return envpool's name of the env and its arguments."""
     settings = target.atari
     if settings is None:

@@ -48,7 +48,7 @@ class RunningStats:
         return int(self._count[0])
 
     def update(self, batch: np.ndarray) -> bool:
-        """Add samples [B, *shape], B ≥ 1. Returns False where some were not finite and so left out."""
+        """Add samples [B, *shape], B ≥ 1. Returns False if some were not finite and so left out."""
         delta = _moments(batch)
         if isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
@@ -120,7 +120,7 @@ def _moments(batch: np.ndarray) -> Moments:
 
 
 class ObsNormalizer:
-    """Apply normalize_obs and clip_obs. `stats` is None where observations are only clipped."""
+    """Apply normalize_obs and clip_obs. `stats` is None if observations are only clipped."""
 
     def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool) -> None:
         self.stats = RunningStats(shape) if spec.normalize_obs else None
@@ -203,7 +203,7 @@ class RewardNormalizer:
 
 
 class Normalizers:
-    """The normalisers of a vector env; `obs` or `reward` is None where observations or rewards stay as they are.
+    """The normalisers of a vector env; `obs` or `reward` is None if observations or rewards stay as they are.
 
     Several processes may share the statistics (`attach`), or collect what they see as deltas that one process merges.
     """

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
-from slm_lab.env.backend import Target
+from slm_lab.env.backend import EnvTarget
 from slm_lab.lib.log import notice
 
 
@@ -58,7 +58,7 @@ class SingleEnv:
     """Current folder when the vector env was built. Each env is constructed in it, also after another one called os.chdir."""
 
     @classmethod
-    def of(cls, target: Target) -> SingleEnv:
+    def from_target(cls, target: EnvTarget) -> SingleEnv:
         """Return the constructor of one of the target's envs."""
         try:
             folder: str | None = os.getcwd()

@@ -191,4 +191,4 @@ def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
             return spaces.Box(bounds[0], bounds[1], dtype=np.dtype(dtype).type)
         case {"type": "Dict", "spaces": inner}:
             return spaces.Dict(OrderedDict((key, space_from_dict(one)) for key, one in inner))
-    raise ValueError(f"not a description of a space: {described!r}")
+    raise ValueError(f"invalid space description: {described!r}")

@@ -16,7 +16,7 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 class Env:
     """num_envs envs that step together; built by `make_env`.
 
-    Differences between backends end here. Rows that are no transition (`valid_N` false) come only from backends that reset in the step
+    Differences between backends end here. Rows that are not transitions (`valid_N` false) come only from backends that reset in the step
     after the end of an episode; the transitions equal those of single envs stepped by hand.
     """
 
@@ -168,7 +168,7 @@ class Env:
     def state_dict(self) -> dict[str, Any]:
         """Return statistics, random streams and running episodes in plain Python.
 
-        "rng" and the backend's part of "episodes" are None where the backend does not expose them.
+        "rng" and the backend's part of "episodes" are None if the backend does not expose them.
         """
         pending_N, lives_N = self._pending_N, self._lives_N
         return {
@@ -188,7 +188,7 @@ class Env:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what state_dict() returned; call `resume` next, or `reset` to begin new episodes.
 
-        Where the backend does not expose its random streams, the envs draw from new ones, seeded by the seed and the number of loads.
+        If the backend does not expose its random streams, the envs draw from new ones, seeded by the seed and the number of loads.
         """
         self.normalizers.load_state_dict(state)
         set_generator_state(self._sampler, state["sampler"])
@@ -201,7 +201,7 @@ class Env:
                 self._saved_episodes = state.get("episodes")  # absent in older checkpoints
 
     def resume(self) -> np.ndarray | None:
-        """Continue the episodes that load_state_dict() loaded. Returns their obs_N; None where the backend cannot: call reset()."""
+        """Continue the episodes that load_state_dict() loaded. Returns their obs_N; None if the backend cannot: call reset()."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
             return None

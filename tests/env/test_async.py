@@ -81,7 +81,7 @@ except Exception as error:
 """
     shown = run(tmp_path, script)
     assert shown.startswith("(2, 4)")
-    assert "env.backend: backend 'async' does not apply: Own-v0 is defined in the script that runs (__main__)" in shown
+    assert "env.backend: cannot use backend 'async': Own-v0 is defined in the script that runs (__main__)" in shown
     assert 'name the env "package.module:Own-v0"' in shown
 
 
@@ -205,4 +205,4 @@ def test_the_main_module_is_hidden_for_a_while() -> None:
 
 def test_target_of_a_module_is_known_elsewhere() -> None:
     spec: Any = EnvSpec(name=PREFIX + "Toy-v0", max_frame=1)
-    assert find_target(spec, 1).main_reason is None
+    assert find_target(spec, 1).main_module_reason is None

@@ -84,7 +84,11 @@ def problem(**keys: Any) -> str:
         ({"name": "no_such_module:Env-v0"}, "env.name", ["no_such_module"]),
         ({"name": PREFIX + "ToyDisable-v0"}, "env.name", ["toys registers no env 'ToyDisable-v0'; it registers ToyDisabled-v0, Toy"]),
         ({"name": "json:Env-v0"}, "env.name", ["json registers no env 'Env-v0'; importing it registers no envs"]),
-        ({"name": "CartPole-v1", "num_envs": 10**11}, "env.num_envs", ["100,000,000,000 envs", "95,367.4 GiB; this machine has"]),
+        (
+            {"name": "CartPole-v1", "num_envs": 10**11},
+            "env.num_envs",
+            ["100,000,000,000 envs", "95,367.4 GiB (1,024 bytes each); this machine has"],
+        ),
         ({"name": PREFIX + "Spaced-v0"}, "env.name", ["Tuple", "allowed: Box, Discrete"]),
         ({"name": PREFIX + "Faulty-v0"}, "env.name", ["fault"]),
         ({"name": "Pendulum-v1", "backend": "ale"}, "env.backend", ["ALE/"]),
@@ -99,7 +103,11 @@ def problem(**keys: Any) -> str:
             ["not a subclass of slm_lab.env.backend.Backend"],
         ),
         ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Partial"}, "env.backend", ["does not implement __init__, close, reset"]),
-        ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Counting"}, "env.backend", ["does not apply: not a counting env"]),
+        (
+            {"name": "CartPole-v1", "backend": "tests.env.own_backend:Counting"},
+            "env.backend",
+            ["cannot use backend", "not a counting env"],
+        ),
         ({"name": PREFIX + "ToyDisabled-v0"}, "env.name", ['"backend": "sync"']),
     ],
 )

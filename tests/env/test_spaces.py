@@ -93,7 +93,7 @@ def test_descriptions_are_short_and_keep_the_order_of_entries() -> None:
     assert list(space_from_dict(space_to_dict(ordered)).spaces) == ["b", "a"]  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedSpace, match="space Text is not supported"):
         space_to_dict(spaces.Text(3))
-    with pytest.raises(ValueError, match="not a description"):
+    with pytest.raises(ValueError, match="invalid space description"):
         space_from_dict({"type": "Graph"})
 
 

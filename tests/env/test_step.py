@@ -57,7 +57,7 @@ def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, ma
 
 
 def test_dummy_rows_of_next_step_autoreset() -> None:
-    """Defect 12: a dummy row is no transition; it carries the reset observation, and its reward counts nowhere."""
+    """Defect 12: a dummy row is not a transition; it carries the reset observation, and its reward counts nowhere."""
     env = build(PREFIX + "ToyNextStep-v0", backend="native")
     steps = play(env, random_actions(60, 3, 3)).steps
     dummies = 0

@@ -15,7 +15,7 @@ import slm_lab
 def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
     """Transitions and seconds between the first row and the last; what came before the first row counts as start-up.
 
-    A backend may spend a frame on each reset, which is no transition: one frame per episode is not counted, whether it does or not.
+    A backend may spend a frame on each reset, which is not a transition: one frame per episode is not counted, whether it does or not.
     """
     with run_csv.open(newline="") as file:
         rows = list(csv.DictReader(file))

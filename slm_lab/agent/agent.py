@@ -27,7 +27,7 @@ class Agent:
     The hidden state of a recurrent policy belongs to the caller: `policy.initial_state` gives the first, `ActOut.state_N` each next one, to
     be zeroed where an episode begins.
 
-    Args: explore: schedule of explore_var, None where exploration does not depend on it. eval_seed: seed of evaluations.
+    Args: explore: schedule of explore_var, None if exploration does not depend on it. eval_seed: seed of evaluations.
     """
 
     def __init__(self, policy: Policy, algorithm: Algorithm, clock: Clock, explore: Schedule | None, eval_seed: int) -> None:
@@ -82,7 +82,7 @@ class Agent:
 
     @property
     def explore_var(self) -> float | None:
-        """ε or τ now; None where exploration does not depend on it."""
+        """ε or τ now; None if exploration does not depend on it."""
         return None if self._explore is None else self._explore.value(self.clock.global_frame)
 
     @property
@@ -96,19 +96,19 @@ class Agent:
         return self.algorithm.replay
 
     def target(self) -> tuple[int, torch.Tensor] | None:
-        """Return how often the target net was due to follow, and a copy of its parameters; None for an agent without one."""
+        """Return the number of target network updates, and a copy of the parameters; None for an agent without one."""
         target = self.algorithm.target
         if target is None:
             return None
         target.refresh()
-        return target.followed, target.flat.clone()[0]
+        return target.updates_done, target.flat.clone()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return copies of the policy net's parameters and buffers on the CPU, as it last acted or learned."""
         return self.policy.weights()
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Copy weights in. Raises RuntimeError where they are another net's."""
+        """Load weights. Raises RuntimeError if they do not match the network."""
         self.policy.load_weights(weights)
 
     def shared_arrays(self) -> Named:
@@ -134,7 +134,7 @@ class Agent:
         self.policy.version = state["version"]
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update; of use where the envs continue from the same step."""
+        """Return the steps collected since the last update; of use if the envs continue from the same step."""
         return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:

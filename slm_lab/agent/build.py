@@ -43,7 +43,7 @@ ALGORITHMS: dict[type[specs.AlgorithmSpec], Callable[..., Algorithm]] = {
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu") -> Agent:
     """Build the agent of a spec for an env, its weights drawn from seeds.net.
 
-    Raises SpecError where algorithm, net and env do not fit each other.
+    Raises SpecError if algorithm, net and env do not fit each other.
     """
     torch.manual_seed(seeds.net)
     model = spec.agent.algorithm
@@ -55,7 +55,7 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:
-    """Return the device of agent.net.gpu and cuda_id: "cpu" or "cuda:i". Raises SpecError where it does not exist."""
+    """Return the device of agent.net.gpu and cuda_id: "cpu" or "cuda:i". Raises SpecError if it does not exist."""
     net = spec.agent.net
     if net is None or net.gpu is False:
         return "cpu"
@@ -63,7 +63,7 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
     if count == 0:
         if net.gpu == "auto":
             return "cpu"
-        raise SpecError("agent", [Problem("agent.net.gpu", 'true, but this machine has no cuda device; allowed: false, "auto"')])
+        raise SpecError("agent", [Problem("agent.net.gpu", 'invalid value true: this machine has no CUDA device; allowed: false, "auto"')])
     if net.cuda_id is not None and net.cuda_id >= count:
-        raise SpecError("agent", [Problem("agent.net.cuda_id", f"{net.cuda_id}, but this machine has devices 0 to {count - 1}")])
+        raise SpecError("agent", [Problem("agent.net.cuda_id", f"invalid device {net.cuda_id}; this machine has devices 0 to {count - 1}")])
     return f"cuda:{session % count if net.cuda_id is None else net.cuda_id}"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.build import build_agent, resolve_device
-from slm_lab.agent.replay.replay import check_fits
+from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
@@ -213,7 +213,7 @@ class Session:
         replay, at_once = learner.agent.replay, self.plan.at_once(self.spec.meta)
         if replay is not None:
             fewer = "use fewer Sessions (meta.max_session)" if self.store is not None else "run fewer Sessions at a time (--jobs)"
-            check_fits(replay.capacity, replay.nbytes, at_once, f"; or {fewer}")
+            check_replay_memory(replay.capacity, replay.nbytes, at_once, f"; or {fewer}")
 
     def run(self, sink: RunSink | None = None) -> SessionResult:
         """Train, then release envs and processes; see `train`."""

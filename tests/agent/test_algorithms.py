@@ -121,13 +121,13 @@ def test_reinforce_update_by_hand() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
-def test_small_nets_learn_through_their_twins(algorithm: dict[str, Any]) -> None:
+def test_small_nets_learn_in_numpy(algorithm: dict[str, Any]) -> None:
     agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
     net = agent.policy.net
-    assert net.actor_twin is not None
-    assert (net.critic_twin is None) == (algorithm is REINFORCE)
+    assert net.actor_numpy is not None
+    assert (net.critic_numpy is None) == (algorithm is REINFORCE)
     grad = agent.algorithm.trainer.flat.grad
-    assert all(np.shares_memory(layer[2], grad.numpy()) for layer in net.actor_twin.layers)
+    assert all(np.shares_memory(layer[2], grad.numpy()) for layer in net.actor_numpy.layers)
 
 
 def test_ppo_first_step_has_ratio_one() -> None:
@@ -151,7 +151,7 @@ def test_ppo_update_by_hand() -> None:
     agent = gathered(algorithm, "OnPolicyBatchReplay")
     twin = gathered(algorithm, "OnPolicyBatchReplay")
     net, rollout = twin.policy.net, twin.algorithm.memory.rollout()
-    net.actor_twin = net.critic_twin = None  # plain means autograd
+    net.actor_numpy = net.critic_numpy = None  # plain means autograd
     batch, _ = next(twin.algorithm._with_advantages(rollout)[0].microbatches())
     optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01, fused=True)
     for _ in range(4):
@@ -367,8 +367,8 @@ def test_evaluator_carries_its_own_state() -> None:
         ({**PPO, "action_pdtype": "Normal"}, DISCRETE, "Categorical"),
         ({**PPO, "action_pdtype": "Categorical"}, CONTINUOUS, "MultivariateNormal"),
         ({**PPO, "action_pdtype": "Beta"}, ActionSpace("continuous", (), 2, bounded=False), "unbounded"),
-        ({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": ENTROPY}, CONTINUOUS, "countable"),
-        ({**PPO, "symlog": True, "normalize_v_targets": True}, DISCRETE, "exclude"),
+        ({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": ENTROPY}, CONTINUOUS, "continuous"),
+        ({**PPO, "symlog": True, "normalize_v_targets": True}, DISCRETE, "cannot be combined"),
     ],
 )
 def test_misfits_are_spec_errors(algorithm: dict[str, Any], action: ActionSpace, part: str) -> None:
@@ -380,5 +380,5 @@ def test_device() -> None:
     assert resolve_device(spec(PPO)) == "cpu"
     if not torch.cuda.is_available():
         assert resolve_device(spec(PPO, {**MLP, "gpu": "auto"})) == "cpu"
-        with pytest.raises(SpecError, match="no cuda device"):
+        with pytest.raises(SpecError, match="no CUDA device"):
             resolve_device(spec(PPO, {**MLP, "gpu": True}))

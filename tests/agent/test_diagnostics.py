@@ -10,7 +10,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net import learning_twin, q_critics
+from slm_lab.agent.net import numpy_mlp, q_critics
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
 from slm_lab.agent.policy import acting
 from slm_lab.lib.clock import Clock
@@ -80,8 +80,8 @@ def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
     [
         (acting, "NUMPY_ACTING", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
         (acting, "NUMPY_ACTING", Case("DQN", "Replay", "MLPNet")),
-        (learning_twin, "NUMPY_LEARNING", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
-        (learning_twin, "NUMPY_LEARNING", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
+        (numpy_mlp, "NUMPY_LEARNING", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
+        (numpy_mlp, "NUMPY_LEARNING", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
         (q_critics, "RECTIFIED_STACK", Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -92,8 +92,8 @@ def test_fast_paths_agree_with_plain_torch(module: Any, switch: str, case: Case,
     plain, agent = weights_after(case, 30)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
     if switch == "NUMPY_ACTING":
-        assert agent.policy._fast is None
+        assert agent.policy._numpy_actor is None
     elif switch == "NUMPY_LEARNING":
-        assert agent.policy.net.actor_twin is None  # type: ignore[union-attr]
+        assert agent.policy.net.actor_numpy is None  # type: ignore[union-attr]
     else:
         assert not agent.algorithm.critics.rectified  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ def make(name: str) -> ActionDistribution:
 
 
 def params(dist: ActionDistribution, rows: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(scale=0.5, size=(rows, dist.params)).astype(np.float32)
+    return np.random.default_rng(seed).normal(scale=0.5, size=(rows, dist.param_dim)).astype(np.float32)
 
 
 def reference(name: str, p: Tensor) -> td.Distribution:
@@ -116,7 +116,7 @@ def test_extreme_parameters_stay_finite() -> None:
     for name in ALL:
         dist = make(name)
         for size in (-60.0, 60.0):
-            p = np.full((3, dist.params), size, np.float32)
+            p = np.full((3, dist.param_dim), size, np.float32)
             action, logp = dist.sample(p, np.random.default_rng(0))
             assert np.isfinite(logp).all(), (name, size)
             assert name == "LogNormal" or np.isfinite(action).all(), (name, size)

@@ -10,7 +10,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
-from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
+from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, one_step_target
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import ActOut, VecStep
@@ -50,15 +50,15 @@ def batch_of(algorithm: QLearning, weight: list[float] | None = None) -> Transit
 def test_target_by_hand() -> None:
     target = one_step_target(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), torch.tensor([0.0, 1.0]), 0.9)
     assert target.tolist() == [10.0, 2.0]
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         one_step_target(torch.zeros(2), torch.zeros(2, 1), torch.zeros(2), 0.9)
 
 
 def test_values_by_hand() -> None:
     chooser, valuer = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]]), torch.tensor([[7.0, -1.0, 9.0], [0.5, 6.0, 8.0]])
     assert max_value(valuer).tolist() == [9.0, 8.0]
-    assert double_value(chooser, valuer).tolist() == [-1.0, 0.5]
-    assert chosen_value(valuer, torch.tensor([2, 0])).tolist() == [9.0, 0.5]
+    assert double_q_value(chooser, valuer).tolist() == [-1.0, 0.5]
+    assert action_value(valuer, torch.tensor([2, 0])).tolist() == [9.0, 0.5]
 
 
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
@@ -96,7 +96,7 @@ def test_loss_weighs_by_importance_and_tells_errors() -> None:
     _, algorithm = q_agent("DoubleDQN", memory="PrioritizedReplay")
     batch = batch_of(algorithm, [1.0, 0.5, 0.25, 0.0])
     with torch.no_grad():
-        error = algorithm._targets(batch) - chosen_value(algorithm.net.critic(batch.obs_B), batch.action_B)
+        error = algorithm._targets(batch) - action_value(algorithm.net.critic(batch.obs_B), batch.action_B)
     told: list[tuple[np.ndarray, torch.Tensor]] = []
     algorithm.memory.update_priorities = lambda rows, errors: told.append((rows, errors.detach()))  # type: ignore[method-assign]  # a spy
     algorithm.meter.begin()
@@ -109,7 +109,7 @@ def test_loss_weighs_by_importance_and_tells_errors() -> None:
 def test_gradient_reaches_only_the_chosen_value() -> None:
     _, algorithm = q_agent("DQN")
     batch = batch_of(algorithm)._replace(action_B=torch.zeros(4, dtype=torch.int64))
-    loss = (chosen_value(algorithm.net.critic(batch.obs_B), batch.action_B) - algorithm._targets(batch)).square().mean()
+    loss = (action_value(algorithm.net.critic(batch.obs_B), batch.action_B) - algorithm._targets(batch)).square().mean()
     loss.backward()
     bias = algorithm.net.actor_head.linear.bias.grad
     assert bias is not None
@@ -299,5 +299,5 @@ def test_boltzmann_and_epsilon_explore_as_said() -> None:
 @pytest.mark.parametrize("name", ["DQN", "SARSA"])
 def test_needs_one_discrete_action(name: str) -> None:
     toy = q_spec(name) if name == "DQN" else spec({"name": "SARSA", **EXPLORE})
-    with pytest.raises(SpecError, match=r"agent\.algorithm\.name: '\w+' needs one discrete action.*continuous.*SoftActorCritic"):
+    with pytest.raises(SpecError, match=r"agent\.algorithm\.name: '\w+' requires a discrete action.*continuous.*SoftActorCritic"):
         agent_of(toy, info(action=CONTINUOUS))

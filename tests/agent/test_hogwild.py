@@ -183,11 +183,11 @@ def test_within_a_rollout_a_synced_policy_does_not_change(stores: Stores) -> Non
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores()))
     obs_N = one.env.reset()
     before = one.agent.policy.net.actor(torch.from_numpy(obs_N)).detach().clone()  # type: ignore[union-attr]
-    acts = one.agent.policy._fast(obs_N)  # type: ignore[misc]
+    acts = one.agent.policy._numpy_actor(obs_N)  # type: ignore[misc]
     other.update()
     assert torch.equal(one.agent.policy.net.actor(torch.from_numpy(obs_N)), before)  # type: ignore[union-attr]
     one.update()
-    assert not np.array_equal(one.agent.policy._fast(obs_N), acts)  # type: ignore[misc]
+    assert not np.array_equal(one.agent.policy._numpy_actor(obs_N), acts)  # type: ignore[misc]
     assert torch.equal(flat(one.agent).param, flat(other.agent).master)
 
 
@@ -195,8 +195,8 @@ def test_every_read_of_a_shared_net_is_of_the_latest(stores: Stores) -> None:
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     obs_N = one.env.reset()
     reads: dict[str, Callable[[Agent], Any]] = {
-        "act": lambda agent: (agent.act(obs_N), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
-        "evaluator": lambda agent: (agent.evaluator(), agent.policy._fast(obs_N))[1],  # type: ignore[misc]
+        "act": lambda agent: (agent.act(obs_N), agent.policy._numpy_actor(obs_N))[1],  # type: ignore[misc]
+        "evaluator": lambda agent: (agent.evaluator(), agent.policy._numpy_actor(obs_N))[1],  # type: ignore[misc]
         "state_dict": lambda agent: agent.state_dict()["algorithm"]["trainer"]["param"].numpy(),
     }
     for name, read in reads.items():
@@ -384,17 +384,17 @@ def test_target_nets_follow_once_for_all(stores: Stores, update_type: str) -> No
     assert one.trainer is not None
     zero = one.target.flat.param.clone()
     one.trainer.flat.master.add_(1.0)
-    one.target.follow(15)
+    one.target.update(15)
     assert torch.equal(other.target.flat.param, zero)
-    one.target.follow(16)
-    other.target.follow(17)
-    other.target.follow(31)
+    one.target.update(16)
+    other.target.update(17)
+    other.target.update(31)
     expected = zero + (1.0 if update_type == "replace" else 0.5)
     assert torch.allclose(one.target.flat.param, expected)
     one.target.refresh()
     assert torch.equal(other.target.flat.param, one.target.flat.param)
-    assert (one.target.followed, other.target.followed) == (1, 1)
-    other.target.follow(64)
+    assert (one.target.updates_done, other.target.updates_done) == (1, 1)
+    other.target.update(64)
     one.target.refresh()
     assert torch.allclose(one.target.flat.param, zero + (1.0 if update_type == "replace" else 1.0 - 0.5**4))
 

@@ -45,5 +45,5 @@ def test_symlog_inverse() -> None:
 
 
 def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         policy_gradient_loss(torch.zeros(3, 1), torch.zeros(3))

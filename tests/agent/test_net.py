@@ -1,4 +1,4 @@
-"""Nets: shapes, initialisation, recurrence, and the numpy twin."""
+"""Nets: shapes, initialisation, recurrence, and the numpy implementation."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.learning_twin import ACTIVATIONS, LEARNING_ROWS, LEARNING_SMALL, SLOPES, LearningTwin, add_learning_twins
+from slm_lab.agent.net.numpy_mlp import ACTIVATIONS, LEARNING_ROWS, LEARNING_SMALL, SLOPES, NumpyMLP, add_numpy_mlps
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
@@ -40,7 +40,7 @@ def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
     x = obs(VECTOR, 9)
     for _ in range(2):
         assert np.allclose(fast(x.numpy()), net.actor(x).detach().numpy(), atol=1e-5)
-        flat.param.add_(0.3)  # the twin sees the change, being the same memory
+        flat.param.add_(0.3)  # numpy sees the change, being the same memory
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
         RecurrentNetSpec(name="RecurrentNet"),
     ],
 )
-def test_what_has_no_twin_acts_through_torch(spec: Any) -> None:
+def test_what_has_no_numpy_actor_acts_through_torch(spec: Any) -> None:
     net = ActorCriticNet(spec, VECTOR, 2)
     assert fast_actor(net.actor_body, net.actor_head) is None
 
@@ -67,25 +67,25 @@ def gradients(net: ActorCriticNet, flat: FlatParams, x: torch.Tensor) -> tuple[t
 
 @pytest.mark.parametrize("activation", [kind.__name__ for kind in SLOPES])
 @pytest.mark.parametrize("keys", [{}, {"out_layer_activation": "tanh"}, {"hid_layers": [7]}], ids=str)
-def test_learning_twin_has_the_gradients_of_autograd(activation: str, keys: dict[str, Any]) -> None:
+def test_numpy_mlp_has_the_gradients_of_autograd(activation: str, keys: dict[str, Any]) -> None:
     spec = MLPNetSpec.model_validate({"name": "MLPNet", "hid_layers": [16, 8], "hid_layers_activation": activation.lower(), **keys})
     net = ActorCriticNet(spec, VECTOR, 3)
     flat = FlatParams(net)
     x = obs(VECTOR, 9)
     expected = gradients(net, flat, x)
-    add_learning_twins(net)
-    assert net.actor_twin is not None
-    assert net.critic_twin is not None
+    add_numpy_mlps(net)
+    assert net.actor_numpy is not None
+    assert net.critic_numpy is not None
     for _ in range(2):
         for ours, torchs in zip(gradients(net, flat, x), expected, strict=True):
             torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
-        flat.param.add_(0.1)  # the twin sees the change, being the same memory
-        net.actor_twin, net.critic_twin, (actor, critic) = None, None, (net.actor_twin, net.critic_twin)
+        flat.param.add_(0.1)  # numpy sees the change, being the same memory
+        net.actor_numpy, net.critic_numpy, (actor, critic) = None, None, (net.actor_numpy, net.critic_numpy)
         expected = gradients(net, flat, x)
-        net.actor_twin, net.critic_twin = actor, critic
+        net.actor_numpy, net.critic_numpy = actor, critic
     flat.grad.zero_()
     net.actor(x).sum().backward()  # a gradient of one number, expanded
-    own, net.actor_twin = flat.grad.clone(), None
+    own, net.actor_numpy = flat.grad.clone(), None
     flat.grad.zero_()
     net.actor(x).sum().backward()
     torch.testing.assert_close(own, flat.grad, rtol=1e-5, atol=1e-5)
@@ -100,25 +100,25 @@ def test_learning_twin_has_the_gradients_of_autograd(activation: str, keys: dict
         assert not net(x)[0].requires_grad
 
 
-def test_learning_twin_works_on_small_batches_only() -> None:
+def test_numpy_mlp_works_on_small_batches_only() -> None:
     net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[64, 64]), VECTOR, 2)
     FlatParams(net)
-    add_learning_twins(net)
-    assert net.actor_twin is not None
-    assert net.actor_twin.most_rows == LEARNING_SMALL // 64**2
+    add_numpy_mlps(net)
+    assert net.actor_numpy is not None
+    assert net.actor_numpy.most_rows == LEARNING_SMALL // 64**2
     rows: list[int] = []
     net.actor_body.register_forward_hook(lambda module, args, out: rows.append(len(out)))
-    for count in (net.actor_twin.most_rows, net.actor_twin.most_rows + 1):
+    for count in (net.actor_numpy.most_rows, net.actor_numpy.most_rows + 1):
         net.actor(obs(VECTOR, count))
-    assert rows == [net.actor_twin.most_rows + 1]
+    assert rows == [net.actor_numpy.most_rows + 1]
 
 
 def test_narrow_nets_learn_through_torch_from_512_rows_on() -> None:
     net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[8]), VECTOR, 2)
     FlatParams(net)
-    add_learning_twins(net)
-    assert net.actor_twin is not None
-    assert net.actor_twin.most_rows == LEARNING_ROWS == 512
+    add_numpy_mlps(net)
+    assert net.actor_numpy is not None
+    assert net.actor_numpy.most_rows == LEARNING_ROWS == 512
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,22 @@ def test_narrow_nets_learn_through_torch_from_512_rows_on() -> None:
     ],
     ids=str,
 )
-def test_what_has_no_learning_twin_learns_through_torch(spec: Any) -> None:
+def test_what_has_no_numpy_mlp_learns_through_torch(spec: Any) -> None:
     net = ActorCriticNet(spec, VECTOR, 2)
     FlatParams(net)
-    add_learning_twins(net)
-    assert (net.actor_twin, net.critic_twin) == (None, None)
+    add_numpy_mlps(net)
+    assert (net.actor_numpy, net.critic_numpy) == (None, None)
     layer = torch.nn.Linear(2, 2)
-    assert LearningTwin.of([layer]) is None, "no gradients to add to yet"
+    assert NumpyMLP.from_modules([layer]) is None, "no gradients to add to yet"
     layer.weight.grad, layer.bias.grad = torch.zeros(2, 2), torch.zeros(2)
-    assert LearningTwin.of([layer]) is not None
-    assert LearningTwin.of([layer.requires_grad_(False)]) is None
+    assert NumpyMLP.from_modules([layer]) is not None
+    assert NumpyMLP.from_modules([layer.requires_grad_(False)]) is None
 
 
 def test_what_diverges_is_told_elsewhere(recwarn: pytest.WarningsRecorder) -> None:
     net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[8]), VECTOR, 2)
     flat = FlatParams(net)
-    add_learning_twins(net)
+    add_numpy_mlps(net)
     (net.critic(obs(VECTOR, 5)).sum() * torch.inf).backward()
     assert not flat.grad.isfinite().all()
     for size in (torch.nan, 1e38):
@@ -250,7 +250,7 @@ def test_arc_graph() -> None:
     FlatParams(net)  # lazy layers have their parameters
 
 
-def test_simple_arc_has_a_twin() -> None:
+def test_simple_arc_acts_in_numpy() -> None:
     body = {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": {}}]}
     simple = {"modules": {"body": body}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
     net = ActorCriticNet(TorchArcNetSpec(name="TorchArcNet", arc=simple), VECTOR, 2)
@@ -271,11 +271,11 @@ def test_actor_and_critic_arcs_differ() -> None:
     ("change", "part"),
     [
         ({"modules": {"body": {"LazyLinear": {"out": 3}}}}, "out"),
-        ({"graph": {"input": "x", "modules": {"body": ["y"]}, "output": "body"}}, "nothing gives y"),
+        ({"graph": {"input": "x", "modules": {"body": ["y"]}, "output": "body"}}, "no module produces y"),
         ({"graph": {"input": "x", "modules": {"body": ["x"]}, "output": "head"}}, "head"),
         ({"modules": {"body": {"Conv2d": [3, 8, 3]}}, "graph": None}, "cannot run"),
         ({"modules": {"body": {"Unflatten": [1, [2, 2]]}}, "graph": None}, "Flatten"),
-        ({"modules": {"body": {"LazyLinear": [3]}, "spare": {"LazyLinear": [3]}}}, "spare: is not in the graph"),
+        ({"modules": {"body": {"LazyLinear": [3]}, "spare": {"LazyLinear": [3]}}}, "spare: unused module"),
     ],
 )
 def test_bad_arcs_are_spec_errors(change: dict[str, Any], part: str) -> None:

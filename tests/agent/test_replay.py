@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.agent.replay import replay as replay_module
 from slm_lab.agent.replay.frames import FrameStore, VectorStore
-from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, does_not_fit, replay_bytes
+from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, memory_message, replay_bytes
 from slm_lab.env import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -325,7 +325,7 @@ def test_a_memory_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPa
     fitting = int(problem.message.split("at most ")[1].split(" ")[0].replace(",", ""))
     assert problem.message == f"1,000,000 transitions take 6.7 GiB, this machine has 2.0 GiB; at most {fitting:,} would fit"
     assert 0.8 * 2**31 < replay_bytes(fitting, atari) < 2**31
-    assert "2 at once of 6.7 GiB each" in does_not_fit(1_000_000, replay_bytes(1_000_000, atari), memories=2)
+    assert "2 at once of 6.7 GiB each" in memory_message(1_000_000, replay_bytes(1_000_000, atari), memories=2)
     build(atari, max_size=1_000)
 
 
@@ -552,7 +552,7 @@ def test_contents_of_another_size_are_refused(image: bool) -> None:
     env_info = images(1) if image else info(1)
     memory = build(env_info, max_size=1)
     list(feed(memory, (StackEnv if image else ToyEnv)(env_info), 3))
-    with pytest.raises(ValueError, match="of another replay"):
+    with pytest.raises(ValueError, match="incompatible replay buffer"):
         build(env_info, max_size=10).load_contents(memory.contents())
 
 

@@ -114,12 +114,12 @@ def test_truncation_keeps_the_bootstrap() -> None:
 
 
 def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         discounted_scan(torch.zeros(3), torch.zeros(3))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         discounted_scan(torch.zeros(3, 2), torch.zeros(3, 1))
     no = torch.zeros(3, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         gae(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1), no, no, 0.9, 0.9)
 
 

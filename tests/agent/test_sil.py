@@ -81,8 +81,8 @@ def fill(memory: SILReplay, env: ToyEnv, steps: int, every: int = 7) -> list[Row
         twin.add(obs, action, step)
         obs, first = step.obs_N, step.first_N
         if t % every == every - 1:
-            memory.take_in()
-    memory.take_in()
+            memory.add_finished_episodes()
+    memory.add_finished_episodes()
     return twin.rows
 
 
@@ -126,7 +126,7 @@ def test_an_episode_longer_than_the_memory() -> None:
         no, obs = np.array([False]), np.full((1, 4), float(t), np.float32)
         step = VecStep(np.ones(1, np.float32), end, no, obs + 1, obs + 1, end, ~no, [])
         memory.add(obs, np.array([t == 0]), None, ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32)), step)
-        memory.take_in()
+        memory.add_finished_episodes()
         assert memory.ready == (t == 29)
     assert sorted((float(obs[0]), ret) for obs, _, ret in held(memory)) == [(float(t), 30.0 - t) for t in range(22, 30)]
 
@@ -172,7 +172,7 @@ def test_images_keep_their_stack() -> None:
                 twin += under_way[n]
                 under_way[n] = []
         obs, first = after, end
-    memory.take_in()
+    memory.add_finished_episodes()
     assert len(twin) > 50
     assert sorted(obs.tobytes() for obs, _, _ in held(memory)) == sorted(twin)
 
@@ -183,7 +183,7 @@ def test_loss_by_hand() -> None:
     # (R − V)₊ = 2, 0, ½
     assert float(self_imitation_policy_loss(logp, returns, value, weight)) == pytest.approx((1.0 * 2.0 + 0.0 + 0.5 * 0.5 * 0.5) / 3)
     assert float(self_imitation_value_loss(value, returns, weight)) == pytest.approx((0.5 * 4.0 + 0.0 + 0.5 * 0.5 * 0.25) / 3)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         self_imitation_policy_loss(logp, returns, value.unsqueeze(1), weight)
 
 

@@ -466,7 +466,7 @@ def test_steps_of_an_update_share_its_frames() -> None:
     drive(agent, env, 5)
     algorithm = algorithm_of(agent)
     frames: list[int] = []
-    target_of(algorithm).follow = frames.append  # type: ignore[method-assign]
+    target_of(algorithm).update = frames.append  # type: ignore[method-assign]
     agent.clock.tick(3)
     agent.update()
     assert frames == [16, 17, 18]
@@ -591,8 +591,8 @@ def test_crossq_critic_loss(reduction: str) -> None:
         (DISCRETE, {"target_entropy": -1.0}, ["agent.algorithm.target_entropy", "-1", "ln 3 = 1.1", "auto"]),
         (DISCRETE, {"target_entropy": 1.2}, ["agent.algorithm.target_entropy", "1.2", "between 0 and"]),
         (DISCRETE, {"entropy_anneal": -0.5}, ["agent.algorithm.entropy_anneal", "-0.5", "true"]),
-        (CONTINUOUS, {"entropy_penalty_coef": 0.5}, ["agent.algorithm.entropy_penalty_coef", "0.5", "discrete", "leave it out"]),
-        (DISCRETE, {"net": {**MLP, "log_std_init": -1.0}}, ["agent.net.log_std_init", "-1", "leave it out"]),
+        (CONTINUOUS, {"entropy_penalty_coef": 0.5}, ["agent.algorithm.entropy_penalty_coef", "0.5", "discrete", "remove it"]),
+        (DISCRETE, {"net": {**MLP, "log_std_init": -1.0}}, ["agent.net.log_std_init", "-1", "remove it"]),
         (DISCRETE, {"action_pdtype": "Normal"}, ["agent.algorithm.action_pdtype", "Normal", "Categorical, GumbelSoftmax"]),
         (CONTINUOUS, {"action_pdtype": "Beta"}, ["agent.algorithm.action_pdtype", "Beta", "default, Normal"]),
     ],

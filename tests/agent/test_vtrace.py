@@ -109,7 +109,7 @@ def test_impossible_and_certain_actions_are_bounded() -> None:
 
 def test_shapes_are_checked() -> None:
     no = torch.zeros(3, 2)
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         vtrace(no[:2], no, no, no, no.bool(), no.bool(), GAMMA, LAM, 1.0, 1.0)
 
 

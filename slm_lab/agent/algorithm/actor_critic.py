@@ -1,4 +1,4 @@
-"""Advantage actor-critic: A2C, and A3C where several processes train one net (arXiv:1602.01783)."""
+"""Advantage actor-critic: A2C, and A3C if several processes train one net (arXiv:1602.01783)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ActorCritic(PolicyGradient):
         self.scale = build_value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
-        return self.meter.step_on(rollout.to(self.device), self._with_advantages, self._add_loss)
+        return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec = self.spec
@@ -51,7 +51,7 @@ class ActorCritic(PolicyGradient):
             steps = spec.num_step_returns or len(reward_TN)
             return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, spec.gamma, steps)
             advantage_TN = return_TN - value_TN
-        self.meter.note(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
+        self.meter.record(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
         if spec.lam is not None:
             advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
         if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only inside the weight

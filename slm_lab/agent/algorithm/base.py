@@ -59,7 +59,7 @@ class Algorithm:
     replay: Replay | SILReplay | None = None
     """Replay buffer; None for an on-policy algorithm without self-imitation."""
     trainer: Trainer | None = None
-    """Steps the parameters (of the critics, where actor and critics have separate nets)."""
+    """Steps the parameters (of the critics, if actor and critics have separate nets)."""
     target: TargetNet[Any] | None = None
     """Target network."""
     entropy_schedule: Schedule | None = None

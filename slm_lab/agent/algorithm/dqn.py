@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.diagnostics import value_diagnostics
-from slm_lab.agent.ops.targets import chosen_value, double_value, max_value, one_step_target
+from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.acting import fast_values
 from slm_lab.agent.replay.replay import Replay, Transitions
@@ -43,15 +43,15 @@ class Sarsa(ValueLearning):
     def learn(self, rollout: Rollout) -> Metrics:
         rollout = rollout.to(self.device)
         values = critic_outputs(self.net, rollout, self.seq_len)
-        next_value_TN = chosen_value(values.next_output_TN, self._next_actions(rollout, values.next_output_TN))
+        next_value_TN = action_value(values.next_output_TN, self._next_actions(rollout, values.next_output_TN))
         target_TN = one_step_target(rollout.reward_TN, next_value_TN, rollout.terminated_TN.float(), self.spec.gamma)
         self.meter.begin()
         for microbatch, weight in Batch(rollout, values, target_TN, target_TN, self.seq_len).microbatches():
             q_BA, _ = microbatch.forward(self.net)
-            q_B = chosen_value(q_BA, microbatch.action_B)
+            q_B = action_value(q_BA, microbatch.action_B)
             self.meter.add(self.value_loss(q_B, microbatch.target_B), weight)
             td_error, q_mean = value_diagnostics(q_B, microbatch.target_B)
-            self.meter.note(td_error=weight * td_error, q_mean=weight * q_mean)
+            self.meter.record(td_error=weight * td_error, q_mean=weight * q_mean)
         self.meter.step()
         return self.meter.end()
 
@@ -60,7 +60,8 @@ class Sarsa(ValueLearning):
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True
-        next_action_TN[drawn_TN] = torch.from_numpy(self.policy.take(next_q_TNA[drawn_TN].cpu().numpy(), None).action_N).to(self.device)
+        drawn = self.policy.act_from_params(next_q_TNA[drawn_TN].cpu().numpy(), None)
+        next_action_TN[drawn_TN] = torch.from_numpy(drawn.action_N).to(self.device)
         return next_action_TN
 
 
@@ -70,7 +71,7 @@ NextValue = Callable[[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Te
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q, next_obs_B: max_value(q(next_obs_B)),
     DQNSpec: lambda q, target_q, next_obs_B: max_value(target_q(next_obs_B)),
-    DoubleDQNSpec: lambda q, target_q, next_obs_B: double_value(q(next_obs_B), target_q(next_obs_B)),
+    DoubleDQNSpec: lambda q, target_q, next_obs_B: double_q_value(q(next_obs_B), target_q(next_obs_B)),
 }
 """The value of the next state: the only difference between the algorithms."""
 
@@ -98,13 +99,13 @@ class QLearning(ValueLearning):
             for _ in range(self.spec.training_batch_iter):
                 self._step(batch)
         if self.target is not None:
-            self.target.follow(self.clock.global_frame)
+            self.target.update(self.clock.global_frame)
         return self.meter.end()
 
     def _step(self, batch: Transitions) -> None:
         """Take one gradient step on the temporal-difference errors of a batch."""
         target_B = self._targets(batch)
-        q_B = chosen_value(self.net.critic(batch.obs_B), batch.action_B)
+        q_B = action_value(self.net.critic(batch.obs_B), batch.action_B)
         if batch.weight_B is None:
             loss = self.value_loss(q_B, target_B)
         else:  # arXiv:1511.05952, Algorithm 1, line 13
@@ -112,7 +113,7 @@ class QLearning(ValueLearning):
             self.memory.update_priorities(batch.row_B, target_B - q_B)
         self.meter.add(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
-        self.meter.note(td_error=td_error, q_mean=q_mean)
+        self.meter.record(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
     @torch.no_grad()

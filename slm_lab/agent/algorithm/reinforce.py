@@ -17,7 +17,7 @@ class Reinforce(PolicyGradient):
     spec: ReinforceSpec
 
     def learn(self, rollout: Rollout) -> Metrics:
-        return self.meter.step_on(rollout.to(self.device), self._with_returns, self._add_loss)
+        return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: the return of a truncated episode ends there

@@ -40,7 +40,7 @@ class SelfImitation(PolicyGradient):
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer holds what was observed here
         metrics = super().learn(rollout)
-        self.replay.take_in()
+        self.replay.add_finished_episodes()
         # without a loss a step would still follow the optimizer's momentum
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
             imitation = self._imitate()
@@ -60,7 +60,7 @@ class SelfImitation(PolicyGradient):
     def _imitation_step(self, batch: Transitions) -> Tensor:
         """Take one gradient step on a batch; return (R − V)₊ [B] before it, in reward units.
 
-        The policy loss weighs in reward units. The critic learns on its own scale, as it does from fresh experience; where V is above R,
+        The policy loss weighs in reward units. The critic learns on its own scale, as it does from fresh experience; if V is above R,
         it is so on either.
         """
         params_BP, output_B = self.net(batch.obs_B)

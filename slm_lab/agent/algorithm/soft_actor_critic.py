@@ -21,7 +21,7 @@ from slm_lab.agent.algorithm.common.value_scale import build_value_scale
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
-from slm_lab.agent.ops.targets import chosen_value
+from slm_lab.agent.ops.targets import action_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
@@ -62,7 +62,7 @@ class SoftActorCritic(Algorithm):
         self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
         self.steps_per_update = self.spec.training_iter or info.num_envs
         self.longest_gap = max(self.spec.training_frequency, info.num_envs)
-        """Most frames between two updates."""
+        """Maximum number of frames between two updates."""
         self.actor_trainer = self.trainer
         critic_spec = agent.critic_net or agent.net
         with _problems_of_critic_net(agent):
@@ -96,7 +96,7 @@ class SoftActorCritic(Algorithm):
                 self.temperature.step(self.actor_report[1], frame, self.actor_trainer.lr)
                 reports.append(self.actor_report)
             if self.target is not None:
-                self.target.follow(frame)
+                self.target.update(frame)
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _frames(self) -> list[int]:
@@ -144,7 +144,7 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self._values(batch, None)
-        q_CB = chosen_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
+        q_CB = action_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
         next_q_BA = self.reduce(self.scale.decode(next_q_CBA))
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 

@@ -35,7 +35,7 @@ class ActorHead(nn.Module):
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
-class Twin(Protocol):
+class SmallBatchNet(Protocol):
     """Replacement of a body and its head for small batches."""
 
     most_rows: int
@@ -50,8 +50,8 @@ class ActorCriticNet(nn.Module):
     algorithms without one; its value is then 0.
     """
 
-    actor_twin: Twin | None = None
-    critic_twin: Twin | None = None
+    actor_numpy: SmallBatchNet | None = None
+    critic_numpy: SmallBatchNet | None = None
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
@@ -89,16 +89,16 @@ class ActorCriticNet(nn.Module):
 
     def actor(self, obs_B: Tensor) -> Tensor:
         """Distribution parameters [B, P]; feed-forward nets only."""
-        if self.actor_twin is not None and len(obs_B) <= self.actor_twin.most_rows:
-            return self.actor_twin(obs_B)
+        if self.actor_numpy is not None and len(obs_B) <= self.actor_numpy.most_rows:
+            return self.actor_numpy(obs_B)
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:
         """State values [B]; feed-forward nets only."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
-        if self.critic_twin is not None and len(obs_B) <= self.critic_twin.most_rows:
-            return self.critic_twin(obs_B).squeeze(1)
+        if self.critic_numpy is not None and len(obs_B) <= self.critic_numpy.most_rows:
+            return self.critic_numpy(obs_B).squeeze(1)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,20 +70,20 @@ class ArcGraph(nn.Module):
         path = f"{self.path}.graph"
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
-            raise _error(path, "input and output should each be one name: observations are one array, output layers are added by the agent")
+            raise _error(path, "input and output must each be a single module name, not a list")
         waiting = {name: [inputs] if isinstance(inputs, str) else list(inputs) for name, inputs in graph["modules"].items()}
         if unused := [name for name in self.nodes if name not in waiting]:
-            raise _error(f"{self.path}.modules.{unused[0]}", "is not in the graph; add it there or leave it out")
+            raise _error(f"{self.path}.modules.{unused[0]}", "unused module; add it to graph.modules or remove it")
         known, order = {source}, []
         while waiting:
             ready = [name for name, inputs in waiting.items() if known.issuperset(inputs)]
             if not ready:
                 missing = sorted({i for inputs in waiting.values() for i in inputs} - known)
-                raise _error(f"{path}.modules", f"{', '.join(waiting)} cannot run: nothing gives {', '.join(missing)}")
+                raise _error(f"{path}.modules", f"modules {', '.join(waiting)} lack inputs: no module produces {', '.join(missing)}")
             order += [(name, waiting.pop(name)) for name in ready]
             known.update(ready)
         if output not in known:
-            raise _error(f"{path}.output", f"{output!r} is none of {', '.join(sorted(known))}")
+            raise _error(f"{path}.output", f"unknown module {output!r}; expected one of {', '.join(sorted(known))}")
         return source, output, order
 
     @property
@@ -109,5 +109,5 @@ class ArcGraph(nn.Module):
         net.train(training)
         if not isinstance(out, Tensor) or out.dim() != 2:
             shape = list(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
-            raise _error(f"{self.path}.graph.output", f"should be a vector per observation, is {shape}; add a Flatten")
+            raise _error(f"{self.path}.graph.output", f"must be a vector per observation, not {shape}; add a Flatten layer")
         return int(out.shape[1])

@@ -148,7 +148,7 @@ def _pair(value: int | list[int]) -> int | tuple[int, ...]:
 
 
 def _conv_features(layers: list[nn.Module], obs: ObservationSpace, index: int) -> int:
-    """Return the number of features after conv layer `index`. Raises SpecError where the images are too small for it."""
+    """Return the number of features after conv layer `index`. Raises SpecError if the images are too small for it."""
     net = nn.Sequential(*layers).eval()
     try:
         with torch.inference_mode():
@@ -162,7 +162,7 @@ def _conv_features(layers: list[nn.Module], obs: ObservationSpace, index: int) -
 
 def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace, role: str) -> RecurrentBody:
     if spec.batch_norm:
-        message = "true, but a RecurrentNet's batches hold padding that would enter the statistics; use layer_norm"
+        message = "not supported by RecurrentNet (padding would enter the batch statistics); use layer_norm"
         raise SpecError("agent", [Problem("agent.net.batch_norm", message)])
     sizes = [math.prod(obs.shape), *spec.fc_hid_layers]
     layers = mlp(spec, sizes)
@@ -195,7 +195,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError where it does not fit the observations.
+    """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError if it does not fit the observations.
 
     The `implementation()` of a user's spec model is a class called as (spec, observation space, role): an nn.Module from obs_B [B, *shape]
     to features [B, F], with F in its attribute `features`.

@@ -30,7 +30,7 @@ def activation(name: str) -> nn.Module:
 def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None = None, gain: float | None = None) -> None:
     """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0; None leaves torch's default.
 
-    `gain` scales it; else the recommended gain of `nonlinearity` is used where torch knows one.
+    `gain` scales it; else the recommended gain of `nonlinearity` is used if torch knows one.
     """
     weight = getattr(layer, "weight", None)
     if init_fn is None or weight is None or weight.dim() < 2:
@@ -56,7 +56,7 @@ def _gain(nonlinearity: str | None) -> float:
 
 
 def init_output(layer: nn.Linear, init_fn: str | None, std: float | None) -> None:
-    """Initialise an output layer: orthogonal with gain `std` where given, else by `init_fn` with gain 1."""
+    """Initialise an output layer: orthogonal with gain `std` if given, else by `init_fn` with gain 1."""
     if std is not None:
         init_layer(layer, "orthogonal_", gain=std)
     else:

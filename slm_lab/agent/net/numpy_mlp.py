@@ -63,7 +63,7 @@ def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
 Slope = Callable[[np.ndarray, np.ndarray], object]
 
 LEARNING_SMALL, LEARNING_ROWS = 64 * 64 * 512, 512
-"""Largest product of batch size and weights of the widest layer, and largest batch, for which numpy is faster than torch. With layers of
+"""Largest product of batch size and weights of the largest layer, and largest batch, for which numpy is faster than torch. With layers of
 64 × 64 it takes 0.7 of torch's time for 256 rows, and the same time for 1,024."""
 
 SLOPES: dict[type[nn.Module], Slope] = {
@@ -73,7 +73,7 @@ SLOPES: dict[type[nn.Module], Slope] = {
 """Multiply a gradient in place by the derivative of an activation, given its output."""
 
 
-class LearningTwin:
+class NumpyMLP:
     """Forward and backward pass of linear layers with activations.
 
     Torch's autograd graph starts at the outputs. A hook there receives their gradient, propagates it back through the layers and adds to
@@ -89,8 +89,8 @@ class LearningTwin:
         """Largest batch for which numpy is faster than torch."""
 
     @staticmethod
-    def of(modules: list[nn.Module]) -> LearningTwin | None:
-        """Return the twin of modules that run in sequence; None where one of them is not supported."""
+    def from_modules(modules: list[nn.Module]) -> NumpyMLP | None:
+        """Return the numpy implementation of modules that run in sequence; None if one of them is not supported."""
         layers: list[tuple[nn.Linear, type[nn.Module] | None]] = []
         for module in modules:
             if type(module) is nn.Linear and module.bias is not None and all(map(_is_trained_here, module.parameters())):
@@ -99,7 +99,7 @@ class LearningTwin:
                 layers[-1] = (layers[-1][0], type(module))
             else:
                 return None
-        return LearningTwin(layers) if layers else None
+        return NumpyMLP(layers) if layers else None
 
     def __call__(self, x_BD: Tensor) -> Tensor:
         """Return the outputs [B, F] of x float32 [B, D]."""
@@ -142,10 +142,10 @@ def _grad(parameter: Tensor) -> np.ndarray:
     return parameter.grad.numpy()
 
 
-def add_learning_twins(net: ActorCriticNet) -> None:
-    """Add numpy implementations of actor and critic where their layers are supported. Call it after the parameters were flattened."""
+def add_numpy_mlps(net: ActorCriticNet) -> None:
+    """Add numpy implementations of actor and critic if their layers are supported. Call it after the parameters were flattened."""
     if not NUMPY_LEARNING or isinstance(net.actor_body, RecurrentBody) or (net.critic_head is not None and net.critic_body is None):
         return  # recurrent, or with a shared body
-    net.actor_twin = LearningTwin.of(actor_chain(net.actor_body, net.actor_head))
+    net.actor_numpy = NumpyMLP.from_modules(actor_chain(net.actor_body, net.actor_head))
     if net.critic_body is not None and net.critic_head is not None:
-        net.critic_twin = LearningTwin.of([*chain(net.critic_body.layers), *chain(net.critic_head)])
+        net.critic_numpy = NumpyMLP.from_modules([*chain(net.critic_body.layers), *chain(net.critic_head)])

@@ -143,7 +143,7 @@ def _chain(critic: QCritic) -> list[nn.Module]:
 
 
 def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, number: int = 2) -> QCritics:
-    """Build critics with separate weights. Raises SpecError where the spec does not fit the observations."""
+    """Build critics with separate weights. Raises SpecError if the spec does not fit the observations."""
     critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].late and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)

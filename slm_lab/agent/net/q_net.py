@@ -34,7 +34,7 @@ class QNet(nn.Module):
         return self.actor_body.state_size
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """Return the outputs to act on [B, A]: values, or advantages where dueling; feed-forward nets only."""
+        """Return the outputs to act on [B, A]: values, or advantages if dueling; feed-forward nets only."""
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 def explained_variance(value_TN: Tensor, return_TN: Tensor, valid_TN: Tensor) -> float:
     """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for one that predicts a constant.
 
-    0 where all returns are equal; NaN where one is not finite.
+    0 if all returns are equal; NaN if one is not finite.
     """
     value, target, valid = value_TN.cpu().numpy().ravel(), return_TN.cpu().numpy().ravel(), valid_TN.cpu().numpy()
     if b"\0" in valid.tobytes():  # a sixth of the time of .all()

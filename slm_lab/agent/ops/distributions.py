@@ -31,7 +31,7 @@ class ActionDistribution(ABC):
 
     def __init__(self, action: ActionSpace) -> None:
         self.action = action
-        self.params = 2 * action.dim
+        self.param_dim = 2 * action.dim
         """P: number of parameters, the outputs of the actor."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +69,7 @@ class Categorical(ActionDistribution):
 
     def __init__(self, action: ActionSpace) -> None:
         super().__init__(action)
-        self.params = action.nvec[0]
+        self.param_dim = action.nvec[0]
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         action_N = self.draw(params_NP, rng)
@@ -114,7 +114,7 @@ class MultiCategorical(ActionDistribution):
 
     def __init__(self, action: ActionSpace) -> None:
         super().__init__(action)
-        self.params = sum(action.nvec)
+        self.param_dim = sum(action.nvec)
 
     def _split(self, params_NP: np.ndarray) -> list[np.ndarray]:
         return np.split(params_NP, np.cumsum(self.action.nvec)[:-1], axis=1)
@@ -141,7 +141,7 @@ class Bernoulli(ActionDistribution):
 
     def __init__(self, action: ActionSpace) -> None:
         super().__init__(action)
-        self.params = action.dim
+        self.param_dim = action.dim
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return (rng.logistic(size=params_NP.shape) < params_NP).astype(np.int64)
@@ -184,7 +184,7 @@ class Normal(_LocationScale):
         super().__init__(action)
         self.log_std = log_std
         if log_std is not None:
-            self.params = action.dim
+            self.param_dim = action.dim
 
     def _numpy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.log_std is None:
@@ -200,8 +200,8 @@ class Normal(_LocationScale):
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         loc_ND, log_std_ND = self._numpy(params_NP)
         noise_ND = rng.standard_normal(loc_ND.shape, dtype=np.float32)
-        surprise_N = np.add.reduce(0.5 * noise_ND * noise_ND + log_std_ND, axis=1)
-        return loc_ND + np.exp(log_std_ND) * noise_ND, -surprise_N - np.float32(0.5 * LOG_2PI * self.action.dim)
+        neg_logp_N = np.add.reduce(0.5 * noise_ND * noise_ND + log_std_ND, axis=1)
+        return loc_ND + np.exp(log_std_ND) * noise_ND, -neg_logp_N - np.float32(0.5 * LOG_2PI * self.action.dim)
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.sample(params_NP, rng)[0]
@@ -241,8 +241,8 @@ class SquashedNormal(Normal):
         loc_BD, log_std_BD = self._torch(params_BP)
         u_BD = torch.addcmul(loc_BD, log_std_BD.exp(), noise_BD)
         # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
-        surprise_BD = 0.5 * noise_BD.square() + log_std_BD + _log_tanh_slope(u_BD)
-        return torch.tanh(u_BD), -surprise_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
+        neg_logp_BD = 0.5 * noise_BD.square() + log_std_BD + _log_tanh_slope(u_BD)
+        return torch.tanh(u_BD), -neg_logp_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         u_BD = torch.atanh(action_B.clamp(-self.EDGE, self.EDGE))
@@ -340,7 +340,7 @@ class MultivariateNormal(ActionDistribution):
 
     def __init__(self, action: ActionSpace) -> None:
         super().__init__(action)
-        self.params = 2 * action.dim + action.dim * (action.dim - 1) // 2
+        self.param_dim = 2 * action.dim + action.dim * (action.dim - 1) // 2
         self._below = np.tril_indices(action.dim, -1)
 
     def _scale_tril(self, params_BP: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ ValueLoss = Callable[..., Tensor]
 def _check(*tensors: Tensor) -> None:
     shape = tensors[0].shape
     if len(shape) != 1 or any(t.shape != shape for t in tensors):
-        raise ValueError(f"expected tensors of one shape [B], got {[tuple(t.shape) for t in tensors]}")
+        raise ValueError(f"expected tensors of the same shape [B], got {[tuple(t.shape) for t in tensors]}")
 
 
 def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:

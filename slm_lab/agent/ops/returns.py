@@ -17,13 +17,13 @@ from torch import Tensor
 def _check(*tensors: Tensor) -> None:
     shape = tensors[0].shape
     if len(shape) != 2 or any(t.shape != shape for t in tensors):
-        raise ValueError(f"expected tensors of one shape [T, N], got {[tuple(t.shape) for t in tensors]}")
+        raise ValueError(f"expected tensors of the same shape [T, N], got {[tuple(t.shape) for t in tensors]}")
 
 
 def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
     """y_t = x_t + decay_t · y_{t+1} with y_T = 0, in ⌈log2 T⌉ whole-array steps (Hillis & Steele 1986).
 
-    Args: float [T, N] each. Returns y [T, N]. Raises ValueError where shapes differ or are not [T, N].
+    Args: float [T, N] each. Returns y [T, N]. Raises ValueError if shapes differ or are not [T, N].
     """
     _check(x_TN, decay_TN)
     result_TN = x_TN.clone()
@@ -48,7 +48,7 @@ def _light(*tensors: Tensor) -> list[Any]:
 
 
 def discounted_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float) -> Tensor:
-    """Returns to the end of the episode, bootstrapped where it was truncated or the rollout ends.
+    """Returns to the end of the episode, bootstrapped if it was truncated or the rollout ends.
 
     R_t = r_t + γ R_{t+1}, with R_{t+1} replaced by V(s_{t+1}) at a truncation and at the last row, by 0 at a
     termination (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
@@ -61,7 +61,7 @@ def discounted_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: 
 
 
 def nstep_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float, n: int) -> Tensor:
-    """n-step returns: Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), shorter where the episode or the rollout ends sooner.
+    """n-step returns: Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), shorter if the episode or the rollout ends sooner.
 
     Args: float32 or bool [T, N]; n ≥ 1. Returns [T, N]. Source: arXiv:1602.01783, section 4.
     """
@@ -102,7 +102,7 @@ class VTrace(NamedTuple):
     target_TN: Tensor
     """vs: target of the critic, the value of the present policy."""
     advantage_TN: Tensor
-    """Â, unweighted: the policy gradient is that of ρ Â log π, or of π/μ Â where a surrogate loss contains the ratio."""
+    """Â, unweighted: the policy gradient is that of ρ Â log π, or of π/μ Â if a surrogate loss contains the ratio."""
     rho_TN: Tensor
     """ρ: the ratio π/μ, at most ρ̄."""
 
@@ -144,7 +144,7 @@ def vtrace(
 
 
 def standardize(x_B: Tensor) -> Tensor:
-    """Return x with zero mean and unit standard deviation; only centred where all values are equal. Any shape."""
+    """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape."""
     if x_B.numel() < 2:
         return torch.zeros_like(x_B)
     return (x_B - x_B.mean()) / (x_B.std() + 1e-8)

@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def one_step_target(reward: Tensor, next_value: Tensor, terminated: Tensor, gamma: float) -> Tensor:
-    """r + γ (1 − terminated) V(s'). A truncation is no termination: it keeps its bootstrap. All of one shape, terminated 0 or 1.
+    """r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not. All of one shape, terminated 0 or 1.
 
-    Raises ValueError where shapes differ.
+    Raises ValueError if shapes differ.
     """
     if not reward.shape == next_value.shape == terminated.shape:
-        raise ValueError(f"expected tensors of one shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
+        raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
     return torch.addcmul(reward, torch.rsub(terminated, 1.0), next_value, value=gamma)
 
 
-def chosen_value(q_BA: Tensor, action_B: Tensor) -> Tensor:
+def action_value(q_BA: Tensor, action_B: Tensor) -> Tensor:
     """Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]."""
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
 
@@ -26,6 +26,6 @@ def max_value(q_BA: Tensor) -> Tensor:
     return q_BA.amax(-1)
 
 
-def double_value(chooser_BA: Tensor, valuer_BA: Tensor) -> Tensor:
-    """Q_valuer(s, argmax_a Q_chooser(s, a)), the value of double Q-learning (arXiv:1509.06461, eq. 4): [..., A] each → [...]."""
-    return chosen_value(valuer_BA, chooser_BA.argmax(-1))
+def double_q_value(selector_q_BA: Tensor, evaluator_q_BA: Tensor) -> Tensor:
+    """Q_evaluator(s, argmax_a Q_selector(s, a)), the value of double Q-learning (arXiv:1509.06461, eq. 4): [..., A] each → [...]."""
+    return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

@@ -46,7 +46,7 @@ class FlatParams:
             self.slices.append(slice(begin, sum(p.numel() for p in ordered)))
         missing = [name for name, p in module.named_parameters() if id(p) not in seen]
         if missing:
-            raise ValueError(f"parameters in no group: {', '.join(missing)}")
+            raise ValueError(f"parameters without an optimizer group: {', '.join(missing)}")
         self.params = ordered
         self.param = self.master = _flatten([p.data for p in ordered], where)
         self.grad = self.master_grad = torch.zeros_like(self.param)
@@ -116,10 +116,10 @@ class FlatParams:
         return self.param.detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
-        """Copy vectors in. Raises ValueError where sizes differ (another net)."""
+        """Copy vectors in. Raises ValueError if sizes differ (another net)."""
         if param.shape != self.param.shape or buffer.shape != self.buffer.shape:
             raise ValueError(
-                f"weights of another net: {len(param)} parameters, {len(buffer)} buffers; expected {len(self.param)}, {len(self.buffer)}"
+                f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {len(self.param)}, {len(self.buffer)}"
             )
         self.master.copy_(param)
         self.master_buffer.copy_(buffer)
@@ -130,7 +130,7 @@ class FlatParams:
         return {"param": param, "buffer": buffer, "counters": [counter.to("cpu", copy=True) for counter in self.counters]}
 
     def load_state_dict(self, state: dict[str, Tensor | list[Tensor]]) -> None:
-        """Load what `state_dict` returned. Raises ValueError where it is another net's."""
+        """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         param, buffer = state["param"], state["buffer"]
         assert isinstance(param, Tensor)
         assert isinstance(buffer, Tensor)

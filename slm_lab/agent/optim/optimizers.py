@@ -49,7 +49,7 @@ class FlatOptimizer(ABC):
 class FlatAdam(FlatOptimizer):
     """Adam (arXiv:1412.6980, Algorithm 1), the same numbers as torch.optim.Adam(fused=True).
 
-    Args: weight_decay: L2 penalty added to the gradient. Raises ValueError where a rate is out of range.
+    Args: weight_decay: L2 penalty added to the gradient. Raises ValueError if a rate is out of range.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FlatAdam(FlatOptimizer):
     ) -> None:
         super().__init__(param, grad, lr)
         if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas) or eps < 0.0 or weight_decay < 0.0:
-            raise ValueError(f"needs betas in [0, 1), eps and weight_decay ≥ 0, got {list(betas)}, {eps}, {weight_decay}")
+            raise ValueError(f"expected betas in [0, 1), eps and weight_decay ≥ 0; got {list(betas)}, {eps}, {weight_decay}")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.statistics = {
             "first": torch.zeros_like(param),
@@ -89,7 +89,7 @@ class FlatAdam(FlatOptimizer):
 class FlatRMSprop(FlatOptimizer):
     """RMSprop (Tieleman & Hinton 2012), the same numbers as torch.optim.RMSprop.
 
-    Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError where a rate is out of range.
+    Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError if a rate is out of range.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class FlatRMSprop(FlatOptimizer):
     ) -> None:
         super().__init__(param, grad, lr)
         if min(alpha, eps, weight_decay, momentum) < 0.0:
-            raise ValueError(f"needs alpha, eps, weight_decay and momentum ≥ 0, got {alpha}, {eps}, {weight_decay}, {momentum}")
+            raise ValueError(f"expected alpha, eps, weight_decay and momentum ≥ 0; got {alpha}, {eps}, {weight_decay}, {momentum}")
         self.alpha, self.eps, self.weight_decay, self.momentum = alpha, eps, weight_decay, momentum
         self.statistics = {"square": torch.zeros_like(param)}
         if centered:
@@ -122,7 +122,7 @@ class FlatRMSprop(FlatOptimizer):
         mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
         if mean is not None:
             mean.lerp_(grad, 1.0 - self.alpha)
-            # negative only where another process steps in between
+            # negative only if another process steps in between
             denominator = square.addcmul(mean, mean, value=-1.0).clamp_(min=0.0).sqrt_().add_(self.eps)
         else:
             denominator = square.sqrt().add_(self.eps)
@@ -144,7 +144,7 @@ class Lookahead(FlatOptimizer):
         self, param: Tensor, grad: Tensor, lr: float, optimizer: str = "Adam", k: int = 5, alpha: float = 0.5, **kwargs: Any
     ) -> None:
         if not 0.0 < alpha <= 1.0 or k < 1:
-            raise ValueError(f"needs k ≥ 1 and 0 < alpha ≤ 1, got k={k}, alpha={alpha}")
+            raise ValueError(f"expected k ≥ 1 and 0 < alpha ≤ 1; got k={k}, alpha={alpha}")
         if optimizer in SHAPED:
             raise ValueError(f"the inner optimizer {optimizer} depends on the shapes of parameters, which Lookahead flattens")
         super().__init__(param, grad, lr)
@@ -171,7 +171,7 @@ class Lookahead(FlatOptimizer):
 
 
 class TorchOptimizer(FlatOptimizer):
-    """An optimizer of torch.optim, of the flat vector or, where it depends on shapes, of the parameters themselves."""
+    """An optimizer of torch.optim, of the flat vector or, if it depends on shapes, of the parameters themselves."""
 
     def __init__(
         self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
@@ -217,7 +217,7 @@ SHAPED = {"Muon", "Adafactor"}
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:
     """Build the optimizer `name` of `params` (the flat vector, or the shaped parameters) and the flat gradient.
 
-    Raises TypeError, ValueError or RuntimeError where it does not accept its arguments.
+    Raises TypeError, ValueError or RuntimeError if it does not accept its arguments.
     """
     if name == "Lookahead":
         return Lookahead(params[0], grad, lr, **kwargs)
@@ -231,7 +231,7 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
 
 
 def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
-    """Build the optimizer of a spec. Raises SpecError where the arguments are wrong."""
+    """Build the optimizer of a spec. Raises SpecError if the arguments are invalid."""
     try:
         return make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:

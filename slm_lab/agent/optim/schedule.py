@@ -48,7 +48,7 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 
 
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
-    """Build the function frame → learning rate. Raises SpecError where the scheduler does not accept its arguments."""
+    """Build the function frame → learning rate. Raises SpecError if the scheduler does not accept its arguments."""
     try:
         schedule = _build(spec, base_lr)
         schedule(0), schedule(1)  # a length of zero fails only here
@@ -63,6 +63,6 @@ def _build(spec: LRSchedulerSpec, base_lr: float) -> LRSchedule:
     if spec.name == "LinearToMin":
         return linear_to_min(base_lr, **{"min_factor": 0.1, **spec.kwargs})
     if spec.name not in SCHEDULERS:
-        raise ValueError(f"is none of {', '.join([*SCHEDULERS, 'LinearToZero', 'LinearToMin'])}")
+        raise ValueError(f"unknown scheduler; expected one of {', '.join([*SCHEDULERS, 'LinearToZero', 'LinearToMin'])}")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=base_lr)
     return torch_schedule(SCHEDULERS[spec.name](optimizer, **spec.kwargs))

@@ -59,7 +59,7 @@ class Group:
         if arrays:
             self.optimizer.use_statistics(arrays)
         elif self.optim.name.startswith("Global"):
-            notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} keeps its statistics in each Session")
+            notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between Sessions")
 
 
 class Trainer:
@@ -77,7 +77,7 @@ class Trainer:
         self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
         self.shared: SharedParams | None = None
-        """Set where several processes train the net."""
+        """Set if several processes train the net."""
         self.skipped = 0
         """Gradient steps that were skipped because loss or gradient was not finite."""
         flat.module.eval()
@@ -119,7 +119,7 @@ class Trainer:
             self.shared.refresh()
 
     def refresh(self) -> None:
-        """Pull before a read, where several processes train the net."""
+        """Pull before a read, if several processes train the net."""
         if self.shared is not None:
             self.shared.refresh()
 
@@ -171,7 +171,7 @@ class Trainer:
         return {**self.flat.state_dict(), "optimizers": [group.optimizer.state_dict() for group in self.groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError where it is another net's."""
+        """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
         for group, saved in zip(self.groups, state["optimizers"], strict=True):
             group.optimizer.load_state_dict(saved)

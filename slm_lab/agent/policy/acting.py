@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorHead
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.learning_twin import ACTIVATIONS, InPlace, actor_chain
+from slm_lab.agent.net.numpy_mlp import ACTIVATIONS, InPlace, actor_chain
 from slm_lab.agent.net.q_net import QNet
 
 NUMPY_ACTING = True
@@ -55,7 +55,7 @@ _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for 
 
 
 def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the function obs_N float32 [N, D] → distribution parameters float32 [N, P], or None where it has no numpy implementation."""
+    """Return the function obs_N float32 [N, D] → distribution parameters float32 [N, P], or None if it has no numpy implementation."""
     if not NUMPY_ACTING or isinstance(body, RecurrentBody) or any(p.is_cuda for p in head.parameters()):
         return None
     layers = _layers(actor_chain(body, head))
@@ -78,14 +78,14 @@ SMALL = 64**3
 """Multiplications in a layer below which numpy, whose calls cost less, is faster than torch."""
 
 
-def widest(net: nn.Module) -> int:
+def max_parameter_size(net: nn.Module) -> int:
     """Return the size of the largest parameter of a net."""
     return max(parameter.numel() for parameter in net.parameters())
 
 
 def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor]:
-    """Return the function obs_B [B, *shape] → action values [B, A], without gradients: in numpy where net and batch are small."""
-    small = widest(net) * batch_size <= SMALL
+    """Return the function obs_B [B, *shape] → action values [B, A], without gradients: in numpy if net and batch are small."""
+    small = max_parameter_size(net) * batch_size <= SMALL
     act = fast_actor(net.actor_body, net.actor_head) if net.value_head is None and small else None
     if act is None:
         return torch.no_grad()(net.critic)

@@ -22,7 +22,7 @@ from slm_lab.spec.spec import AgentSpec
 def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, device: str = "cpu") -> Policy:
     """Build the policy of an agent, its weights drawn from torch's global generator.
 
-    Args: rng: draws actions. device: where the net computes. Raises SpecError where algorithm, net and env do not fit each other.
+    Args: rng: draws actions. device: where the net computes. Raises SpecError if algorithm, net and env do not fit each other.
     """
     algorithm = agent.algorithm
     if not algorithm.learns:
@@ -37,7 +37,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
             check_soft(algorithm, agent.net, info.action)
         distribution, log_std = _distribution(agent, agent.net, info.action)
         critic = algorithm.has_critic and not algorithm.soft
-        net = ActorCriticNet(agent.net, info.observation, distribution.params, log_std, critic)
+        net = ActorCriticNet(agent.net, info.observation, distribution.param_dim, log_std, critic)
     groups = [getattr(net, f"{part}_parameters")() for part in optimizer_parts(agent)]
     flat = FlatParams(net, groups, device)
     net.eval()

@@ -23,27 +23,27 @@ def algorithms_for(action: ActionSpace) -> str:
 
 
 def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
-    """Raise SpecError where an algorithm cannot act in an action space."""
+    """Raise SpecError if an algorithm cannot act in an action space."""
     if fits(type(algorithm), action):
         return
-    kinds = {"discrete": "one discrete action", "continuous": f"{'bounded ' if algorithm.bounded_only else ''}continuous ones"}
-    needs = " or ".join(kinds.get(kind, f"{kind.replace('_', '-')} ones") for kind in algorithm.action_kinds)
+    kinds = {"discrete": "a discrete action", "continuous": f"{'bounded ' if algorithm.bounded_only else ''}continuous actions"}
+    needs = " or ".join(kinds.get(kind, f"{kind.replace('_', '-')} actions") for kind in algorithm.action_kinds)
     space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
-    message = f"{algorithm.name!r} needs {needs}, this env has {space}; allowed: {algorithms_for(action)}"
+    message = f"{algorithm.name!r} requires {needs}; this env has {space}; allowed: {algorithms_for(action)}"
     raise SpecError("agent", [Problem("agent.algorithm.name", message)])
 
 
 def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:
-    """Build the distribution that the spec names. Raises SpecError where it does not fit the action space."""
+    """Build the distribution that the spec names. Raises SpecError if it does not fit the action space."""
     name = DEFAULT_DISTRIBUTION[action.kind] if spec.action_pdtype == "default" else spec.action_pdtype
     kind = DISTRIBUTIONS[name]
     if action.kind not in kind.kinds or (kind.needs_bounds and not action.bounded):
         fitting = [n for n, k in DISTRIBUTIONS.items() if action.kind in k.kinds and (action.bounded or not k.needs_bounds)]
         space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
-        message = f"{name!r} does not fit this env's {space}; allowed: default, {', '.join(fitting)}"
+        message = f"{name!r} is not supported for {space}; allowed: default, {', '.join(fitting)}"
         raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
     if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind == "continuous":
-        message = f"{spec.action_policy!r} needs countable actions, this env's are continuous; allowed: default, random"
+        message = f"{spec.action_policy!r} is not supported for continuous actions; allowed: default, random"
         raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
     return kind(action)
 
@@ -54,15 +54,15 @@ def check_soft(spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> 
     problems = []
     names = ("default", "Categorical", "GumbelSoftmax") if discrete else ("default", "Normal")
     if spec.action_pdtype not in names:
-        message = f"{spec.action_pdtype!r}, but {spec.name} learns {action.kind} actions; allowed: {', '.join(names)}"
+        message = f"{spec.action_pdtype!r} is not supported by {spec.name} for {action.kind} actions; allowed: {', '.join(names)}"
         problems.append(Problem("agent.algorithm.action_pdtype", message))
     if discrete:
         problems += _entropy_problems(spec, action.nvec[0])
         if net.log_std_init is not None:
-            message = f"{net.log_std_init:g}, but this env's actions are discrete and have no standard deviation; leave it out"
+            message = f"{net.log_std_init:g} is not applicable to discrete actions; remove it"
             problems.append(Problem("agent.net.log_std_init", message))
     elif spec.entropy_penalty_coef > 0:
-        message = f"{spec.entropy_penalty_coef:g}, but the penalty is for discrete actions, this env's are continuous; leave it out"
+        message = f"{spec.entropy_penalty_coef:g} applies to discrete actions only; remove it"
         problems.append(Problem("agent.algorithm.entropy_penalty_coef", message))
     if problems:
         raise SpecError("agent", problems)
@@ -75,8 +75,9 @@ def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
     greatest = math.log(actions)
     bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
     given = {"target_entropy": spec.target_entropy, "entropy_anneal": spec.entropy_anneal}
+    automatic = {"target_entropy": "auto", "entropy_anneal": "true"}
     return [
-        Problem(f"agent.algorithm.{key}", f"{value:g}, but {bounds}; give one of these, or {'auto' if key == 'target_entropy' else 'true'}")
+        Problem(f"agent.algorithm.{key}", f"invalid value {value:g}: {bounds}; use a value in this range, or {automatic[key]}")
         for key, value in given.items()
         if isinstance(value, float) and not 0.0 <= value <= greatest
     ]

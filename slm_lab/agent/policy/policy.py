@@ -12,7 +12,7 @@ from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.acting import SMALL, fast_actor, widest
+from slm_lab.agent.policy.acting import SMALL, fast_actor, max_parameter_size
 from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.algorithm import ActionPolicy
 
@@ -48,9 +48,9 @@ class Policy:
         self.state_size = 0 if net is None else net.state_size
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
-        """Number of actions, where they are countable."""
-        self._fast = None if net is None else fast_actor(net.actor_body, net.actor_head)
-        self._fast_rows = 0 if self._fast is None or net is None else SMALL // widest(net)
+        """Number of actions, if they are countable."""
+        self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head)
+        self._numpy_max_rows = 0 if self._numpy_actor is None or net is None else SMALL // max_parameter_size(net)
         """Largest number of envs for which the numpy forward pass is faster."""
         self._unknown_N = np.zeros(0, np.float32)
         self._choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
@@ -79,12 +79,12 @@ class Policy:
         if self.action_policy == "random":
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
-        if self._fast is not None and len(obs_N) <= self._fast_rows:
-            return ActOut(*choose(self._fast(obs_N)), None, self.version)
+        if self._numpy_actor is not None and len(obs_N) <= self._numpy_max_rows:
+            return ActOut(*choose(self._numpy_actor(obs_N)), None, self.version)
         params_NP, state_N = self.forward(obs_N, state_N)
         return ActOut(*choose(params_NP), state_N, self.version)
 
-    def take(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
+    def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
         """Choose actions by the outputs of `forward`, computed here or elsewhere."""
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
@@ -110,16 +110,16 @@ class Policy:
         return {} if self.net is None else {name: value.detach().to("cpu", copy=True) for name, value in self.net.state_dict().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Copy weights in. Raises RuntimeError where they are another net's."""
+        """Load weights. Raises RuntimeError if they do not match the network."""
         if self.net is not None:
             self.net.load_state_dict(weights)
         if self.flat is not None:
             self.flat.push()
 
     @property
-    def params(self) -> int:
-        """P: size of the distribution parameters of one env; 0 where actions are random."""
-        return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.params
+    def param_dim(self) -> int:
+        """P: size of the distribution parameters of one env; 0 if actions are random."""
+        return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.param_dim
 
     @torch.inference_mode()
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -165,7 +165,7 @@ class Policy:
         return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
     def _uniform(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw uniform actions; standard normal ones where a component has no bounds."""
+        """Draw uniform actions; standard normal ones if a component has no bounds."""
         action, rng = self.action, self.rng
         if action.kind == "continuous":
             shape = (num_envs, action.dim)

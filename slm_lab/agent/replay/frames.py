@@ -34,10 +34,10 @@ class Store(ABC):
         return dict(self.arrays)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError where it is of another size."""
+        """Load what `state_dict` returned. Raises ValueError if the size differs."""
         for name, array in self.arrays.items():
             if state[name].shape != array.shape:
-                raise ValueError(f"{name} of another replay buffer: {tuple(state[name].shape)}; expected {array.shape}")
+                raise ValueError(f"incompatible replay buffer: {name} has shape {tuple(state[name].shape)}; expected {array.shape}")
             array[:] = state[name]
 
 

@@ -31,11 +31,11 @@ class Transitions(NamedTuple):
     reward_B: Tensor
     """float32 [B]."""
     next_obs_B: Tensor
-    """[B, *shape]: the true next observation, also where the episode was truncated."""
+    """[B, *shape]: the true next observation, also if the episode was truncated."""
     terminated_B: Tensor
     """float32 [B], 0 or 1: cuts the bootstrap. A truncation does not."""
     weight_B: Tensor | None
-    """float32 [B]: importance weights, at most 1; None where all are 1."""
+    """float32 [B]: importance weights, at most 1; None if all are 1."""
     row_B: np.ndarray
     """int64 [B]: their rows in the buffer."""
 
@@ -61,7 +61,7 @@ class Replay:
         rng: draws the batches.
         frequency: transitions between two trainings. start: transitions before the first.
 
-    Raises SpecError where it does not fit this machine.
+    Raises SpecError if it does not fit this machine.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Replay:
         self.frequency, self.start = frequency, max(start, spec.batch_size)
         self.capacity = min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs)
         self.nbytes = replay_bytes(self.capacity, info)
-        check_fits(self.capacity, self.nbytes)
+        check_replay_memory(self.capacity, self.nbytes)
         self.store: Store = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info)
         action, shape = info.action, () if info.action.kind == "discrete" else (info.action.dim,)
         self.columns = {
@@ -94,7 +94,7 @@ class Replay:
         """Whether the last step completed what one update needs."""
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step; rows that are no transition are left out."""
+        """Store one step; rows that are not transitions are left out."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self.store.put(row_K, env_K, obs_N, first_N, step)
@@ -155,7 +155,7 @@ class Replay:
         return {**counts, "columns": _tensors(self.columns), "store": _tensors(self.store.state_dict())}
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load what `contents` returned. Raises ValueError where it is of another size."""
+        """Load what `contents` returned. Raises ValueError if the size differs."""
         self.store.load_state_dict(state["store"])
         self.seen, self.size, self.ready = int(state["seen"]), int(state["size"]), bool(state["ready"])
         for name, column in self.columns.items():
@@ -220,13 +220,13 @@ def replay_bytes(capacity: int, info: EnvInfo) -> int:
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
 
 
-def check_fits(capacity: int, nbytes: int, memories: int = 1, hint: str = "") -> None:
-    """Raise SpecError where memories of `capacity` transitions and `nbytes` bytes each do not fit this machine."""
+def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str = "") -> None:
+    """Raise SpecError if memories of `capacity` transitions and `nbytes` bytes each do not fit this machine."""
     if nbytes * memories > memory_bytes():
-        raise SpecError("agent", [Problem("agent.memory.max_size", does_not_fit(capacity, nbytes, memories) + hint)])
+        raise SpecError("agent", [Problem("agent.memory.max_size", memory_message(capacity, nbytes, memories) + hint)])
 
 
-def does_not_fit(capacity: int, needed: int, memories: int = 1) -> str:
+def memory_message(capacity: int, needed: int, memories: int = 1) -> str:
     """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit this machine."""
     there = memory_bytes()
     fitting = math.floor(capacity * there / (needed * memories) * 0.9)

@@ -15,7 +15,7 @@ from torch import Tensor
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 
 MICROBATCH_BYTES = 32 * 2**20
-"""Most bytes of observations in one forward pass: a convolution needs some twenty times that for its gradient."""
+"""Maximum bytes of observations in one forward pass: a convolution needs some twenty times that for its gradient."""
 
 
 class RolloutNet(Protocol):
@@ -52,13 +52,13 @@ class Values:
     state_CNS: Tensor
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: Tensor | None
-    """float32 [T, N, P]: the actor's outputs, where they were computed."""
+    """float32 [T, N, P]: the actor's outputs, if they were computed."""
     learnable: tuple[Tensor, Tensor] | None = None
     """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`."""
 
 
 def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
-    """Run actor and critic once, with gradients for the single step on a rollout; None where that is not possible.
+    """Run actor and critic once, with gradients for the single step on a rollout; None if that is not possible.
 
     A recurrent net learns in sequences, and many images learn in microbatches. Rows that are in no loss take part with a gradient of 0;
     but 0 times a number that is not finite is NaN, and such observations are a reason for which envs end.
@@ -140,7 +140,7 @@ class Minibatch:
     value_B: Tensor
     """The critic's output before the update."""
     learnable: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
-    """Result of `forward`, where it was computed before."""
+    """Result of `forward`, if it was computed before."""
 
     def forward(self, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""

@@ -43,7 +43,7 @@ class Rollout:
     truncated_TN: Tensor
     """bool [T, N]: ends the episode and keeps the bootstrap."""
     valid_TN: Tensor
-    """bool [T, N]: false where the row is no transition; such rows never reach a loss."""
+    """bool [T, N]: false where the row is not a transition; such rows never reach a loss."""
     state_NS: Tensor
     """float32 [N, S]: hidden state before the first observation."""
     truncations: Truncations
@@ -54,7 +54,7 @@ class Rollout:
         return self.terminated_TN | self.truncated_TN
 
     def to(self, device: str | torch.device) -> Rollout:
-        """Return the rollout on `device`; itself where it is there already."""
+        """Return the rollout on `device`; itself if it is there already."""
         if self.obs_TN.device == torch.device(device):
             return self
         moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "truncations"}

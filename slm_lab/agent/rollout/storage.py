@@ -85,10 +85,10 @@ class RolloutStorage(ABC):
 
     @abstractmethod
     def rollout(self) -> Rollout:
-        """Return what was collected, as views where possible: the next `add` overwrites it."""
+        """Return what was collected, as views if possible: the next `add` overwrites it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was collected so far; of use only where the envs continue from the same step."""
+        """Return what was collected so far; of use only if the envs continue from the same step."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
         return {
             "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
@@ -97,7 +97,7 @@ class RolloutStorage(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError where it is of other envs."""
+        """Load what `state_dict` returned. Raises ValueError if the envs differ."""
         self.t = int(state["t"])
         for name, slab in state["slabs"].items():
             self.slabs[name][: len(slab)] = slab.numpy()

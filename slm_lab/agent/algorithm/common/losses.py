@@ -21,7 +21,7 @@ LOSSES: dict[str, ValueLoss] = {
 
 
 def build_value_loss(spec: LossSpec) -> ValueLoss:
-    """Build the loss that the spec names. Raises SpecError where its arguments are wrong."""
+    """Build the loss that the spec names. Raises SpecError if its arguments are invalid."""
     arguments = {name: value for name, value in spec.kwargs.items() if name != "reduction"}
     loss = partial(LOSSES[spec.name], **arguments)
     try:

@@ -18,7 +18,7 @@ from slm_lab.spec.spec import AgentSpec
 
 
 def agent_memory(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, state_size: int) -> RolloutStorage | Replay | None:
-    """Build the memory that the spec names. Raises SpecError where it does not fit this machine.
+    """Build the memory that the spec names. Raises SpecError if it does not fit this machine.
 
     Returns None for an algorithm that does not learn. Args: state_size: of the hidden state.
     """
@@ -28,7 +28,7 @@ def agent_memory(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, st
         return None
     if algorithm.on_policy:
         if isinstance(memory, OnPolicyBatchReplaySpec):
-            _check_room(agent, info)
+            _check_rollout_memory(agent, info)
         return build_memory(memory, info, agent.rollout_len, state_size)
     kind = REPLAYS.get(type(memory)) or type(memory).implementation()
     rng = np.random.default_rng(seeds.update)
@@ -36,8 +36,8 @@ def agent_memory(agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, st
     return replay
 
 
-def _check_room(agent: AgentSpec, info: EnvInfo) -> None:
-    """Raise SpecError where a rollout and its shuffled copy do not fit this machine."""
+def _check_rollout_memory(agent: AgentSpec, info: EnvInfo) -> None:
+    """Raise SpecError if a rollout and its shuffled copy do not fit this machine."""
     needed, available = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
     if needed > available:
         lengths = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(agent.algorithm, key, None)]

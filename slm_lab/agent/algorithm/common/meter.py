@@ -33,20 +33,20 @@ class GradientMeter:
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + weight * value.item()
 
-    def note(self, **values: float) -> None:
+    def record(self, **values: float) -> None:
         """Report numbers of the next step beside its loss."""
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def step(self) -> None:
         """Take one gradient step on what was added."""
-        self.note(grad_norm=self.trainer.step())
+        self.record(grad_norm=self.trainer.step())
         if self.trainer.shared is not None:
-            self.note(**self.trainer.shared.report)
+            self.record(**self.trainer.shared.report)
         self._steps += 1
         self.clock.opt_step += 1
 
-    def step_on(self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch, float], None]) -> Metrics:
+    def step_rollout(self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch, float], None]) -> Metrics:
         """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` calls `add` for a weighted microbatch."""
         self.trainer.begin(self.clock.global_frame)
         batch = prepare(rollout)  # by the pulled weights, layers in evaluation mode

@@ -9,7 +9,7 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.losses import build_value_loss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.learning_twin import add_learning_twins
+from slm_lab.agent.net.numpy_mlp import add_numpy_mlps
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Values
@@ -28,7 +28,7 @@ class PolicyGradient(Algorithm):
     entropy_schedule: Schedule
 
     def build(self) -> None:
-        add_learning_twins(self.net)
+        add_numpy_mlps(self.net)
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), build_value_loss(self.agent_spec.net.loss_spec)
         self.entropy_schedule = self.spec.entropy_coef_spec
 
@@ -39,6 +39,6 @@ def log_ratio(distribution: ActionDistribution, rollout: Rollout, values: Values
     assert values.params_TNP is not None
     logp_B = distribution.log_prob(values.params_TNP.flatten(0, 1), rollout.action_TN.flatten(0, 1))
     log_ratio_TN = logp_B.view_as(rollout.logp_TN) - rollout.logp_TN
-    # a row that is no transition can hold anything, and NaN would spread even through a decay of 0; other ratios stay, since a transition
+    # a row that is not a transition can hold anything, and NaN would spread even through a decay of 0; others stay, since a transition
     # that is masked for its lag is invalid too, and later ones are corrected through it
     return torch.where(log_ratio_TN.isnan() & ~rollout.valid_TN, 0.0, log_ratio_TN)

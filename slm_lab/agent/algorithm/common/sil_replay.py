@@ -32,7 +32,7 @@ class SILReplay:
         gamma: discount of the returns.
         value: obs_K [K, *shape] → V [K] float32 in reward units, on the CPU.
 
-    Raises SpecError where it does not fit this machine.
+    Raises SpecError if it does not fit this machine.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SILReplay:
 
     @property
     def capacity(self) -> int:
-        """Most transitions kept."""
+        """Maximum number of transitions."""
         return self.ring.capacity
 
     @property
@@ -67,10 +67,10 @@ class SILReplay:
         return self.ring.nbytes + sum(self.ring.columns[name].nbytes for name in ("bootstrap", "episode"))
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step; it can be sampled once its episode has ended and `take_in` was called."""
+        """Store one step; it can be sampled once its episode has ended and `add_finished_episodes` was called."""
         self.episodes.add(obs_N, first_N, state_N, out, step)
 
-    def take_in(self) -> None:
+    def add_finished_episodes(self) -> None:
         """Make finished episodes available to `sample`."""
         if not self.episodes.ready:
             return
@@ -118,7 +118,7 @@ class SILReplay:
         return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
 
     def returns(self, row_B: np.ndarray) -> np.ndarray:
-        """Return R of rows, float32 [B], with the present V: Σ γ^k r, and γ^n V(s_n) where the episode was truncated."""
+        """Return R of rows, float32 [B], with the present V: Σ γ^k r, and γ^n V(s_n) if the episode was truncated."""
         return_B, bootstrap_B, episode_B = (self.ring.columns[name].take(row_B) for name in ("reward", "bootstrap", "episode"))
         cut_K = np.flatnonzero(bootstrap_B)
         if len(cut_K):

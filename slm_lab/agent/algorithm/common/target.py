@@ -17,11 +17,11 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class TargetNet(Generic[Net]):
-    """A net that follows another: a copy of it at intervals (Mnih et al. 2015), or a moving average (arXiv:1509.02971, Algorithm 1).
+    """A target network: a periodic copy of the source net (Mnih et al. 2015), or a moving average (arXiv:1509.02971, Algorithm 1).
 
     Args:
-        net: a module built like the one it follows.
-        source: parameters of the net that it follows.
+        net: a module built like the source net.
+        source: parameters of the source net.
         spec: update_type, update_frequency (frames) and polyak_coef (weight of the source).
     """
 
@@ -33,48 +33,48 @@ class TargetNet(Generic[Net]):
             parameter.requires_grad_(False)
         net.eval()
         self._store: SharedArrays | None = None
-        self._followed = np.zeros(1, np.int64)
+        self._updates_done = np.zeros(1, np.int64)
         self._pulled = 0
 
     @property
-    def followed(self) -> int:
-        """Multiples of update_frequency that have been followed."""
-        return int(self._followed[0])
+    def updates_done(self) -> int:
+        """Multiples of update_frequency for which the net has been updated."""
+        return int(self._updates_done[0])
 
     def shared_arrays(self) -> Named:
-        return self.flat.shared_arrays() | {"followed": SharedArray(self._followed, "single")}
+        return self.flat.shared_arrays() | {"followed": SharedArray(self._updates_done, "single")}
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
-        self._store, self._followed = store, arrays["followed"]
-        self._pulled = self.followed
+        self._store, self._updates_done = store, arrays["followed"]
+        self._pulled = self.updates_done
         self.flat.use_master(arrays)
 
     def refresh(self) -> None:
-        """Pull the parameters before a read, where another process has let the net follow."""
-        if self._store is not None and self._pulled != self._followed[0]:
-            self._pulled = self.followed  # read first: what follows in between is pulled the next time
+        """Pull the parameters before a read, if another process has updated them."""
+        if self._store is not None and self._pulled != self._updates_done[0]:
+            self._pulled = self.updates_done  # read first: an update in between is pulled the next time
             self.flat.param.copy_(self.flat.master)
 
     @torch.no_grad()
-    def follow(self, frame: int) -> None:
-        """Follow the source, once for each multiple of update_frequency frames that was crossed since the last call.
+    def update(self, frame: int) -> None:
+        """Update from the source net, once for each multiple of update_frequency frames that was crossed since the last call.
 
         Of several processes one does it.
         """
         due = frame // self.spec.update_frequency
-        if due > self._followed[0]:
+        if due > self._updates_done[0]:
             with self._claim() as mine:
-                if mine and due > self._followed[0]:
-                    self._follow(due - self.followed)
-                    self._followed[0] = due
+                if mine and due > self._updates_done[0]:
+                    self._update(due - self.updates_done)
+                    self._updates_done[0] = due
         if self._store is not None:
-            self._pulled = self.followed
+            self._pulled = self.updates_done
             self.flat.pull()
 
     def _claim(self) -> AbstractContextManager[bool]:
         return nullcontext(True) if self._store is None else self._store.claim("target")
 
-    def _follow(self, times: int) -> None:
+    def _update(self, times: int) -> None:
         if self.spec.update_type == "replace":
             self.flat.master.copy_(self.source.master)
         else:  # several moving averages in one
@@ -83,9 +83,9 @@ class TargetNet(Generic[Net]):
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()
-        return {**self.flat.state_dict(), "followed": self.followed}
+        return {**self.flat.state_dict(), "followed": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError where it is another net's."""
+        """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
-        self._followed[0] = self._pulled = int(state["followed"])
+        self._updates_done[0] = self._pulled = int(state["followed"])

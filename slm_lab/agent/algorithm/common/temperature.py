@@ -53,7 +53,7 @@ class Temperature:
         return self.begin + (self.end - self.begin) * min(frame / self.max_frame, 1.0)
 
     def step(self, entropy: float, frame: int, lr: float) -> None:
-        """Take one gradient step towards the target entropy, given the policy's entropy. `lr`: applies where alpha_lr is absent."""
+        """Take one gradient step towards the target entropy, given the policy's entropy. `lr`: applies if alpha_lr is absent."""
         # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
         gap = entropy - self.target_entropy(frame)
         if self.spec.fixed_alpha is not None or not abs(gap) < LARGEST_GAP:  # NaN too

@@ -19,7 +19,7 @@ from slm_lab.spec.base import Problem, SpecError
 def build_value_scale(symlog: bool, normalize: bool) -> ValueScale:
     """Build the critic's scale by the keys symlog and normalize_v_targets."""
     if symlog and normalize:
-        message = "symlog and normalize_v_targets exclude each other: leave one out"
+        message = "symlog and normalize_v_targets cannot be combined; remove one of them"
         raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
     return SymlogScale() if symlog else RunningScale() if normalize else ValueScale()
 

@@ -131,7 +131,7 @@ class CentralInference:
             row_K = np.flatnonzero(group.policy_N == p)
             if len(row_K):
                 state = buffer.state_NS[row_K] if policy.state_size else None
-                parts.append((row_K, policy.take(buffer.params_NP[row_K], state)._replace(version=buffer.version_N[row_K])))
+                parts.append((row_K, policy.act_from_params(buffer.params_NP[row_K], state)._replace(version=buffer.version_N[row_K])))
         return merge(parts)
 
     def _request_again(self) -> None:

@@ -146,7 +146,7 @@ class InferenceBuffer:
         self.policy_N = np.zeros(N, np.int64)
         self.state_NS = np.zeros((N, policy.state_size), np.float32)
         """Hidden state before the observation, and in the answer after it."""
-        self.params_NP = np.zeros((N, policy.params), np.float32)
+        self.params_NP = np.zeros((N, policy.param_dim), np.float32)
         """Distribution parameters: the answer."""
         self.version_N = np.zeros(N, np.int64)
 

@@ -51,7 +51,7 @@ class Job:
 
 
 Engine = Callable[[Job], list[End]]
-"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError where the spec cannot be built or the run's
+"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run's
 folder cannot be made. No process outlives the call."""
 
 
@@ -96,7 +96,7 @@ def run_inline(job: Job) -> list[End]:
 
 
 class _Log(logging.FileHandler):
-    """A log that cannot be written (the disk is full) is no error of its own."""
+    """A log that cannot be written (the disk is full) is not an error of its own."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
 
@@ -188,7 +188,7 @@ class _SessionProcesses:
                 self._died(child, reason, output)
 
     def _died(self, child: Child, reason: str, output: str) -> None:
-        """The process of a Session has ended: its Session is over, or is restarted where other Sessions train the same net."""
+        """The process of a Session has ended: its Session is over, or is restarted if other Sessions train the same net."""
         task, end = self.tasks[child], self.ended.pop(child, None)
         most = self.job.spec.meta.max_restart
         if end is None and task.memory is not None and child.restart < most and not self.job.stop.requested:
@@ -238,7 +238,8 @@ class _SessionProcesses:
 def run_processes(job: Job) -> list[End]:
     """Run each Session in a process of its own, so many at a time as the plan says. Raises UserError on Windows."""
     if sys.platform == "win32":
-        raise UserError("several Sessions and meta.distributed need Linux or macOS; here one Session runs: --set meta.max_session=1")
+        advice = "on Windows set meta.max_session=1 and meta.distributed=false"
+        raise UserError(f"several Sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:
         _check_memory(job.spec)
     return _SessionProcesses(job).run()
@@ -254,19 +255,18 @@ def choose_engine(spec: Spec) -> str:
 
 
 def _check_memory(spec: Spec) -> None:
-    """Raise SpecError where the processes of Sessions that train one net, which all run at once, do not fit this machine's memory."""
+    """Raise SpecError if the processes of Sessions that train one net, which all run at once, do not fit this machine's memory."""
     sessions, available = spec.meta.max_session, memory_bytes()
     if sessions * _WORKER_BYTES > available:
         each, has, fit = _WORKER_BYTES / 2**20, available / 2**30, available // _WORKER_BYTES
-        message = (
-            f"{sessions} Sessions at once (meta.distributed) need at least {each:.0f} MiB each; this machine's {has:,.1f} GiB fit {fit}"
-        )
+        needed = f"{sessions} concurrent Sessions (meta.distributed) need at least {each:.0f} MiB each"
+        message = f"{needed}; this machine has {has:,.1f} GiB, enough for {fit}"
         raise SpecError(spec.name, [Problem("meta.max_session", message)])
 
 
 @contextmanager
 def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
-    """Shared arrays with which one Session of the spec can be built; None where Sessions train nets of their own."""
+    """Shared arrays with which one Session of the spec can be built; None if Sessions train nets of their own."""
     if not spec.meta.distributed:
         yield None
         return
@@ -279,14 +279,14 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
 
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
     """Make envs and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
-    from slm_lab.experiment.session import Session, seeded
+    from slm_lab.experiment.session import Session, with_seed
 
     problems = []
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
             with _store_to_check(spec) as store:
-                Session(seeded(spec, 0), plan=plan, store=store).build().close()
+                Session(with_seed(spec, 0), plan=plan, store=store).build().close()
         except SpecError as error:
             problems += [replace(problem, path=f"{prefix}{problem.path}") for problem in error.problems]
     if problems:

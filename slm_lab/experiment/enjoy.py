@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.paths import RunPaths, is_of_another, runs
+from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, runs
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
@@ -26,7 +26,7 @@ def find_run(where: str, spec_name: str, data_dir: Path) -> RunPaths:
         return RunPaths(known[-1], spec_name)
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
-        if paths.spec.is_file() and not is_of_another(folder, spec_name):
+        if paths.spec.is_file() and not belongs_to_other_spec(folder, spec_name):
             return paths
     latest = f"; the latest is {known[-1]}" if known else ""
     raise UserError(f"no run of '{spec_name}' in the folder '{where}'{latest}")
@@ -39,12 +39,12 @@ def enjoy(where: str, spec_name: str, plan: Plan) -> tuple[Path, list[float]]:
     """
     paths = find_run(where, spec_name, plan.data_dir)
     from slm_lab.env.make import make_env
-    from slm_lab.experiment.load import best_agent
-    from slm_lab.experiment.session import device_of
+    from slm_lab.experiment.load import load_checkpoint_agent
+    from slm_lab.experiment.session import select_device
 
     spec = load_spec(paths.spec, spec_name)
     seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
-    agent = best_agent(paths, spec_name, device=device_of(spec, plan, 0))
+    agent = load_checkpoint_agent(paths, spec_name, device=select_device(spec, plan, 0))
     env = make_env(spec.env, seeds.eval_env, num_envs=EPISODES, gamma=spec.agent.algorithm.gamma, training=False, threads=cores())
     try:
         env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())

@@ -33,7 +33,7 @@ def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat) -> list[float]:
         if stop.requested:
             return []
         if steps == MAX_STEPS:
-            notice(f"evaluation: {count - len(returns)} of {count} episodes had no end in {MAX_STEPS:,} steps; set env.max_t")
+            notice(f"evaluation: {count - len(returns)} of {count} episodes did not end within {MAX_STEPS:,} steps; set env.max_t")
             break
         steps += 1
         beat(EVALUATING)

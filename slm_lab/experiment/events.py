@@ -8,7 +8,7 @@ from typing import Literal
 
 Mode = Literal["train", "eval"]
 Values = dict[str, float | int | None]
-"""Column → value; None where the column has no value in this row."""
+"""Column → value; None if the column has no value in this row."""
 Status = Literal["done", "stopped", "failed"]
 """How a Session ended; stopped: saved early, as requested."""
 
@@ -37,7 +37,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Notice:
-    """A one-line remark for the user that is no error."""
+    """A one-line notice for the user that is not an error."""
 
     text: str
 

@@ -15,7 +15,7 @@ Beat = Callable[[int], None]
 
 
 def no_beat(phase: int) -> None:
-    """Ignore a heartbeat: nobody watches."""
+    """Ignore the heartbeat."""
 
 
 Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]

@@ -19,7 +19,7 @@ from slm_lab.experiment.observers.progress import ProgressReporter
 from slm_lab.experiment.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.process.heartbeat import SAVING
-from slm_lab.experiment.sink import RunSink, Which
+from slm_lab.experiment.sink import CheckpointKind, RunSink
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import logger
 from slm_lab.lib.records import Metrics
@@ -85,9 +85,9 @@ class PolicyLearner:
         observers["progress"] = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)))
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
-        judged_by: Mode = "eval" if meta.rigorous_eval else "train"
+        best_mode: Mode = "eval" if meta.rigorous_eval else "train"
         # last: see its on_step
-        observers["checkpointer"] = Checkpointer(state, playable, clock, meta.save_interval, judged_by, self._save)
+        observers["checkpointer"] = Checkpointer(state, playable, clock, meta.save_interval, best_mode, self._save)
         self._observers = observers
         self._on_step, self._on_update = self._hooks("on_step"), self._hooks("on_update")
         rows += self._hooks("on_row")
@@ -125,7 +125,7 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def evaluate(self) -> float | None:
-        """Mean return of one episode in each evaluation env; None where a stop is requested before all have ended."""
+        """Mean return of one episode in each evaluation env; None if a stop is requested before all have ended."""
         assert self.eval_env is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
         returns = play(self.eval_env, self.agent.evaluator(), self.stop, self.beat)
@@ -170,7 +170,7 @@ class PolicyLearner:
                 case Checkpointer():
                     observer.resume_best(self.sink.load(self.table, "best"))
 
-    def _save(self, which: Which, bundle: dict[str, Any]) -> None:
+    def _save(self, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.beat(SAVING)
         self.sink.save(self.table, which, bundle)
         if which == "last":

@@ -15,9 +15,9 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import action_codec, batch_of_one, observation_codec, space_from_dict
 from slm_lab.experiment import state
-from slm_lab.experiment.paths import RunPaths, run_in
+from slm_lab.experiment.paths import RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.sink import Which
+from slm_lab.experiment.sink import CheckpointKind
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.loader import load_spec, spec_names
@@ -64,33 +64,33 @@ class LoadedAgent:
         return (int(action) if isinstance(self.action_space, gym.spaces.Discrete) else action), out.state_N
 
 
-def load_agent(folder: str | Path, which: Which = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
+def load_agent(folder: str | Path, which: CheckpointKind = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
     """Load a trained agent from a run folder.
 
     Args:
         which: the best weights, or the last.
         session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: the one with the best weights.
 
-    Raises UserError where the folder is no run folder or has no checkpoint that can be used.
+    Raises UserError if the folder is not a run folder or has no checkpoint that can be used.
     """
-    paths = run_in(Path(folder))
+    paths = run_paths_in(Path(folder))
     if paths is None:
         raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
-    return best_agent(paths, None, which, session, device)
+    return load_checkpoint_agent(paths, None, which, session, device)
 
 
-def best_agent(
-    paths: RunPaths, spec_name: str | None = None, which: Which = "best", session: int | None = None, device: str = "cpu"
+def load_checkpoint_agent(
+    paths: RunPaths, spec_name: str | None = None, which: CheckpointKind = "best", session: int | None = None, device: str = "cpu"
 ) -> LoadedAgent:
-    """The agent of trial 0 with the best (or last) weights, over all Sessions or of one; `spec_name` where the folder's may differ.
+    """The agent of trial 0 with the best (or last) weights, over all Sessions or of one; `spec_name` if the folder's may differ.
 
-    A checkpoint that cannot be used is a notice as long as another one can. Raises UserError where none can.
+    A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
     """
     problems: list[str] = []
     spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
     for path, bundle in _checkpoints(paths, which, session, problems):
         try:
-            agent = agent_of(spec, path, bundle, device)
+            agent = build_loaded_agent(spec, path, bundle, device)
         except state.BundleError as error:
             problems.append(str(error))
             continue
@@ -100,8 +100,8 @@ def best_agent(
     raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
 
 
-def agent_of(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
-    """The agent of a spec with the weights of a checkpoint. Raises BundleError where they do not fit each other."""
+def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
+    """The agent of a spec with the weights of a checkpoint. Raises BundleError if they do not fit each other."""
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
     spaces = bundle.get("spaces")
@@ -125,7 +125,7 @@ def agent_of(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu"
     return LoadedAgent(policy, normalizers, observation_space, action_space, path)
 
 
-def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+def _checkpoints(paths: RunPaths, which: CheckpointKind, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:
     """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
     found = []
     for index in paths.sessions() if session is None else [session]:

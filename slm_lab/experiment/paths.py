@@ -160,8 +160,8 @@ def _new_folder(data_dir: Path, stem: str) -> Path:
             return root
 
 
-def run_in(folder: Path) -> RunPaths | None:
-    """The run that wrote this folder, told by its spec file; the name is as it stands in file names. None: no run did."""
+def run_paths_in(folder: Path) -> RunPaths | None:
+    """Return the paths of the run in this folder, identified by its spec file; None if it is not a run folder."""
     specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # those of its trials are longer
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
@@ -172,11 +172,11 @@ def runs(data_dir: Path, spec_name: str) -> list[Path]:
         return []
     pattern = re.compile(re.escape(file_stem(spec_name)) + f"_{_STAMP_PATTERN}")
     return sorted(
-        path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not is_of_another(path, spec_name)
+        path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not belongs_to_other_spec(path, spec_name)
     )
 
 
-def is_of_another(folder: Path, spec_name: str) -> bool:
+def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
     """Whether a run folder is that of a spec whose name looks the same in file names: "a b" and "a+b" are both a_b there."""
     try:
         return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class TrialFailed(Exception):
-    """A Session failed. `metrics` are those of the others, {} where there are none."""
+    """A Session failed. `metrics` are those of the others, {} if there are none."""
 
     def __init__(self, message: str, metrics: dict[str, Any]) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Plan:
 
     mode: Literal["train", "dev"] = "train"
     data_dir: Path = Path("data")
-    """Where the run's folder is made."""
+    """Folder in which the run's folder is made."""
     device: str | None = None
     """cpu, cuda or cuda:N; None: as agent.net.gpu says."""
     jobs: int | None = None
@@ -57,7 +57,7 @@ class Plan:
     """A name in engine.ENGINES; None: as the spec needs."""
 
     def at_once(self, meta: MetaSpec) -> int:
-        """Number of Sessions that run at a time: all where they train one net, else as many as there are cores for their processes."""
+        """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes."""
         if meta.distributed:
             return meta.max_session
         sampler, processes = meta.sampler, 1

@@ -1,4 +1,4 @@
-"""The display of a running trial: one live table of all Sessions, or plain lines where there is no terminal."""
+"""The display of a running trial: one live table of all Sessions, or plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDE = 16
 
 _COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
 _DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
-"""Columns to leave out, in this order, where the terminal is narrow."""
+"""Columns to leave out, in this order, if the terminal is narrow."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ def provenance(backend: str) -> dict[str, Any]:
 
 
 def git_sha(checkout: Path) -> str | None:
-    """Return the commit of `checkout`, with "+" where tracked files have changed; None where it is no checkout."""
+    """Return the commit of `checkout`, with "+" if tracked files have changed; None if it is not a checkout."""
     if not (checkout / ".git").exists():
         return None
     sha = _git(checkout, "rev-parse", "HEAD")

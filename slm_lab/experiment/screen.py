@@ -1,4 +1,4 @@
-"""Output for the user that can never end a run: the reader may leave, the disk fill up, the terminal close."""
+"""Terminal output that never raises: an OSError on write is recorded."""
 
 from __future__ import annotations
 

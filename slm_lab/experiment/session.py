@@ -50,9 +50,9 @@ class SessionResult:
     frame: int = 0
     interrupted: bool = False
     rows: list[Values] = field(default_factory=list)
-    """Training rows of the first policy, see observers.COLUMNS; empty where a sink took them."""
+    """Training rows of the first policy, see observers.COLUMNS; empty if a sink took them."""
     eval_rows: list[Values] = field(default_factory=list)
-    """Evaluation rows, where meta.rigorous_eval is on."""
+    """Evaluation rows, if meta.rigorous_eval is on."""
 
 
 class Session:
@@ -119,9 +119,9 @@ class Session:
         """Make envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError for what the user can correct."""
         if self.spec.meta.random_seed is None:
             seed = draw_seed()
-            self.spec = seeded(self.spec, seed)
+            self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
-        self.device = device_of(self.spec, self.plan, self.index)
+        self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)
@@ -140,7 +140,7 @@ class Session:
         learner = self._build_learner(0, env.info, env.normalizers)
         if self.store is not None:
             self.store.attach({"clock": learner.clock, "normalizers": env.normalizers, "agent": learner.agent})
-        self._check_room(learner)
+        self._check_memory(learner)
         self._closing.pop()  # the source closes it
         source = LocalSource(env, learner, self.stop, self.beat)
         self._closing.append(source.close)
@@ -208,8 +208,8 @@ class Session:
             threads=max(1, cores() // self.plan.at_once(spec.meta)),
         )
 
-    def _check_room(self, learner: PolicyLearner) -> None:
-        """Raise SpecError where the replay memories of all Sessions that run at a time do not fit this machine."""
+    def _check_memory(self, learner: PolicyLearner) -> None:
+        """Raise SpecError if the replay memories of all Sessions that run at a time do not fit this machine."""
         replay, at_once = learner.agent.replay, self.plan.at_once(self.spec.meta)
         if replay is not None:
             fewer = "use fewer Sessions (meta.max_session)" if self.store is not None else "run fewer Sessions at a time (--jobs)"
@@ -225,7 +225,7 @@ class Session:
     def train(self, sink: RunSink | None = None) -> SessionResult:
         """Train until every policy has its frames, or until a stop is requested.
 
-        Raises WorkerFailed, Blocked (an env did not return in time) or what the env raises. Where a worker failed or an env blocks, what
+        Raises WorkerFailed, Blocked (an env did not return in time) or what the env raises. If a worker failed or an env blocks, what
         was learned until then is saved first.
         """
         if not self._closing:  # not built yet, or closed after an earlier run
@@ -243,14 +243,15 @@ class Session:
             self.end()
             if isinstance(error, WorkerFailed) or not self.stop.requested:
                 raise
-            notice(f"{error}; saved without it")
+            notice(f"{error}; checkpoint saved without the env state")
         else:
             self.end()
         finally:
             gc.unfreeze()
         first = self.learners[0]
         interrupted = any(learner.interrupted for learner in self.learners)
-        return SessionResult(self.index, first.clock.frame, interrupted, memory.of(first.table, "train"), memory.of(first.table, "eval"))
+        rows, eval_rows = memory.table_rows(first.table, "train"), memory.table_rows(first.table, "eval")
+        return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
 
     def begin(self) -> None:
         """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""
@@ -328,8 +329,8 @@ class Session:
             self.source.population.load_state_dict(bundle["population"])
 
 
-def device_of(spec: Spec, plan: Plan, index: int) -> str:
-    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError where there is no such device."""
+def select_device(spec: Spec, plan: Plan, index: int) -> str:
+    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError if there is no such device."""
     if plan.device is None:
         return resolve_device(spec, index)
     device, count = torch.device(plan.device), torch.cuda.device_count()
@@ -339,8 +340,8 @@ def device_of(spec: Spec, plan: Plan, index: int) -> str:
     return plan.device
 
 
-def seeded(spec: Spec, seed: int) -> Spec:
-    """`spec` with a seed where it has none."""
+def with_seed(spec: Spec, seed: int) -> Spec:
+    """`spec` with a seed if it has none."""
     meta = spec.meta
     return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
 
@@ -352,7 +353,7 @@ def resolve_inference(spec: Spec, device: str) -> Spec:
     if sampler.inference != "auto":
         return spec
     central = device.startswith("cuda") and not sampler.serial_mode
-    even = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
-    change = {"inference": "central" if central else "local"} | ({} if even else {"worker_num_splits": 1})
+    divisible = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
+    change = {"inference": "central" if central else "local"} | ({} if divisible else {"worker_num_splits": 1})
     meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update=change)})
     return spec.model_copy(update={"meta": meta})

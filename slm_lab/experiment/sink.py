@@ -15,7 +15,7 @@ from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row,
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.lib.log import notice
 
-Which = Literal["last", "best"]
+CheckpointKind = Literal["last", "best"]
 Spans = list[tuple[str, str, float, float]]
 """(process, kind of work, begin, end) in seconds."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
@@ -30,11 +30,11 @@ class RunSink(Protocol):
     def open(self, table: int) -> None:
         """Prepare for the rows of a table, before training: loading TensorBoard takes a second."""
 
-    def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None:
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
 
-    def load(self, table: int, which: Which) -> dict[str, Any] | None:
-        """The newest such bundle; None where there is none that can be read."""
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
+        """The newest such bundle; None if there is none that can be read."""
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         """The rows of a table that are complete, as text."""
@@ -59,15 +59,15 @@ class MemorySink:
         if isinstance(event, Row):
             self.row_events.append(event)
 
-    def of(self, table: int, mode: Mode) -> list[Values]:
+    def table_rows(self, table: int, mode: Mode) -> list[Values]:
         """The rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
 
     def open(self, table: int) -> None: ...
 
-    def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None: ...
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None: ...
 
-    def load(self, table: int, which: Which) -> dict[str, Any] | None:
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
         return None
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
@@ -106,10 +106,10 @@ class LocalSink:
     def open(self, table: int) -> None:
         self._board(table)
 
-    def save(self, table: int, which: Which, bundle: dict[str, Any]) -> None:
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         state.save(self.paths.checkpoint(table, which, self.trial), bundle)
 
-    def load(self, table: int, which: Which) -> dict[str, Any] | None:
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
         path = self.paths.checkpoint(table, which, self.trial)
         try:
             return state.load(path) if path.exists() else None
@@ -153,7 +153,7 @@ class LocalSink:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, where it is installed. A failure is a notice, never the end of the run."""
+    """Scalars for TensorBoard, if it is installed. A failure is a notice, never the end of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.writer: Any = None
@@ -202,7 +202,7 @@ def _excepthook(args: Any) -> None:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, [] where there is none; a last line without its end, which a killed process left, is cut off. Raises OSError."""
+    """The rows of a table, [] if there is none; a last line without its end, which a killed process left, is cut off. Raises OSError."""
     if not path.exists():
         return []
     with path.open("rb+") as file:

@@ -49,7 +49,7 @@ def save(path: Path, bundle: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a bundle onto the CPU. Raises BundleError where the file is missing, damaged, or of another program or version."""
+    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or of another program or version."""
     import torch
 
     try:
@@ -57,9 +57,9 @@ def load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise BundleError(f"{path} is damaged or no checkpoint: {type(error).__name__}") from None
+        raise BundleError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
     if not isinstance(bundle, dict) or "version" not in bundle:
-        raise BundleError(f"{path} is no checkpoint of slm_lab")
+        raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] not in READABLE:
         known = ", ".join(map(str, READABLE))
         raise BundleError(f"{path} has version {bundle['version']} of the checkpoint format; this slm_lab reads versions {known}")

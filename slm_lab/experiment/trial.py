@@ -29,7 +29,7 @@ from slm_lab.spec.spec import Spec
 _NEEDED_BYTES = 16 * 2**20
 """Free disk space below which a run does not begin."""
 _NOTHING = "stopped before the first step; nothing was written"
-_REMAINS = "stopped at once; what was written so far remains in {}"
+_REMAINS = "interrupted; partial results are in {}"
 
 
 class Trial:
@@ -46,7 +46,7 @@ class Trial:
     def run(self) -> dict[str, Any]:
         """Run every Session, write and return the metrics of the trial.
 
-        Raises SpecError or UserError before anything is written; TrialFailed after the analysis, where a Session failed;
+        Raises SpecError or UserError before anything is written; TrialFailed after the analysis, if a Session failed;
         Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
         A signal that comes when every Session has ended by itself only shortens the analysis.
         """
@@ -88,7 +88,7 @@ class Trial:
         except OSError as error:
             if paths is not None:
                 shutil.rmtree(paths.root, ignore_errors=True)
-            raise UserError(f"cannot write in the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
         self._shown = self.plan.data_dir / paths.root.name
         self.paths = paths
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
@@ -122,24 +122,24 @@ def _summary(metrics: dict[str, Any], max_frame: int) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise UserError where the data folder does not exist and cannot be made, or no file can be made in it. Makes nothing."""
+    """Raise UserError if the data folder does not exist and cannot be made, or no file can be made in it. Makes nothing."""
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         is_folder = existing.is_dir()
     except OSError as error:  # an unreadable parent, a name that is too long
-        raise UserError(f"cannot write in the data folder {folder}: {error.strerror or error}") from None
+        raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
     if not is_folder:
-        raise UserError(f"cannot write in the data folder {folder}: {existing} is not a folder")
+        raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write in the data folder {folder}: no permission in {existing}")
+        raise UserError(f"cannot write to the data folder {folder}: no permission in {existing}")
     usage = shutil.disk_usage(existing)
     if usage.total and usage.free < _NEEDED_BYTES:
         needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))
-        raise UserError(f"cannot write in the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
+        raise UserError(f"cannot write to the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:
-    """The spec with what the run itself decides: a seed where it has none, one Session in mode dev."""
+    """The spec with what the run itself decides: a seed if it has none, one Session in mode dev."""
     update: dict[str, Any] = {}
     if spec.meta.random_seed is None:
         update["random_seed"] = draw_seed()

@@ -62,7 +62,7 @@ class Clock:
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
-        """Start wall time here, or at the first start of this row where a process was restarted."""
+        """Start wall time here, or at the first start of this row if a process was restarted."""
         now = perf_counter()
         self._started_W[self._index] = self._started_W[self._index] or now
         self._wall_before, self._start = now - float(self._started_W[self._index]), now
@@ -75,7 +75,7 @@ class Clock:
         self._frames_W[self._index] = self.frame
 
     def due(self, every: int) -> bool:
-        """Return True once per crossing of a multiple of `every` frames, also where the step does not divide it."""
+        """Return True once per crossing of a multiple of `every` frames, also if the step does not divide it."""
         return self.frame // every > self.prev_frame // every
 
     def state_dict(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
 
 def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """Memory in bytes that this process may use; 2**63 where the system does not say."""
+    """Memory in bytes that this process may use; 2**63 if the system does not say."""
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not on this system
@@ -59,7 +59,7 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> tuple[int, ...]:
-    """The numbers in a file; none where it says "max" or is missing."""
+    """The numbers in a file; none if it says "max" or is missing."""
     try:
         return tuple(int(word) for word in file.read_text().split())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Notices: one-line messages to the user that are no errors."""
+"""Notices: one-line messages to the user that are not errors."""
 
 from __future__ import annotations
 

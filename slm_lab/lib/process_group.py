@@ -33,7 +33,7 @@ def _follow(parent: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill the processes of the group that `leader` leads or has led; none is left where it ended everything that it started."""
+    """Kill the processes of the group that `leader` leads or has led; none is left if it ended everything that it started."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)

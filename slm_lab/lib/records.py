@@ -17,7 +17,7 @@ class ActionSpace:
     discrete: one integer in [0, nvec[0]), action_N int64 [N].
     multi_discrete: one integer per component below nvec[i], action int64 [N, len(nvec)].
     multi_binary: 0 or 1 per component, action int64 [N, dim].
-    continuous: float32 [N, dim]. The env maps [-1, 1] onto its bounds where both are finite, and clips; an unbounded
+    continuous: float32 [N, dim]. The env maps [-1, 1] onto its bounds if both are finite, and clips; an unbounded
     component is passed through. The Box is flattened to dim components.
     """
 
@@ -80,13 +80,13 @@ class VecStep(NamedTuple):
     truncated_N: np.ndarray
     """bool [N]; ends the episode and keeps the bootstrap. Never true together with terminated_N."""
     last_obs_N: np.ndarray
-    """[N, *shape]: the true successor observation, never that of a reset. Is `obs_N` itself where no env ended."""
+    """[N, *shape]: the true successor observation, never that of a reset. Is `obs_N` itself if no env ended."""
     obs_N: np.ndarray
     """[N, *shape]: what to act on next."""
     first_N: np.ndarray
     """bool [N]: obs_N begins an episode (reset the hidden state)."""
     valid_N: np.ndarray
-    """bool [N]: false where the row is no transition (the dummy row of NEXT_STEP autoreset)."""
+    """bool [N]: false where the row is not a transition (the dummy row of NEXT_STEP autoreset)."""
     episodes: list[Episode]
     """Finished at this step."""
 
@@ -101,7 +101,7 @@ class ActOut(NamedTuple):
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
     version: int | np.ndarray = 0
-    """Version of the policy's weights: updates learned so far (int64 [N] where they differ)."""
+    """Version of the policy's weights: updates learned so far (int64 [N] if they differ)."""
 
 
 @dataclass

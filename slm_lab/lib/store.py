@@ -21,7 +21,7 @@ import numpy as np
 
 Combine = Literal["step", "merge", "single", "own"]
 """How several writers combine in one array:
-step: each applies its gradient step in place, one after the other only where the store is locked;
+step: each applies its gradient step in place, one after the other only if the store is locked;
 merge: each reads, adds what it knows and writes, under the lock "statistics";
 single: one writer at a time, and a second one that comes meanwhile does nothing;
 own: each process has a row of its own and writes only that."""
@@ -84,13 +84,13 @@ class SharedArrays:
         """Every array placed here, by its full name."""
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        """Place the arrays of these parts and let the parts use them. Raises MemoryError where this machine has no room for them."""
+        """Place the arrays of these parts and let the parts use them. Raises MemoryError if this machine has no room for them."""
         attach_parts(parts, self, self.place(prefixed(parts)))
 
     def place(self, named: Named) -> dict[str, np.ndarray]:
         """Map these arrays, laid out in the order of their names. To be called once, by every process with the same names and shapes.
 
-        Raises MemoryError where this machine has no room for them.
+        Raises MemoryError if this machine has no room for them.
         """
         assert not self.arrays
         shapes = {name: (*([self.workers] if one.combine == "own" else []), *one.values.shape) for name, one in sorted(named.items())}
@@ -121,7 +121,7 @@ class SharedArrays:
         return self._record_lock(lock, wait=False)
 
     def update(self) -> AbstractContextManager[object]:
-        """One update of the parameters: exclusive where the store is locked."""
+        """One update of the parameters: exclusive if the store is locked."""
         return self.exclusive("update") if self.locked else nullcontext()
 
     def barrier(self) -> None:
@@ -158,8 +158,8 @@ def _grow(fd: int, size: int) -> None:
         return
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, now, size - now)  # fails where memory is short; ftruncate would end the process later
+            os.posix_fallocate(fd, now, size - now)  # fails if memory is short; ftruncate would end the process later
         else:
             os.ftruncate(fd, size)
     except OSError as error:
-        raise MemoryError(f"{(size - now) / 2**20:,.0f} MiB more shared memory: {error.strerror}") from error
+        raise MemoryError(f"cannot allocate {(size - now) / 2**20:,.0f} MiB of shared memory: {error.strerror}") from error

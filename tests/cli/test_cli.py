@@ -90,7 +90,7 @@ def test_a_folder_without_permission(
     monkeypatch.setattr("os.access", lambda *arguments: False)
     assert answer(capsys, spec_file, "small", "--data-dir", tmp_path / "data") == (
         2,
-        f"cannot write in the data folder {tmp_path}/data: no permission in {tmp_path}\n",
+        f"cannot write to the data folder {tmp_path}/data: no permission in {tmp_path}\n",
     )
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk(
 
     monkeypatch.setattr(Path, fails, full)
     code, text = answer(capsys, spec_file, "small", "--data-dir", data)
-    assert (code, text) == (2, f"cannot write in the data folder {data}: No space left on device\n")
+    assert (code, text) == (2, f"cannot write to the data folder {data}: No space left on device\n")
     assert list(data.iterdir()) == []
 
 

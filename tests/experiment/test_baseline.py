@@ -124,9 +124,9 @@ def test_no_cache_folder_costs_only_time(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (
             RuntimeError("the env broke"),
-            "cannot measure the random baseline of CartPole-v1, so there are no strengths: RuntimeError: the env",
+            "cannot measure the random baseline of CartPole-v1; strength metrics are omitted: RuntimeError: the env",
         ),
-        (KeyboardInterrupt(), "random baseline of CartPole-v1: interrupted, so there are no strengths"),
+        (KeyboardInterrupt(), "random baseline of CartPole-v1: interrupted; strength metrics are omitted"),
     ],
 )
 def test_none_and_a_notice_where_it_cannot_be_measured(
@@ -177,7 +177,7 @@ def test_a_slow_env_counts_the_episodes_there_are(slow: EnvSpec, caplog: pytest.
     """And its result is kept, so that later runs of it have the same zero."""
     assert measure_baseline(slow, limit=0.6) == 10
     assert 10 <= (known_baseline(slow) or Baseline(None, 0)).episodes < 100
-    assert "0.6 s are over; it is the mean of" in caplog.messages[-1]
+    assert "time limit of 0.6 s reached; using the mean of" in caplog.messages[-1]
 
 
 def test_an_env_that_blocks_is_left_behind(slow: EnvSpec, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +185,7 @@ def test_an_env_that_blocks_is_left_behind(slow: EnvSpec, caplog: pytest.LogCapt
     begin = time.monotonic()
     assert measure_baseline(slow, limit=0.5) is None
     assert time.monotonic() - begin < 2
-    assert caplog.messages[-1] == "random baseline of Slow-v0: the env did not respond within 0.5 s, so there are no strengths"
+    assert caplog.messages[-1] == "random baseline of Slow-v0: the env did not respond within 0.5 s; strength metrics are omitted"
 
 
 @pytest.mark.parametrize("blocks", [10**9, 5])
@@ -195,7 +195,7 @@ def test_the_first_ctrl_c_skips_it(slow: EnvSpec, blocks: int, caplog: pytest.Lo
     threading.Timer(0.2, lambda: setattr(stop, "requested", True)).start()
     assert measure_baseline(slow, stop, limit=20) is None
     assert time.monotonic() - begin < 2
-    assert caplog.messages[-1] == "random baseline of Slow-v0: interrupted, so there are no strengths"
+    assert caplog.messages[-1] == "random baseline of Slow-v0: interrupted; strength metrics are omitted"
     assert known_baseline(slow) is None
 
 

@@ -140,12 +140,12 @@ def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatc
     ("content", "says"),
     [
         (None, "cannot be read"),
-        (b"", "damaged or no checkpoint"),
-        (b"PK half", "damaged or no checkpoint"),
-        ({"weights": torch.zeros(2)}, "is no checkpoint of slm_lab"),
-        (torch.zeros(2), "is no checkpoint of slm_lab"),
+        (b"", "damaged or not a checkpoint"),
+        (b"PK half", "damaged or not a checkpoint"),
+        ({"weights": torch.zeros(2)}, "is not an slm_lab checkpoint"),
+        (torch.zeros(2), "is not an slm_lab checkpoint"),
         ({"version": 3, "x": 1}, "has version 3 of the checkpoint format; this slm_lab reads versions 1, 2"),
-        ({"version": state.VERSION, "x": Path("evil")}, "damaged or no checkpoint"),
+        ({"version": state.VERSION, "x": Path("evil")}, "damaged or not a checkpoint"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(content: Any, says: str, tmp_path: Path) -> None:

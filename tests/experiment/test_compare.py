@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.analysis.compare import Seed, Setting, read_settings, summarize
+from slm_lab.experiment.analysis.compare import SeedResult, Setting, read_settings, summarize
 from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
@@ -121,7 +121,7 @@ def test_of_rows_at_one_place_the_last_counts(tmp_path: Path) -> None:
     table = {
         name: np.array(values) for name, values in {"frame": [1.0, 2, 3, 4], "opt_step": [0.0, 0, 10, 10], "loss": [1.0, 2, 3, 4]}.items()
     }
-    assert [values.tolist() for values in Seed([table]).curve("loss", "opt_step")] == [[0, 10], [2, 4]]
+    assert [values.tolist() for values in SeedResult([table]).curve("loss", "opt_step")] == [[0, 10], [2, 4]]
 
 
 def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_labels_group_and_name(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert [(one.name, len(one.seeds)) for one in read_settings(words, ["low", "low", "high"])] == [("low", 2), ("high", 1)]
     assert caplog.messages == []
     assert [len(one.seeds) for one in read_settings(words)] == [3]
-    assert caplog.messages == ["the runs of 'a2c' differ in agent.net.lr; --label separates settings"]
+    assert caplog.messages == ["the runs of 'a2c' differ in agent.net.lr; use --label to separate them"]
 
 
 def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -155,7 +155,7 @@ def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureF
     pattern = str(tmp_path / "r*")
     assert [(one.name, len(one.runs)) for one in read_settings([pattern], ["all"])] == [("all", 3)]
     assert len(only(pattern, tmp_path / "r1").runs) == 3
-    assert caplog.messages == [f"{tmp_path}/r1 is given twice; it counts once"]
+    assert caplog.messages == [f"{tmp_path}/r1 is given more than once; duplicates are ignored"]
 
 
 def test_global_frames_of_a_plain_run_are_its_frames(tmp_path: Path) -> None:
@@ -304,23 +304,23 @@ def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "compare takes run folders, such as data/"),
+        ([], "RUN is missing; expected run folders, such as data/"),
         (["RUNS/god"], "'RUNS/god' is not a folder; did you mean 'good'?; expected a run folder"),
         (["RUNS/e"], "'RUNS/e' is not a folder; did you mean 'empty'?"),
         (["RUNS/z*"], "no folder matches 'RUNS/z*'"),
         ([""], "'' is not a folder"),
         (["RUNS"], "'RUNS' is not a run folder: it has no *_spec.json; did you mean RUNS/broken?"),
         (["RUNS/good", "RUNS/nothing"], "'RUNS/nothing' is not a run folder: it has no *_spec.json\n"),
-        (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no table of a Session in RUNS/empty/info"),
+        (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no Session table in RUNS/empty/info"),
         (["RUNS/broken"], "broken_spec.json cannot be read as a saved spec"),
-        (["RUNS/two"], "'RUNS/two' holds 2 trials; expected a folder of one"),
+        (["RUNS/two"], "'RUNS/two' contains 2 trials; expected one"),
         (["RUNS/good", "--by", "frames"], "invalid column 'frames'; expected one of frame, global_frame"),
         (["RUNS/good", "--solve", "high"], "invalid return 'high'; expected a number, such as 195 or -200"),
         (["RUNS/good", "--solve=nan"], "invalid return 'nan'"),
         (["RUNS/good", "--label", "a", "--label", "b"], "--label is given 2 times for 1 RUN; expected one for each RUN, or none"),
         (["RUNS/good", "--label", ""], "--label is empty"),
-        (["RUNS/good", "--out", "RUNS/file"], "cannot write in RUNS/file: "),
-        (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write in RUNS/file: "),
+        (["RUNS/good", "--out", "RUNS/file"], "cannot write to RUNS/file: "),
+        (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write to RUNS/file: "),
         (["RUNS/good", "--jobs", "2"], "--jobs is an option of run only\n"),
         (["RUNS/good", "--set", "a=1"], "--set is an option of run and check only\n"),
         (["RUNS/good", "--solv", "2"], "did you mean '--solve'?"),
@@ -353,7 +353,7 @@ def test_an_error_of_the_user(
 
 def test_the_columns_that_the_command_line_takes() -> None:
     assert list(AXES) == list(cli.parser.AXES)
-    with pytest.raises(UserError, match="invalid column 'epi'; expected frame, global_frame"):
+    with pytest.raises(UserError, match="invalid column 'epi'; expected one of frame, global_frame"):
         compare(["x"], by="epi")
 
 

@@ -244,7 +244,7 @@ def test_a_signal_while_the_random_baseline_is_measured(
     output += process.communicate(timeout=60)[0]
     assert process.returncode == 0, output
     assert time.monotonic() - begin < 10
-    assert "interrupted, so there are no strengths" in output
+    assert "interrupted; strength metrics are omitted" in output
     assert json.loads(paths.trial_metrics().read_text())["status"] == "done"
     assert paths.trial_graph("mean_returns", "png").is_file()
     assert [json.loads(paths.session_metrics(index).read_text())["status"] for index in range(sessions)] == ["done"] * sessions

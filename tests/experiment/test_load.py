@@ -207,9 +207,9 @@ def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: p
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         load_agent(tmp_path)
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         load_agent(tmp_path / "nowhere")
     paths = new_run(tmp_path, "small")
     paths.spec.write_text("{}")

@@ -21,7 +21,7 @@ from slm_lab.experiment.analysis.trial_figures import common_strengths
 def strengths(values: list[float], baseline: float | None = 0.0, opt_step: list[float] | None = None, every: int = 100) -> Strengths:
     frame = every * np.arange(1.0, len(values) + 1)
     table = {"frame": frame, "total_reward": np.array(values), "opt_step": frame / 10 if opt_step is None else np.array(opt_step)}
-    return Strengths.of(table, baseline)
+    return Strengths.from_table(table, baseline)
 
 
 def test_session_by_hand() -> None:

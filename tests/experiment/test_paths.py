@@ -8,7 +8,7 @@ import pytest
 
 from slm_lab.experiment import paths as paths_module
 from slm_lab.experiment.enjoy import find_run
-from slm_lab.experiment.paths import RunPaths, new_comparison, new_run, run_in, runs
+from slm_lab.experiment.paths import RunPaths, new_comparison, new_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 
 
@@ -83,10 +83,10 @@ def test_a_name_stays_inside_the_data_folder(tmp_path: Path) -> None:
 
 def test_the_run_that_wrote_a_folder(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "ppo_t0 x")
-    assert run_in(paths.root) is None
+    assert run_paths_in(paths.root) is None
     for path in (paths.trial_spec(), paths.spec, paths.trial_spec(12)):
         path.touch()
-    assert run_in(paths.root) == RunPaths(paths.root, "ppo_t0_x")
+    assert run_paths_in(paths.root) == RunPaths(paths.root, "ppo_t0_x")
     for t in (0, 12, 12):
         paths.session_df(t % 5, t=t).touch()
     assert paths.trials() == [0, 12]

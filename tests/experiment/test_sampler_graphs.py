@@ -345,7 +345,7 @@ def test_history_of_population_based_training(paths: RunPaths, make_spec: MakeSp
     assert lines[5] == ("y2", "policy 2", [0, 5100], [0.01, 0.008])
     assert all(trace["line"]["shape"] == "hv" for trace in traces if trace["name"] != MARK)
     marks = [(trace["yaxis"], trace["x"], trace["y"], trace["text"]) for trace in traces if trace["name"] == MARK and trace["text"]]
-    taken = ["policy 1 took over the weights of policy 0"]
+    taken = ["policy 1 copied the weights of policy 0"]
     assert marks == [("y", [5000], [0.0012], taken), ("y2", [5000], [0.01], taken)]
     assert [trace["name"] for trace in traces if trace["showlegend"]] == ["policy 0", "policy 1", "policy 2", MARK]
     with Image.open(paths.session_graph(0, "pbt", "png")) as image:

@@ -133,7 +133,7 @@ def test_dev_fails_where_nothing_is_learned(make_spec: MakeSpec) -> None:
     session = Session(make_spec(), plan=Plan(mode="dev")).build()
     session.agent.update = lambda: Metrics(0.0, 0.0)
     session.agent.ready = lambda: True
-    with pytest.raises(DevCheckError, match="no weight moved"):
+    with pytest.raises(DevCheckError, match="no weight changed"):
         session.run()
 
 

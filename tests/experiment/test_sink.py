@@ -90,8 +90,8 @@ def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths)
         memory(event)
     local.close()
     assert seen == events
-    assert memory.of(0, "train") == [{"frame": 1}]
-    assert memory.of(1, "train") == memory.of(0, "eval") == []
+    assert memory.table_rows(0, "train") == [{"frame": 1}]
+    assert memory.table_rows(1, "train") == memory.table_rows(0, "eval") == []
     assert (memory.load(0, "last"), memory.rows(0, "train")) == (None, [])
 
 

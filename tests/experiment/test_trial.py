@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
     output = process.communicate(timeout=150)[0]
     assert process.returncode == 130
     assert "Traceback" not in output
-    assert output.splitlines()[-1] == f"stopped at once; what was written so far remains in {run.paths.root}"
+    assert output.splitlines()[-1] == f"interrupted; partial results are in {run.paths.root}"
     run.leaves_nothing()
 
 

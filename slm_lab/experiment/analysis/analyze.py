@@ -54,7 +54,7 @@ def analyze_trial(
             the trial and its means leave them out.
         stop: when requested, the env's random baseline is not measured.
 
-    Unfinished runs are analyzed too; {} where there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
+    Unfinished runs are analyzed too; {} if there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
     the trial's returns are those of evaluation. A table, file or figure that fails is a notice.
 
     A baseline that is neither shipped nor cached is measured last, when everything else is written: at most 30 s, interrupted by `stop`.
@@ -62,8 +62,8 @@ def analyze_trial(
 
     The metrics: total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and
     stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number), status
-    ("done", "stopped" or "failed"), failed (number) and failures (Session → last line of the cause) where there are any; None where a
-    metric is not defined. Where rollout workers and learner were measured: bottleneck and busy; where a Session trains several policies:
+    ("done", "stopped" or "failed"), failed (number) and failures (Session → last line of the cause) if there are any; None if a
+    metric is not defined. If rollout workers and learner were measured: bottleneck and busy; if a Session trains several policies:
     policies and best_policy (see sampler_metrics), and the other means are over all policies of all Sessions.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
@@ -94,7 +94,7 @@ class _Trial:
         self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
         """Of the tables from which the metrics are made."""
         self.failures = {s: failures[s] for s in sorted(failures)}
-        self.train, self.judged = run.tables("train"), run.tables(self.mode)
+        self.train, self.metric_tables = run.tables("train"), run.tables(self.mode)
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
         self.good = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
@@ -111,20 +111,20 @@ class _Trial:
 
     @property
     def has_returns(self) -> bool:
-        return any(np.isfinite(table["total_reward"]).any() for table in self.judged.values() if "total_reward" in table)
+        return any(np.isfinite(table["total_reward"]).any() for table in self.metric_tables.values() if "total_reward" in table)
 
     @property
     def stop_requested(self) -> bool:
         return self.stop is not None and self.stop.requested
 
     def strengths(self, baseline: float | None) -> dict[int, Strengths]:
-        return {index: Strengths.of(table, baseline) for index, table in self.judged.items()}
+        return {index: Strengths.from_table(table, baseline) for index, table in self.metric_tables.items()}
 
     def write_metrics(self, baseline: float | None, writer: Writer) -> dict[str, Any]:
         """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
         policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
         rows = {index: self._scalars(index, strengths[index]) for index in self.train}
-        train, judged = ({index: tables[index] for index in self.good} for tables in (self.train, self.judged))
+        train, metric_tables = ({index: tables[index] for index in self.good} for tables in (self.train, self.metric_tables))
         sessions = {index // policies for index in self.good}
         failures = {str(s): _last_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
@@ -136,7 +136,7 @@ class _Trial:
             "sessions": len(sessions),
             "status": "failed" if self.failures else "stopped" if stopped else "done",
             **({"failed": len(self.failures), "failures": failures} if self.failures else {}),
-            **sampler_metrics(train, judged, policies),
+            **sampler_metrics(train, metric_tables, policies),
         }
         metrics = _finite(metrics)
         writer.write("metrics file not written", (paths.trial_metrics(t), partial(_json, metrics)))
@@ -151,7 +151,7 @@ class _Trial:
 
     def _scalars(self, index: int, strengths: Strengths) -> Scalars:
         return {
-            "total_reward_ma": final_return_ma(self.judged[index]),
+            "total_reward_ma": final_return_ma(self.metric_tables[index]),
             **session_metrics(strengths),
             "frame": last_frame(self.train[index]),
         }

@@ -43,7 +43,7 @@ _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpo
 
 
 class Baseline(NamedTuple):
-    """A random agent's mean return; None where no episode ended."""
+    """A random agent's mean return; None if no episode ended."""
 
     mean_return: float | None
     episodes: int = EPISODES
@@ -62,7 +62,7 @@ def known_baseline(spec: EnvSpec) -> Baseline | None:
 def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
     """Measure the baseline and cache it. Takes at most `limit` seconds, even if the env blocks, and ends early once stop.requested.
 
-    Returns None, with a notice, where it cannot be measured or is interrupted. Where time runs out, the mean is over fewer episodes.
+    Returns None, with a notice, if it cannot be measured or is interrupted. If time runs out, the mean is over fewer episodes.
     """
     begin = time.monotonic()
     notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
@@ -72,22 +72,22 @@ def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIM
     except KeyboardInterrupt:
         interrupted = True
     except Exception as error:
-        notice(f"cannot measure the random baseline of {spec.name}, so there are no strengths: {type(error).__name__}: {error}")
+        notice(f"cannot measure the random baseline of {spec.name}; strength metrics are omitted: {type(error).__name__}: {error}")
         return None
     if interrupted or (stop is not None and stop.requested):
-        notice(f"random baseline of {spec.name}: interrupted, so there are no strengths")
+        notice(f"random baseline of {spec.name}: interrupted; strength metrics are omitted")
         return None
     if baseline is None:
-        notice(f"random baseline of {spec.name}: the env did not respond within {limit:g} s, so there are no strengths")
+        notice(f"random baseline of {spec.name}: the env did not respond within {limit:g} s; strength metrics are omitted")
         return None
     file = _write_cache(spec, baseline)
     if baseline.mean_return is None:
         again = f"; to measure again, delete {file}" if file else ""
         notice(
-            f"random baseline of {spec.name}: no episode ended within {time.monotonic() - begin:.0f} s, so there are no strengths{again}"
+            f"random baseline of {spec.name}: no episode ended within {time.monotonic() - begin:.0f} s; strength metrics are omitted{again}"
         )
     elif baseline.episodes < EPISODES:
-        notice(f"random baseline of {spec.name}: {limit:g} s are over; it is the mean of {baseline.episodes} episodes")
+        notice(f"random baseline of {spec.name}: time limit of {limit:g} s reached; using the mean of {baseline.episodes} episodes")
     return baseline.mean_return
 
 
@@ -107,7 +107,7 @@ def baseline_key(spec: EnvSpec) -> str:
 def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of fewer once `ended()`.
 
-    Raises SpecError where the env cannot be built, or what the env raises.
+    Raises SpecError if the env cannot be built, or what the env raises.
     """
     from slm_lab.env.make import make_env
 
@@ -139,7 +139,7 @@ def cache_folder() -> Path:
 
 
 def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
-    """Measure in a daemon thread, so that an env that blocks is left behind. Returns None where it blocks; raises what measuring raises."""
+    """Measure in a daemon thread, so that an env that blocks is left behind. Returns None if it blocks; raises what measuring raises."""
     result: Future[Baseline] = Future()
 
     def ended() -> bool:
@@ -171,7 +171,7 @@ def _read_cache(file: Path) -> Baseline | None:
 
 
 def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
-    """Write the baseline to the cache and return its file; None where that is impossible, which only costs the next run's time."""
+    """Write the baseline to the cache and return its file; None if that is impossible, which only costs the next run's time."""
     try:
         key = baseline_key(spec)
         file = _cache_file(spec, key)

@@ -23,27 +23,27 @@ from slm_lab.lib.log import notice
 
 
 @dataclass(frozen=True)
-class Seed:
-    """One sample: the tables of what was trained together."""
+class SeedResult:
+    """Results of one seed: the tables of its Sessions or policies."""
 
     tables: list[Table]
     status: Status = "done"
 
-    def curve(self, column: str, over: str) -> Curve:
-        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean where all have it."""
-        curves = [_curve(table, column, over) for table in self.tables]
+    def curve(self, column: str, x_column: str) -> Curve:
+        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean if all have it."""
+        curves = [_curve(table, column, x_column) for table in self.tables]
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
-    def first(self, threshold: float | None, over: str) -> float | None:
-        """Return the value of column `over` at which the first table reached this total_reward; None: none did."""
+    def first_reached(self, threshold: float | None, x_column: str) -> float | None:
+        """Return the value of `x_column` at which the first table reached this total_reward; None: none did."""
         if threshold is None:
             return None
-        curves = (_curve(table, "total_reward", over) for table in self.tables)
+        curves = (_curve(table, "total_reward", x_column) for table in self.tables)
         reached = [float(one.frame[one.value >= threshold][0]) for one in curves if (one.value >= threshold).any()]
         return min(reached, default=None)
 
     def final_return(self) -> float | None:
-        """Return the last total_reward, mean over the tables; None where no episode ended."""
+        """Return the last total_reward, mean over the tables; None if no episode ended."""
         rows = [curve(table, "total_reward").value for table in self.tables]
         return average(row[-1] for row in rows if len(row))
 
@@ -53,7 +53,7 @@ class Seed:
         return average(row.mean() for row in rows if len(row))
 
     def updates_per_second(self) -> float | None:
-        """Return the optimizer steps per second of training, of all tables together; None where the time is unknown."""
+        """Return the optimizer steps per second of training, of all tables together; None if the time is unknown."""
         steps = [curve(table, "opt_step", "wall_t") for table in self.tables]
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
@@ -67,17 +67,17 @@ class Setting:
     runs: list[Run]
 
     @cached_property
-    def all_seeds(self) -> list[Seed]:
+    def all_seeds(self) -> list[SeedResult]:
         return [seed for run in self.runs for seed in seeds_of(run)]
 
     @property
-    def seeds(self) -> list[Seed]:
-        """The seeds to compare: those that are done, or all where none is."""
+    def seeds(self) -> list[SeedResult]:
+        """The seeds to compare: those that are done, or all if none is."""
         return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
 
     @property
     def status(self) -> str:
-        """How the seeds ended: "done", "1 failed (left out)", or where none is done "2 stopped"."""
+        """How the seeds ended: "done", "1 failed (left out)", or if none is done "2 stopped"."""
         each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
@@ -91,9 +91,9 @@ class Setting:
     def distributed(self) -> bool:
         return any(run.distributed for run in self.runs)
 
-    def aligned(self, column: str, over: str) -> Aligned:
+    def aligned(self, column: str, x_column: str) -> Aligned:
         """Return the seeds' curves, over the range that all seeds with points cover; value_SF is [seeds, F]."""
-        return interpolate([seed.curve(column, over) for seed in self.seeds])
+        return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
     def count(self) -> str:
         """Return "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
@@ -102,25 +102,25 @@ class Setting:
         return f"{count} seed{'s' if count != 1 else ''}{of}"
 
 
-def seeds_of(run: Run) -> list[Seed]:
+def seeds_of(run: Run) -> list[SeedResult]:
     """Return the seeds of a run that have rows."""
     tables = {index: table for index, table in run.tables("train").items() if len(table["frame"])}
     if run.distributed:
-        return [Seed(list(tables.values()), run.status)] if tables else []
+        return [SeedResult(list(tables.values()), run.status)] if tables else []
     of_session: dict[int, list[Table]] = {}
     for index, table in tables.items():
         of_session.setdefault(index // run.policies, []).append(table)
-    return [Seed(own, run.sessions[s]) for s, own in of_session.items()]
+    return [SeedResult(own, run.sessions[s]) for s, own in of_session.items()]
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
-    """Group the runs that `words` name, by their labels, or by the names of their specs where there are none.
+    """Group the runs that `words` name, by their labels, or by the names of their specs if there are none.
 
     A word is a run folder or a pattern of such. Raises UserError. Runs of one group whose specs differ, runs of different envs, and runs
     that failed or have not ended are notices.
     """
     if not words:
-        raise UserError("compare takes run folders, such as data/ppo_cartpole_2026_01_31_120000")
+        raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
     if labels and len(labels) != len(words):
         runs = f"{len(words)} RUN{'s' if len(words) > 1 else ''}"
         raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
@@ -131,10 +131,10 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
         for folder in run_folders(word):
             run = load_run(folder)
             if not seeds_of(run):
-                raise UserError(f"'{folder}' has no rows yet: no table of a Session in {run.paths.info_dir}")
+                raise UserError(f"'{folder}' has no rows yet: no Session table in {run.paths.info_dir}")
             group = groups.setdefault(labels[index] if labels else run.name, {})
             if folder.resolve() in group:
-                notice(f"{folder} is given twice; it counts once")
+                notice(f"{folder} is given more than once; duplicates are ignored")
             group[folder.resolve()] = run
     settings = [Setting(name, list(runs.values())) for name, runs in groups.items()]
     for setting in settings:
@@ -163,11 +163,11 @@ def _report_differences(setting: Setting) -> None:
     differing = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; --label separates settings")
+        notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; use --label to separate them")
 
 
 class Summary(NamedTuple):
-    """The numbers of a setting, as the columns of the tables; None where unknown."""
+    """The numbers of a setting, as the columns of the tables; None if unknown."""
 
     name: str
     seeds: int
@@ -190,7 +190,7 @@ class Summary(NamedTuple):
 def summarize(setting: Setting, threshold: float | None) -> Summary:
     """Return the numbers of a setting; a seed has solved once a row of one of its Sessions has a total_reward of at least `threshold`."""
     seeds = setting.seeds
-    steps = [seed.first(threshold, "global_frame") for seed in seeds]
+    steps = [seed.first_reached(threshold, "global_frame") for seed in seeds]
     finals = [seed.final_return() for seed in seeds]
     return Summary(
         name=setting.name,
@@ -199,7 +199,7 @@ def summarize(setting: Setting, threshold: float | None) -> Summary:
         status=setting.status,
         solved=None if threshold is None else sum(value is not None for value in steps),
         steps_to_threshold=estimate(steps, "median"),
-        seconds_to_threshold=estimate([seed.first(threshold, "wall_t") for seed in seeds], "median"),
+        seconds_to_threshold=estimate([seed.first_reached(threshold, "wall_t") for seed in seeds], "median"),
         final_return=estimate(finals, "mean"),
         final_return_median=average(finals, np.median),
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
@@ -207,6 +207,6 @@ def summarize(setting: Setting, threshold: float | None) -> Summary:
     )
 
 
-def _curve(table: Table, column: str, over: str) -> Curve:
+def _curve(table: Table, column: str, x_column: str) -> Curve:
     """Return the curve; the global frames of a Session that alone trains its net are its frames."""
-    return curve(table, column, "frame" if over == "global_frame" and over not in table else over)
+    return curve(table, column, "frame" if x_column == "global_frame" and x_column not in table else x_column)

@@ -31,7 +31,7 @@ _BAND = "mean ± 1 standard deviation over seeds"
 
 
 def compare(
-    words: Sequence[str],
+    run_patterns: Sequence[str],
     *,
     by: str = "frame",
     solve: float | None = None,
@@ -39,20 +39,20 @@ def compare(
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> str:
-    """Compare the runs in the folders (or patterns) `words` over a column of AXES; return the table as text, with the files written.
+    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return the table as text, with the files written.
 
-    `solve` is the total_reward that counts as solved, `labels` one name per word, `out` the folder to write in instead of a new one in
+    `solve` is the total_reward that counts as solved, `labels` one name per pattern, `out` the folder to write in instead of a new one in
     `data_dir`. Raises UserError, with nothing written. A file or graph that fails is a notice.
     """
     if by not in AXES:
-        raise UserError(f"invalid column '{by}'; expected {', '.join(AXES)}")
-    settings = read_settings(words, labels)
+        raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
+    settings = read_settings(run_patterns, labels)
     summaries = [summarize(setting, solve) for setting in settings]
     graphs = comparison_graphs(settings, by, solve)
     try:
         paths = new_comparison(data_dir, out)
     except OSError as error:
-        raise UserError(f"cannot write in {out or data_dir}: {error.strerror or error}") from None
+        raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
     axis, writer = AXES[by], Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve)))
     writer.write("table not written", (paths.table("csv"), lambda: _csv(summaries)))
@@ -63,7 +63,7 @@ def compare(
 
 
 def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None) -> dict[str, Figure]:
-    """Return figures of the return, the gradient norm and the variance of the return between seeds, each where a setting has it."""
+    """Return figures of the return, the gradient norm and the variance of the return between seeds, each if a setting has it."""
     axis, title = _axis(by, settings), _title(settings)
     returns = [setting.aligned("total_reward", by) for setting in settings]
     norms = [setting.aligned("grad_norm", by) for setting in settings]
@@ -83,18 +83,18 @@ def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None 
 
 def text_table(summaries: Sequence[Summary]) -> str:
     """Return the table for the terminal; with columns of solving only if there is a threshold, of status only if a seed is not done."""
-    judged, marked = any(one.solved is not None for one in summaries), any(one.status != "done" for one in summaries)
-    solving = ("solved", "global frames to solve", "seconds to solve") if judged else ()
-    head = ("name", "seeds", "sessions", *(("status",) if marked else ()), *solving, "final return", "median", "updates/s", "grad norm")
+    has_threshold, has_status = any(one.solved is not None for one in summaries), any(one.status != "done" for one in summaries)
+    solving = ("solved", "global frames to solve", "seconds to solve") if has_threshold else ()
+    head = ("name", "seeds", "sessions", *(("status",) if has_status else ()), *solving, "final return", "median", "updates/s", "grad norm")
     lines: list[tuple[str, ...]] = [head]
     for one in summaries:
-        status = (one.status,) if marked else ()
-        solved = (f"{one.solved} of {one.seeds}", _text(one.steps_to_threshold), _text(one.seconds_to_threshold)) if judged else ()
+        status = (one.status,) if has_status else ()
+        solved = (f"{one.solved} of {one.seeds}", _text(one.steps_to_threshold), _text(one.seconds_to_threshold)) if has_threshold else ()
         others = (one.final_return_median, one.opt_steps_per_second, one.grad_norm)
         lines.append((one.name, str(one.seeds), str(one.sessions), *status, *solved, _text(one.final_return), *map(number, others)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    explained = "; global frames and seconds to solve: median over the seeds that solved" if judged else ""
+    explained = "; global frames and seconds to solve: median over the seeds that solved" if has_threshold else ""
     return "\n".join([*rows, f"[low, high]: {INTERVAL}{explained}"])
 
 
@@ -111,7 +111,7 @@ def _title(settings: Sequence[Setting]) -> str:
 
 
 def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
-    """Return a line in the style of each setting that has points, with a band where there are two seeds."""
+    """Return a line in the style of each setting that has points, with a band if there are two seeds."""
     return [
         replace(line, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
         for line, one in zip(styles, of_settings, strict=True)

@@ -21,13 +21,13 @@ class Curve(NamedTuple):
     value: np.ndarray
 
 
-def curve(table: Table, column: str, over: str = "frame") -> Curve:
-    """Return a column's finite values over the column `over`, empty without such a column; of rows with equal `over` the last counts."""
+def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
+    """Return a column's finite values over `x_column`, empty without such a column; of rows with equal x the last counts."""
     none = np.full(len(table["frame"]), np.nan)
-    frame, value = table.get(over, none), table.get(column, none)
+    frame, value = table.get(x_column, none), table.get(column, none)
     known = np.isfinite(frame) & np.isfinite(value)
     frame, value = frame[known], value[known]
-    if over == "frame":
+    if x_column == "frame":
         return Curve(frame, value)
     order = np.argsort(frame, kind="stable")
     frame, value = frame[order], value[order]

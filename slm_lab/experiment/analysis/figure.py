@@ -26,7 +26,7 @@ MAX_MARKERS = 25
 _MAX_TITLE = 90
 """Characters."""
 BAND = "±1 standard deviation"
-MARK = "took over another policy's weights"
+MARK = "copied another policy's weights"
 EMPTY = "nothing to show: no episode has ended"
 
 
@@ -98,14 +98,14 @@ class Panel:
     band: str = BAND
     """What the band is."""
     each: str = "sessions"
-    """What the faint lines are, where the PNG's legend counts them instead of naming each."""
+    """What the faint lines are, if the PNG's legend counts them instead of naming each."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
     """Name of a row of bars → its vertical position, in place of a numeric axis."""
     x_max: float | None = None
     """Right end of the horizontal axis; None: as the lines need."""
     height: int | None = None
-    """Pixels of the axes in the PNG; None: fills a picture of the standard size, or 150 where there are several panels."""
+    """Pixels of the axes in the PNG; None: fills a picture of the standard size, or 150 if there are several panels."""
 
     @property
     def empty(self) -> bool:

@@ -26,7 +26,7 @@ class Strengths:
     value: np.ndarray
 
     @staticmethod
-    def of(table: Table, baseline: float | None) -> Strengths:
+    def from_table(table: Table, baseline: float | None) -> Strengths:
         """Return the strengths of a table; none without a baseline."""
         total_reward = table.get("total_reward", np.empty(0))
         if baseline is None or not len(total_reward):
@@ -64,7 +64,7 @@ def metric_curves(strengths: Strengths) -> dict[str, Curve]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent`: frames or optimizer steps. NaN where the denominator is zero.
+    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent`: frames or optimizer steps. NaN if the denominator is zero.
 
     Rows before the first optimizer step have no training efficiency: both sums leave them out.
     """
@@ -73,7 +73,7 @@ def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
 
 
 def stabilities(s: np.ndarray) -> np.ndarray:
-    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN where a denominator is zero, so for N = 1."""
+    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN if a denominator is zero, so for N = 1."""
     falls = np.cumsum(np.minimum(np.diff(s), 0.0))
     return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
 

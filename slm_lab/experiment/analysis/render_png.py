@@ -13,7 +13,7 @@ from slm_lab.experiment.analysis import figure as figures
 from slm_lab.experiment.analysis.figure import Figure, Line, Panel
 
 _WIDTH, _HEIGHT = 800, 450
-"""Pixels of a picture; the height is larger where panels have a height."""
+"""Pixels of a picture; the height is larger if panels have a height."""
 _LEFT, _AXES_WIDTH = 0.115, 0.845
 """The axes, in widths of the picture."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
@@ -179,7 +179,7 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
 
 
 def _names(panel: Panel) -> dict[str, str]:
-    """Return the names of the lines → those of the legend, where many faint lines have one together."""
+    """Return the names of the lines → those of the legend, if many faint lines have one together."""
     faint = [line.name for line in panel.lines if line.faint]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: together if line.faint and together else line.name for line in panel.lines}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from slm_lab.experiment.analysis.curves import Table, curve
-from slm_lab.experiment.paths import DataMode, RunPaths, run_in
+from slm_lab.experiment.paths import DataMode, RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import nearest
@@ -142,20 +142,21 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder. Raises UserError where it is not a run folder, holds several trials or an unreadable spec.
+    """Read the run in a folder. Raises UserError if it is not a run folder, holds several trials or an unreadable spec.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
     >>> run.train.groupby("session").total_reward_ma.last(), run.metrics["strength"], run.spec["env"], run.status
     """
     folder = Path(folder)
-    paths = run_in(folder) if folder.is_dir() else None
+    paths = run_paths_in(folder) if folder.is_dir() else None
     if paths is None:
-        inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and run_in(path)), None) if folder.is_dir() else None
+        children = sorted(folder.iterdir()) if folder.is_dir() else []
+        inside = next((path for path in children if path.is_dir() and run_paths_in(path)), None)
         hint = f"; did you mean {inside}?" if inside else ""
         raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json{hint}")
     trials = paths.trials()
     if len(trials) > 1:
-        raise UserError(f"'{folder}' holds {len(trials)} trials; expected a folder of one")
+        raise UserError(f"'{folder}' contains {len(trials)} trials; expected one")
     run = Run(paths, trials[0] if trials else 0)
     _ = run.spec  # read here, so that a damaged spec is an error at once
     return run
@@ -174,13 +175,13 @@ def run_folders(word: str) -> list[Path]:
     siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # a name without its timestamp
     hint = f"; did you mean '{max(longer)}'?" if longer else nearest(Path(word).name, siblings, 0.5)
-    raise UserError(f"'{word}' is not a folder{hint}; expected a run folder, as under data/")
+    raise UserError(f"'{word}' is not a folder{hint}; expected a run folder, such as data/ppo_cartpole_2026_01_31_120000")
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV file as text, {} if the file does not exist or is empty.
 
-    A file may still be written to, or its writer may have been killed: a last line without a newline is dropped, even where it looks
+    A file may still be written to, or its writer may have been killed: a last line without a newline is dropped, even if it looks
     complete, and so is a line with a wrong number of cells.
 
     Raises OSError if an existing file cannot be read.
@@ -239,7 +240,7 @@ def _table(path: Path) -> Table:
 
 
 def _column(name: str, values: np.ndarray) -> np.ndarray:
-    """Return counts as int64 where all are known, other values as they are."""
+    """Return counts as int64 if all are known, other values as they are."""
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 

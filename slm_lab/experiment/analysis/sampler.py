@@ -31,7 +31,7 @@ _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma":
 def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
     """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and the shares of all, 0..1.
 
-    Means over the second half of each table's rows, then over the tables. None where a role has no values.
+    Means over the second half of each table's rows, then over the tables. None if a role has no values.
     """
     busy = {role: _settled_mean(tables, f"{role}_busy") for role in _ROLES}
     known = {role: share for role, share in busy.items() if share is not None}
@@ -43,17 +43,17 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
     return average(float(np.nanmean(half)) for half in halves if np.isfinite(half).any())
 
 
-def sampler_metrics(train: Mapping[int, Table], judged: Mapping[int, Table], policies: int) -> dict[str, Any]:
-    """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), where these were measured.
+def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
+    """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), if these were measured.
 
-    With several policies also `policies`, the means over Sessions of the last total_reward_ma (None where no episode ended), and
+    With several policies also `policies`, the means over Sessions of the last total_reward_ma (None if no episode ended), and
     `best_policy`.
     """
     metrics: dict[str, Any] = {}
     if (found := bottleneck(list(train.values()))) is not None:
         metrics |= {"bottleneck": found[0], "busy": found[1]}
     if policies > 1:
-        finals = {index: final_return_ma(table) for index, table in judged.items()}
+        finals = {index: final_return_ma(table) for index, table in metric_tables.items()}
         means = [average(final for index, final in finals.items() if index % policies == policy) for policy in range(policies)]
         known = [policy for policy, mean in enumerate(means) if mean is not None]
         metrics |= {"policies": means, "best_policy": max(known, key=lambda policy: means[policy] or 0.0, default=None)}
@@ -105,13 +105,13 @@ def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> 
 
 
 def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Line:
-    """Return a hyperparameter of a policy, marked where the policy was replaced."""
+    """Return a hyperparameter of a policy, marked if the policy was replaced."""
     points = np.stack([history["frame"], history[column], history["source"]], axis=1)
     points = points[(history["policy"] == policy) & np.isfinite(points[:, :2]).all(axis=1)]
     points = points[np.lexsort((points[:, 1], points[:, 0]))]
     frame, value, _ = points.T
     marks = [
-        Mark(at, of, f"policy {policy} took over the weights of policy {source:.0f}")
+        Mark(at, of, f"policy {policy} copied the weights of policy {source:.0f}")
         for at, of, source in points.tolist()
         if np.isfinite(source)
     ]
@@ -123,7 +123,7 @@ def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec 
     """Write the figures of all Sessions; a file that cannot be read is a notice."""
     tables = run.tables("train")
     for index, table in tables.items():
-        figures = table_figures(table, f"{labels.title}, {labels.of(index)}", labels.frames)
+        figures = table_figures(table, f"{labels.title}, {labels.describe(index)}", labels.frames)
         writer.draw(figures, partial(run.paths.session_graph, index, t=run.trial))
     if sampler is not None:
         turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"

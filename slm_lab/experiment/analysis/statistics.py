@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float | None], statistic: Statistic) -> Estimate | None:
-    """Return the statistic of the known values with its interval; None where no value is known. Equal values give an equal interval."""
+    """Return the statistic of the known values with its interval; None if no value is known. Equal values give an equal interval."""
     known = [value for value in values if value is not None]
     compute, standard_error = _STATISTICS[statistic]
     value = average(known, compute)
@@ -37,7 +37,7 @@ def estimate(values: Sequence[float | None], statistic: Statistic) -> Estimate |
 
 
 def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
-    """Return the mean, or another statistic, of the known values; None where no value is known."""
+    """Return the mean, or another statistic, of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
 

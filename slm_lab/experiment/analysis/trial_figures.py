@@ -21,9 +21,9 @@ Curves = dict[str, Curve]
 RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
 _POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
 """Names of figures with a curve per policy → those with a curve per table."""
-_LEARNING = ("loss", "entropy", "explore_var")
+_TRAINING_COLUMNS = ("loss", "entropy", "explore_var")
 """Columns, and names of their figures."""
-_SHARED = ("grad_norm", "staleness", "lock_wait")
+_DISTRIBUTED_COLUMNS = ("grad_norm", "staleness", "lock_wait")
 """Those of Sessions that train one net together."""
 _CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
 _TEXTS = {
@@ -58,14 +58,14 @@ class Axis:
 
 FRAMES = Axis("frames", "frame", "frames")
 SESSION_FRAMES = Axis("frames", "frame", "frames (of each session)")
-"""Where the Sessions train one net."""
+"""If the Sessions train one net."""
 POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
-"""Where a Session trains several policies."""
+"""If a Session trains several policies."""
 SHARED_AXES = (
     Axis("global_frames", "global_frame", "global frames (of all sessions together)"),
     Axis("wall_t", "wall_t", "wall-clock time (s)"),
 )
-"""Additional axes for the returns where the Sessions train one net."""
+"""Additional axes for the returns if the Sessions train one net."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Labels:
     failed_tables: Set[int] = frozenset()
     """Indices of the tables of failed Sessions."""
 
-    def of(self, index: int) -> str:
+    def describe(self, index: int) -> str:
         """Return the Session, and its policy, that the table of this index belongs to."""
         session, policy = divmod(index, self.policies)
         return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
 
     def name(self, index: int) -> str:
         """Return the same for a legend."""
-        name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.of(index)
+        name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
     @property
@@ -114,14 +114,14 @@ class Labels:
 
 def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
     """Draw what needs no random baseline; `mode` is that of the tables from which the metrics are made."""
-    train, judged, graph = run.tables("train"), run.tables(mode), partial(run.paths.trial_graph, t=run.trial)
+    train, metric_tables, graph = run.tables("train"), run.tables(mode), partial(run.paths.trial_graph, t=run.trial)
     learning = learning_curves(train)
-    returns = {index: return_curves(table) for index, table in judged.items()}
+    returns = {index: return_curves(table) for index, table in metric_tables.items()}
     writer.draw(trial_figures(returns, labels, mode), graph)
     writer.draw(trial_figures(learning, labels, "train"), graph)
     writer.draw(policy_figures(returns, labels, mode), graph)
     for axis in SHARED_AXES if distributed(train) else ():
-        over = {index: return_curves(table, axis.column) for index, table in judged.items()}
+        over = {index: return_curves(table, axis.column) for index, table in metric_tables.items()}
         writer.draw(trial_figures(over, labels, mode, axis), partial(graph, axis=axis.name))
     for index, table in train.items():
         _draw_session(writer, run, index, returns[index], labels, mode)
@@ -146,9 +146,10 @@ def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: 
 
 
 def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:
-    """Return the curves of each table that describe its updates; without waits for the lock where there are none."""
+    """Return the curves of each table that describe its updates; without waits for the lock if there are none."""
     waits = any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values())
-    columns = (*_LEARNING, *(_SHARED if waits else _SHARED[:-1])) if distributed(tables) else _LEARNING
+    shared = _DISTRIBUTED_COLUMNS if waits else _DISTRIBUTED_COLUMNS[:-1]
+    columns = (*_TRAINING_COLUMNS, *shared) if distributed(tables) else _TRAINING_COLUMNS
     return {index: {column: curve(table, column) for column in columns} for index, table in tables.items()}
 
 
@@ -159,14 +160,14 @@ def return_curves(table: Table, over: str = "frame") -> Curves:
 def session_figures(index: int, curves: Curves, labels: Labels, mode: DataMode) -> dict[str, Figure]:
     """Return the figures of those curves that have points."""
     suffix = ", evaluation" if mode == "eval" else ""
-    titled = replace(labels, title=f"{labels.title}, {labels.of(index)}{suffix}")
+    titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
     return {name: _figure(name, [Line(labels.name(index), one)], titled, mode) for name, one in curves.items() if len(one.frame)}
 
 
 def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, axis: Axis | None = None) -> dict[str, Figure]:
     """Return figures of each table's curves and their mean ± one standard deviation.
 
-    Returns over frames are always drawn, other figures only where there are points.
+    Returns over frames are always drawn, other figures only if there are points.
     """
     figures = {}
     for name in next(iter(tables.values()), {}):

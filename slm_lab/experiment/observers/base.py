@@ -16,7 +16,7 @@ COLUMNS = (
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
 SHARED_COLUMNS = ("global_frame", "staleness", "lock_wait")
-"""Further columns where several Sessions train one net: frames of all Sessions; means per update of the global updates by others between
+"""Further columns if several Sessions train one net: frames of all Sessions; means per update of the global updates by others between
 pull and push, and of the milliseconds that the update waited for the lock."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),

@@ -9,11 +9,12 @@ from typing import Any
 
 from slm_lab.experiment.events import Mode, Row
 from slm_lab.experiment.observers.base import Observer
-from slm_lab.experiment.sink import Which
+from slm_lab.experiment.sink import CheckpointKind
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
 
 State = Callable[[], dict[str, Any]]
+Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
 class Checkpointer(Observer):
@@ -24,9 +25,7 @@ class Checkpointer(Observer):
     Args: state, playable: return what is saved: everything stateful, and what it takes to act.
     """
 
-    def __init__(
-        self, state: State, playable: State, clock: Clock, interval: float, mode: Mode, save: Callable[[Which, dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, state: State, playable: State, clock: Clock, interval: float, mode: Mode, save: Save) -> None:
         self.state, self.playable, self.clock, self.interval, self.mode, self.save = state, playable, clock, interval, mode, save
         self.due = perf_counter() + interval
         self.best_value = -math.inf

@@ -34,7 +34,7 @@ class DevChecks(Observer):
                 raise DevCheckError(f"{name} is {value} in update {self.updates}")
         before, now = self.target_before, self.target()
         if before is not None and now is not None and now[0] == before[0] and not _equal(now[1], before[1]):
-            raise DevCheckError(f"the target net moved in update {self.updates}, before agent.net.update_frequency was due")
+            raise DevCheckError(f"the target net changed in update {self.updates} although no update was due (agent.net.update_frequency)")
         self.target_before = now
 
     def on_interrupt(self) -> None:
@@ -48,10 +48,10 @@ class DevChecks(Observer):
                 "the run ended before the first update: raise env.max_frame, or lower training_start_step, training_frequency or batch_size"
             )
         if _equal(self.before, self.weights()):
-            raise DevCheckError(f"no weight moved in {self.updates} updates")
+            raise DevCheckError(f"no weight changed in {self.updates} updates")
         first, last = self.first_target, self.target_before
         if first is not None and last is not None and last[0] > first[0] and _equal(first[1], last[1]):
-            raise DevCheckError(f"{last[0] - first[0]} updates of the target net were due, and it never moved")
+            raise DevCheckError(f"{last[0] - first[0]} updates of the target net were due, but its parameters did not change")
 
 
 def _equal(left: Any, right: Any) -> bool:

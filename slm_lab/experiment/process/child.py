@@ -118,7 +118,7 @@ class ChildContext:
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
-        """Send the parent a message, from any thread. Without effect where the parent has ended."""
+        """Send the parent a message, from any thread. Without effect if the parent has ended."""
         with self._sending, suppress(OSError):
             self._connection.send((kind, *content))
 
@@ -131,7 +131,7 @@ class ChildContext:
         return order
 
     def print_to(self, path: Path) -> None:
-        """Append the output of this process to `path` from now on, and its earlier output where that was kept in memory."""
+        """Append the output of this process to `path` from now on, and its earlier output if that was kept in memory."""
         path = path.absolute()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         with suppress(OSError):  # not readable: it is a log already

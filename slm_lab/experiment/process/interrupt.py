@@ -16,7 +16,7 @@ from slm_lab.lib.signals import STOP_SIGNALS
 _ONE_EVENT = 0.2
 """Signals within so many seconds are one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
 _WAKE: int | None = getattr(signal, "SIGURG", None)
-"""Interrupts a system call of the main thread. Ignored by default: without effect where it arrives late."""
+"""Interrupts a system call of the main thread. Ignored by default: without effect if it arrives late."""
 _POLL = 0.1
 """Seconds between two checks of the thread."""
 _AGAIN = 1.0
@@ -67,8 +67,8 @@ def watchdog(
 ) -> Iterator[None]:
     """Watch the heartbeat of this process from a thread while the block runs in the main thread.
 
-    Raises Blocked in the main thread where it stays in user code (a phase of USER_CODE, without a beat) for `grace` seconds after a
-    stop was requested, or for `stall_limit` seconds; again after as many seconds where the user's code catches it.
+    Raises Blocked in the main thread if it stays in user code (a phase of USER_CODE, without a beat) for `grace` seconds after a
+    stop was requested, or for `stall_limit` seconds; again after as many seconds if the user's code catches it.
     Calls `report(seconds, phase)` from the thread, once per stall, after `stall_notice` seconds.
 
     In another thread than the main one, and on systems without such signals, it only reports. A C function that neither returns
@@ -101,7 +101,7 @@ def watchdog(
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Raise Blocked where the block, run in the main thread, takes longer; `what` names it in the message."""
+    """Raise Blocked if the block, run in the main thread, takes longer; `what` names it in the message."""
     deadline = due = time.monotonic() + seconds
 
     def blocked() -> bool:
@@ -118,7 +118,7 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 @contextmanager
 def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
-    """Call `blocked` from a thread every 0.1 s while the block runs; where it returns True, wake the main thread.
+    """Call `blocked` from a thread every 0.1 s while the block runs; if it returns True, wake the main thread.
 
     The main thread then calls `reason` and raises Blocked with the text that it returns; None: it goes on, since it is not blocked any
     more, or was woken by the thread of an enclosing block.

@@ -1,7 +1,7 @@
 """The fork server: a process that has loaded torch, gymnasium and slm_lab, and of which every child process is a copy.
 
 A child is ready in 0.02 s instead of 2 s and shares the memory of the loaded modules. The server is multiprocessing.forkserver of the
-standard library; this module adds signal handling, environment and module path, and the fallback to spawn where it cannot run.
+standard library; this module adds signal handling, environment and module path, and the fallback to spawn if it cannot run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _fallen_back = False
 
 
 def start_method() -> Method:
-    """How child processes start: "forkserver" on Linux, "spawn" elsewhere and where the fork server cannot run."""
+    """How child processes start: "forkserver" on Linux, "spawn" elsewhere and if the fork server cannot run."""
     return "forkserver" if hasattr(os, "pidfd_open") and not _fallen_back else "spawn"
 
 
@@ -44,7 +44,7 @@ def use_spawn(reason: str) -> None:
     """Start children by spawn from now on."""
     global _fallen_back
     if not _fallen_back:
-        notice(f"the fork server cannot run ({reason}); child processes start by spawn, which takes seconds more")
+        notice(f"the fork server cannot run ({reason}); child processes use the spawn start method, which is slower")
     _fallen_back = True
 
 

@@ -33,7 +33,7 @@ _END_SECONDS = 10.0
 _REAP_SECONDS = 5.0
 """Time that the system has to end a killed process."""
 _UNKNOWN = 255
-"""Exit code that the standard library reports where the fork server, which knows it, was killed."""
+"""Exit code that the standard library reports if the fork server, which knows it, was killed."""
 _PRINTED_BYTES = 2**20
 """Maximum size of what is kept of a child's output without a log, in memory."""
 _TAIL_LINES, _TAIL_BYTES = 20, 2**16
@@ -62,7 +62,7 @@ class Died(NamedTuple):
 
 
 class Stalled(NamedTuple):
-    """A child's heartbeat has not changed for long. The process goes on."""
+    """A child's heartbeat has not changed for longer than a limit; the process keeps running."""
 
     child: Child
     seconds: float
@@ -141,7 +141,7 @@ class Child:
     # ---- communication
 
     def send(self, order: Any) -> None:
-        """Send the child an order (`ChildContext.receive`). Without effect where the child has ended."""
+        """Send the child an order (`ChildContext.receive`). Without effect if the child has ended."""
         self._send("order", order)
 
     def stop(self, grace: float) -> None:

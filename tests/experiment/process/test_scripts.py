@@ -166,7 +166,7 @@ def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script]
     one = script(SAY, TMPDIR=str(long))
     assert one.end().splitlines() == ["None False", "ended with exit code 0 "], one.said()
     if server.start_method() == "forkserver":
-        assert one.said().count("child processes start by spawn") == 1
+        assert one.said().count("child processes use the spawn start method") == 1
         assert "Traceback" not in one.said()
     one.leaves_nothing()
     assert list(long.iterdir()) == []

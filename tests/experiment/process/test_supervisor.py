@@ -424,7 +424,7 @@ def test_a_server_that_cannot_load(parent: Supervisor, monkeypatch: pytest.Monke
         (message,), end = run(parent, targets.state)
         assert (message.content[0]["torch"], end.code) == (False, 0)
     (record,) = caplog.records
-    assert "child processes start by spawn" in record.getMessage()
+    assert "child processes use the spawn start method" in record.getMessage()
     assert forkserver._forkserver._forkserver_pid is None  # type: ignore[attr-defined]
 
 

@@ -60,10 +60,10 @@ def test_without_room_the_first_column_left_is_returned() -> None:
     builder = make_builder(2, spare=0)
     slot, rollout = filled_slot(1)
     (full,), begin = builder.add(slot, rollout)
-    assert (columns_of(full), begin, builder.room) == ([10, 11], 2, 0)
+    assert (columns_of(full), begin, builder.free_columns) == ([10, 11], 2, 0)
     assert builder.add(slot, rollout, begin) == ([], 2)
     builder.release(full)
-    assert builder.room == 2
+    assert builder.free_columns == 2
     assert builder.add(slot, rollout, begin) == ([], 3)
     (other,), _ = builder.add(*filled_slot(2))
     assert columns_of(other) == [12, 20]
@@ -103,7 +103,7 @@ def test_each_policy_gets_its_columns_and_trains_on_its_rows() -> None:
     assert columns_of(one) == [11, 12]
     assert zero.rollout().valid_TN.tolist() == [[True, False], [True, False], [True, True], [False, True]]
     assert one.rollout().valid_TN.tolist() == [[True, True], [True, True], [True, False], [True, False]]
-    assert zero.mine_TN.tolist() == [[True, False], [True, False], [True, True], [True, True]], "frames count dummy rows"
+    assert zero.own_TN.tolist() == [[True, False], [True, False], [True, True], [True, True]], "frames count dummy rows"
     assert ([t for t, _ in zero.ended], [t for t, _ in one.ended]) == ([3], [1])
     assert slot.storage.slabs["valid"][:2, 2].all(), "the slot itself is unchanged"
 
@@ -123,7 +123,7 @@ def test_a_released_dataset_is_empty() -> None:
     assert columns_of(full) == [20, 21, 22]
     assert (full.storage.truncations, full.ended) == ([], [])
     assert full.rollout().valid_TN.all()
-    assert full.mine_TN.all()
+    assert full.own_TN.all()
 
 
 # ---- RolloutAssembler

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from slm_lab.experiment.collect.workers import shared
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_room
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
 from slm_lab.experiment.events import Values
 from slm_lab.experiment.observers.base import SAMPLER_COLUMNS
@@ -51,12 +51,12 @@ def assert_equal_runs(one: Session, other: Session) -> list[Values]:
     for session, sink in zip((one, other), sinks, strict=True):
         session.run(sink)
     for p, (mine, others) in enumerate(zip(one.learners, other.learners, strict=True)):
-        rows, expected = (comparable(sink.of(p, "train")) for sink in sinks)
+        rows, expected = (comparable(sink.table_rows(p, "train")) for sink in sinks)
         assert rows == expected
         assert rows[-1]["opt_step"]
         assert np.array_equal(weights_of(one, p), weights_of(other, p))
         assert mine.normalizers.state_dict()["obs_stats"] == others.normalizers.state_dict()["obs_stats"]
-    return sinks[0].of(0, "train")
+    return sinks[0].table_rows(0, "train")
 
 
 # ---- the same experience whoever collects it
@@ -213,7 +213,7 @@ def test_policies_share_the_workers(open_session: Open) -> None:
     session, sink = open_session(worker_spec(sampler={"num_policies": 3, "async_rl": True} | SERIAL, env={"max_frame": 800})), MemorySink()
     session.run(sink)
     assert all(learner.clock.frame >= 800 for learner in session.learners)
-    assert all(sink.of(p, "train")[-1]["total_reward"] is not None for p in range(3))
+    assert all(sink.table_rows(p, "train")[-1]["total_reward"] is not None for p in range(3))
     one, two, three = (weights_of(session, p) for p in range(3))
     assert not np.array_equal(one, two)
     assert not np.array_equal(two, three)
@@ -241,9 +241,9 @@ def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyP
     storages += [dataset.storage for builder in pool_of(session).assembler.builders for dataset in builder.free]
     used = sum(slab.nbytes for storage in storages for slab in storage.slabs.values())
     monkeypatch.setattr(shared, "memory_bytes", lambda: 4 * used)
-    check_room(spec, session.info)
+    check_memory(spec, session.info)
     with pytest.raises(SpecError, match="--jobs"):
-        check_room(spec, session.info, at_once=8)
+        check_memory(spec, session.info, at_once=8)
     monkeypatch.setattr(shared, "memory_bytes", lambda: used // 2)
     with pytest.raises(SpecError) as error:
         open_session(spec).build()

@@ -58,9 +58,9 @@ class RolloutAssembler:
             yield filled, complete
 
     @property
-    def room(self) -> int:
+    def free_rollouts(self) -> int:
         """Number of further rollouts of a worker that free and current datasets can hold, rounded up."""
-        columns: int = sum(builder.room for builder in self.builders)
+        columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))
         return -(-columns // sum(int(slot.policy_TN.shape[1]) for slot in self.slots[0][0])) - waiting
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONNECT = "connect"
 """Order: the shared arrays are there; build the policies and begin episodes."""
 _NICE = 5
-"""In async mode the learner has priority: where cores are fewer than processes, the data that it trains on limits the run more often than
+"""In async mode the learner has priority: if cores are fewer than processes, the data that it trains on limits the run more often than
 the envs do, and workers that run ahead of it only wait."""
 
 _ORPHAN_SECONDS = 10.0
@@ -32,7 +32,7 @@ _ORPHAN_SECONDS = 10.0
 
 
 def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
-    """Collect into the slots whose numbers are ordered, until a stop is requested.
+    """Collect rollouts into the requested slots until a stop is requested.
 
     Messages: ("built", EnvInfo), ("ready",), then ("rollout", slot, Collected) for each; or ("user_error", SpecError).
     """
@@ -68,7 +68,7 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
 
 
 def run_inference(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
-    """Answer the rollout workers until killed; where the learner was killed, until they are gone too. Message: ("ready",)."""
+    """Serve inference requests until killed; if the learner was killed, until the workers have ended. Message: ("ready",)."""
     from slm_lab.experiment.collect.workers.inference import InferenceServer
 
     server = InferenceServer(config, SharedArrays(memory.fd, fresh=False), context.beat)

@@ -36,7 +36,7 @@ class Dataset:
     """Rollouts of single envs side by side, one column each, that a policy trains on at once."""
 
     storage: OnPolicyBatchReplay
-    mine_TN: np.ndarray
+    own_TN: np.ndarray
     """bool [T, N]: rows that the policy played, dummy rows included: the frames it has used."""
     columns: int = 0
     """Columns filled so far."""
@@ -61,31 +61,31 @@ class DatasetBuilder:
         columns: columns of a dataset.
         rows: rows of a rollout.
         state_size: S, size of the hidden state.
-        spare: datasets beside the current one.
-        alone: there is no other policy.
+        num_spare: datasets beside the current one.
+        single_policy: the Session has no other policy.
     """
 
-    def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, spare: int, alone: bool) -> None:
-        self.policy, self.capacity, self.alone = policy, columns, alone
+    def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, num_spare: int, single_policy: bool) -> None:
+        self.policy, self.capacity, self.single_policy = policy, columns, single_policy
         wide = replace(info, num_envs=columns)
         self.free = deque(
-            Dataset(OnPolicyBatchReplay(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(spare + 1)
+            Dataset(OnPolicyBatchReplay(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(num_spare + 1)
         )
         self.current: Dataset | None = None
 
     @property
-    def room(self) -> int:
+    def free_columns(self) -> int:
         """Number of columns that can be added."""
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
         """Add the columns of this policy from `begin` on.
 
-        Returns datasets that are full, and the first column that did not fit: the number of columns where all did.
+        Returns datasets that are full, and the first column that did not fit: the number of columns if all did.
         """
         policy_TN = slot.policy_TN
         columns = np.arange(begin, policy_TN.shape[1])
-        if not self.alone:
+        if not self.single_policy:
             columns = columns[(policy_TN[:, begin:] == self.policy).any(axis=0)]
         full: list[Dataset] = []
         while len(columns):
@@ -101,7 +101,7 @@ class DatasetBuilder:
         return full, policy_TN.shape[1]
 
     def close(self) -> Dataset | None:
-        """Return the current dataset, full or not; None where it is empty."""
+        """Return the current dataset, full or not; None if it is empty."""
         dataset, self.current = self.current, None
         return dataset
 
@@ -119,10 +119,10 @@ class DatasetBuilder:
         for name, slab in slot.storage.slabs.items():
             dataset.storage.slabs[name][:, begin:end] = slab[:, source]
         dataset.storage.state_NS[begin:end] = slot.storage.state_NS[source]
-        mine_TN = slot.policy_TN[:, source] == self.policy
-        dataset.mine_TN[:, begin:end] = mine_TN
-        if not self.alone:
-            dataset.storage.slabs["valid"][:, begin:end] &= mine_TN
+        own_TN = slot.policy_TN[:, source] == self.policy
+        dataset.own_TN[:, begin:end] = own_TN
+        if not self.single_policy:
+            dataset.storage.slabs["valid"][:, begin:end] &= own_TN
         column = {int(n): begin + index for index, n in enumerate(columns)}
         dataset.storage.truncations += [(t, column[n], obs, state) for t, n, obs, state in rollout.truncations if n in column]
         dataset.ended += [(one.t, one.episode) for one in rollout.ended if one.n in column and one.policy == self.policy]

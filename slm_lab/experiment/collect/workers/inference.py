@@ -29,7 +29,7 @@ _CONNECT_SECONDS = 120.0
 
 
 class InferenceServer:
-    """Answers whoever asks, with the newest weights, on config.device."""
+    """Compute actions for the workers' requests with the newest weights on config.device."""
 
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None

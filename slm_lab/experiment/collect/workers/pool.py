@@ -1,4 +1,4 @@
-"""The rollout workers of a Session: processes, attended by a thread of the learner's process; or, serial, objects in this process."""
+"""The rollout workers of a Session: processes managed by a thread of the learner's process, or objects in this process (serial mode)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
 
 STALL_LIMIT = 300.0
-"""Seconds without a heartbeat after which a worker is restarted, where meta.stall_limit is absent."""
+"""Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
 _CLOSE_SECONDS = 2.0
 """Time that workers have to close their envs."""
 _BUILD_SECONDS = 120.0
@@ -46,7 +46,7 @@ class WorkerPool(Protocol):
     """Rollout workers that collect for the learner."""
 
     store: SharedArrays | None
-    """What the workers attach to; None where they run in this process."""
+    """What the workers attach to; None if they run in this process."""
 
     def info(self) -> EnvInfo:
         """Wait for the first worker's envs; returns the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
@@ -169,7 +169,7 @@ class ProcessPool:
         self.wake, self.call = os.pipe()
         """Wakes the thread."""
         os.set_blocking(self.wake, False)
-        self.thread = threading.Thread(target=self._attend, name="worker pool", daemon=True)
+        self.thread = threading.Thread(target=self._run_thread, name="worker pool", daemon=True)
         beat(WAITING)  # the first start waits for the fork server
         try:
             for index in range(workers):
@@ -252,7 +252,7 @@ class ProcessPool:
             while not {*self.supervisor.children} <= {self.server}:  # until then workers may wait for answers of the server
                 for _ in self.supervisor.events(0.2):
                     pass
-        finally:  # also where a second Ctrl-C breaks off the wait
+        finally:  # also if a second Ctrl-C breaks off the wait
             self.supervisor.close()
             for fd in (self.wake, self.call, self.fd):
                 os.close(fd)
@@ -260,14 +260,14 @@ class ProcessPool:
             if self.folder is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _attend(self) -> None:
+    def _run_thread(self) -> None:
         try:
             while not self.ended:
                 self._begin_round()
-                self._hand_out()
+                self._assign_slots()
                 for event in self.supervisor.events(1.0, also=[self.wake]):
                     self._handle(event)
-                self._take_back()
+                self._release_returned()
                 self._assemble()
         except BaseException as error:
             self.datasets.put(cause(error))
@@ -319,7 +319,7 @@ class ProcessPool:
         except OSError as error:  # no memory, no process
             self._fail(f"{child.name} {reason}; a new process could not be started: {error.strerror or error}{printed}")
 
-    def _take_back(self) -> None:
+    def _release_returned(self) -> None:
         """Release the datasets that were trained on."""
         with suppress(BlockingIOError):
             os.read(self.wake, 4096)
@@ -345,8 +345,8 @@ class ProcessPool:
             for item in complete:
                 self.datasets.put(item)
 
-    def _hand_out(self) -> None:
-        """Order workers to fill free slots: in turns as many as the round needs, otherwise as many as there is room for."""
+    def _assign_slots(self) -> None:
+        """Order workers to fill free slots: in turns as many as the round needs, otherwise as many as the datasets can hold."""
         while (index := self._next_worker()) is not None:
             slot = self.free[index].popleft()
             self.ordered_W[index] += 1
@@ -359,9 +359,9 @@ class ProcessPool:
         workers = range(len(self.children))
         if self.turns:
             able = [w for w in workers if self.free[w] and self.ordered_W[w] < self.due]
-        elif self.assembler.room <= sum(map(len, self.orders)):
+        elif self.assembler.free_rollouts <= sum(map(len, self.orders)):
             return None
-        elif self.assembler.rounds is not None:  # in the order of assembly, or room might be left only for the wrong worker
+        elif self.assembler.rounds is not None:  # in the order of assembly, or the free columns might be left to the wrong worker
             able = [min(workers, key=lambda w: (self.ordered_W[w], w))]
         else:
             able = sorted(workers, key=lambda w: len(self.orders[w]))
@@ -373,6 +373,6 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
     sampler: SamplerSpec | None = spec.meta.sampler
     assert sampler is not None
     if sys.platform == "win32" and not sampler.serial_mode:
-        raise UserError("rollout workers in processes need Linux or macOS; here they run with meta.sampler.serial_mode true")
+        raise UserError("worker processes require Linux or macOS; on Windows set meta.sampler.serial_mode to true")
     config = WorkerConfig(spec, seeds, device=device)
     return SerialPool(config, stop, beat) if sampler.serial_mode else ProcessPool(config, stop, beat)

@@ -33,11 +33,11 @@ class WorkerConfig:
     restart: int = 0
     """Number of processes that died before this one in the same role."""
     info: EnvInfo | None = None
-    """Of the envs of all workers; None where the worker learns it from its own envs."""
+    """Of the envs of all workers; None if the worker learns it from its own envs."""
     extras: int = 0
     """Numbers that are published with the weights, see PolicyExtras."""
     address: str = ""
-    """Of the inference server; empty where each worker computes its own actions."""
+    """Of the inference server; empty if each worker computes its own actions."""
     device: str = "cpu"
     """Of the inference server."""
 
@@ -55,7 +55,7 @@ class PolicyExtras:
         return np.concatenate([[self.explore_var], self.statistics])
 
     @staticmethod
-    def of(vector: np.ndarray) -> PolicyExtras:
+    def from_vector(vector: np.ndarray) -> PolicyExtras:
         return PolicyExtras(float(vector[0]), vector[1:])
 
 
@@ -208,7 +208,7 @@ class WorkerArrays:
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], extras: int) -> None:
         sampler = spec.meta.sampler
         assert sampler is not None
-        rows, policy, groups = spec.rollout_rows, policies[0], splits(sampler)
+        rows, policy, groups = spec.rollout_rows, policies[0], num_splits(sampler)
         group = replace(info, num_envs=sampler.num_envs_per_worker // groups)
         self.weights = [PublishedWeights(one, extras) for one in policies]
         self.active_P = np.ones(len(policies), np.bool_)
@@ -239,13 +239,13 @@ class WorkerArrays:
         attach_parts(self._parts(), store, arrays)
 
 
-def splits(sampler: SamplerSpec) -> int:
+def num_splits(sampler: SamplerSpec) -> int:
     """Groups of envs of a worker: with local inference nothing is waited for, so all envs step together."""
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
 
-def check_room(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
-    """Raise SpecError where slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
+def check_memory(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
+    """Raise SpecError if slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
     sampler = spec.meta.sampler
     assert sampler is not None
     rows = spec.rollout_rows

@@ -16,7 +16,7 @@ from slm_lab.env.normalize import Normalizers
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
 from slm_lab.experiment.collect.workers.pool import WorkerPool
-from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_room
+from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_memory
 from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
 from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
 from slm_lab.experiment.learner import PolicyLearner
@@ -35,7 +35,7 @@ class WorkerSource:
 
     Args:
         info: of all workers' envs.
-        store: that the workers attach to; None where they run in this process.
+        store: that the workers attach to; None if they run in this process.
         normalizers: take the statistics that all workers gather.
         at_once: Sessions that run at a time on this machine.
     """
@@ -54,7 +54,7 @@ class WorkerSource:
         at_once: int = 1,
     ) -> None:
         assert spec.meta.sampler is not None
-        check_room(spec, info, at_once)
+        check_memory(spec, info, at_once)
         self.spec, self.sampler, self.pool, self.learners, self.normalizers = spec, spec.meta.sampler, pool, list(learners), normalizers
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.population: Population | None = None
@@ -73,7 +73,7 @@ class WorkerSource:
         pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rounds()), info)
 
     def _rounds(self) -> int | None:
-        """Rollouts of each worker in a round; None where they are used as they arrive."""
+        """Rollouts of each worker in a round; None if they are used as they arrive."""
         if not self.spec.agent.algorithm.on_policy:
             return 1  # FrameStore: a memory of images needs the steps of an env in its column
         if self.sampler.async_rl and not self.sampler.serial_mode:
@@ -81,12 +81,10 @@ class WorkerSource:
         return -(-self.spec.dataset_columns // self.sampler.num_envs)
 
     def _builders(self, info: EnvInfo) -> list[DatasetBuilder]:
-        sampler, spec, alone = self.sampler, self.spec, len(self.learners) == 1
-        spare = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
-        state_size = self.learners[0].agent.policy.state_size
-        return [
-            DatasetBuilder(p, info, spec.dataset_columns, spec.rollout_rows, state_size, spare, alone) for p in range(len(self.learners))
-        ]
+        sampler, spec, single_policy = self.sampler, self.spec, len(self.learners) == 1
+        num_spare = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
+        sizes = (spec.dataset_columns, spec.rollout_rows, self.learners[0].agent.policy.state_size)
+        return [DatasetBuilder(p, info, *sizes, num_spare, single_policy) for p in range(len(self.learners))]
 
     def begin(self) -> None:
         """Wait until every worker is ready. Raises WorkerFailed."""
@@ -101,9 +99,9 @@ class WorkerSource:
             self.beat(WAITING)
             item = self.pool.next()
             self.beat(TRAINING)
-            self.utilization.inferred(self.arrays.spans.unread())
+            self.utilization.record_inference(self.arrays.spans.unread())
             for worker, report in self.pool.reports():
-                self.utilization.collected(worker, report)
+                self.utilization.record_rollout(worker, report)
                 for deltas in report.deltas:
                     self.normalizers.merge_deltas(deltas)
             if item is not None:
@@ -116,7 +114,7 @@ class WorkerSource:
     def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience]:
         """The steps of a dataset: off-policy each with its transition, on-policy the last one with the whole rollout."""
         learner = self.learners[policy]
-        frames_T = dataset.mine_TN[:, : dataset.columns].sum(axis=1).tolist()
+        frames_T = dataset.own_TN[:, : dataset.columns].sum(axis=1).tolist()
         ended: list[list[Episode]] = [[] for _ in frames_T]
         for t, episode in dataset.ended:
             ended[t].append(episode)
@@ -133,13 +131,13 @@ class WorkerSource:
                 experience = self._with_rollout(experience, dataset.rollout(), learner)
             yield experience
             if (trained := learner.take_update_times()) is not None:
-                self.utilization.trained(*trained)
+                self.utilization.record_update(*trained)
                 learner.agent.policy.version = learner.clock.opt_step
             if learner.finished:
                 break
 
     def _with_rollout(self, experience: Experience, rollout: Rollout, learner: PolicyLearner) -> Experience:
-        """Add a rollout without the transitions above max_policy_lag; none where nothing is left of it."""
+        """Add a rollout without the transitions above max_policy_lag; none if nothing is left of it."""
         lag_TN = learner.clock.opt_step - rollout.version_TN
         lag_B = lag_TN[rollout.valid_TN]
         if not len(lag_B):
@@ -147,7 +145,7 @@ class WorkerSource:
         most = self.sampler.max_policy_lag
         masked = float((lag_B > most).float().mean())
         if masked == 1.0:
-            notice(f"all transitions of a dataset are older than meta.sampler.max_policy_lag ({most} gradient steps); not trained on")
+            notice(f"all transitions of a dataset exceed meta.sampler.max_policy_lag ({most} gradient steps); the dataset is skipped")
             return experience
         if masked:
             rollout = replace(rollout, valid_TN=rollout.valid_TN & ~(lag_TN > most))
@@ -165,10 +163,10 @@ class WorkerSource:
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
     def _after(self, policy: int) -> None:
-        """After a dataset: a round of the population where one is due, and the new weights to the workers."""
+        """After a dataset: a round of the population if one is due, and the new weights to the workers."""
         going_on = not self.learners[policy].finished
         self.arrays.active_P[policy] = going_on
-        if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps the weights it was judged by
+        if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps its evaluated weights
             self.population.step(policy)
         self._publish(policy)
 

@@ -49,20 +49,20 @@ class UtilizationTracker:
         self.marks.clear()
         self.marks.append((perf_counter(), dict(self.busy)))
 
-    def collected(self, worker: int, report: Collected) -> None:
+    def record_rollout(self, worker: int, report: Collected) -> None:
         """Record a rollout."""
         self.spans.append(BusySpan(f"worker {worker}", "rollout", report.begin, report.end))
         self.busy["rollout"] += report.env_seconds
         if not self.central:
             self.busy["inference"] += report.act_seconds
 
-    def inferred(self, spans: Iterable[tuple[float, float]]) -> None:
+    def record_inference(self, spans: Iterable[tuple[float, float]]) -> None:
         """Record answers of the inference server, (begin, end) each."""
         for begin, end in spans:
             self.spans.append(BusySpan("inference", "inference", begin, end))
             self.busy["inference"] += end - begin
 
-    def trained(self, begin: float, end: float) -> None:
+    def record_update(self, begin: float, end: float) -> None:
         """Record an update."""
         self.spans.append(BusySpan("learner", "train", begin, end))
         self.busy["train"] += end - begin

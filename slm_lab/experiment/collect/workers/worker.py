@@ -15,7 +15,7 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
-from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, splits
+from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
 from slm_lab.experiment.experience import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
@@ -138,7 +138,7 @@ class WeightSubscriber:
         """Copy what is newer."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
-                extras = PolicyExtras.of(weights.extras)
+                extras = PolicyExtras.from_vector(weights.extras)
                 policy.version, policy.explore_var = weights.version, extras.explore_var
                 if len(extras.statistics) and extras.statistics[0] > self.seen:  # another policy's may be older
                     self.seen = float(extras.statistics[0])
@@ -155,7 +155,7 @@ class RolloutWorker:
         self.config, self.beat, self.rows, self.stop = config, beat, spec.rollout_rows, Stop()
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
-        self.envs = [self._make_env(group) for group in range(splits(sampler))]
+        self.envs = [self._make_env(group) for group in range(num_splits(sampler))]
         self.groups: list[EnvGroup] = []
 
     @property
@@ -164,7 +164,7 @@ class RolloutWorker:
         return replace(self.envs[0].info, num_envs=self.config.spec.env.num_envs)
 
     def attach(self, store: SharedArrays | None, arrays: WorkerArrays | None = None) -> None:
-        """Build the policies and begin episodes; `arrays` are the learner's own where both are in one process."""
+        """Build the policies and begin episodes; `arrays` are the learner's own if both are in one process."""
         spec, sampler = self.config.spec, self.config.spec.meta.sampler
         assert sampler is not None
         self.policies = build_policies(self.config, self.info)
@@ -193,7 +193,7 @@ class RolloutWorker:
     def _make_env(self, group: int) -> Env:
         spec, sampler, seeds = self.config.spec, self.config.spec.meta.sampler, self.seeds
         assert sampler is not None
-        count = sampler.num_envs_per_worker // splits(sampler)
+        count = sampler.num_envs_per_worker // num_splits(sampler)
         seed = seeds.env if group == 0 else int(np.random.SeedSequence([seeds.env, group]).generate_state(1)[0]) & 0x7FFFFFFF
         return make_env(spec.env, seed, num_envs=count, gamma=spec.agent.algorithm.gamma)
 
@@ -211,14 +211,14 @@ class RolloutWorker:
         for t in range(self.rows):
             for group, place, episodes in zip(groups, slots, ended, strict=True):
                 out = inference.result(group)
-                acted = perf_counter()
+                act_end = perf_counter()
                 beat(STEPPING)
                 group.step(place, out, episodes)
                 if t + 1 < self.rows:  # the first action of the next rollout is left to newer weights
                     inference.request(group)
-                act_seconds += acted - now
+                act_seconds += act_end - now
                 now = perf_counter()
-                env_seconds += now - acted
+                env_seconds += now - act_end
             if self.stop.requested:
                 break
         rollouts = [GroupRollout(list(place.storage.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]

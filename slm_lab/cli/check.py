@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from slm_lab.cli.files import known_file
-from slm_lab.cli.output import answer
+from slm_lab.cli.files import check_file_argument
+from slm_lab.cli.output import print_result
 from slm_lab.cli.parser import UsageError
 
 
@@ -17,7 +17,7 @@ def check(words: list[str], arguments: Namespace) -> int:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
     from slm_lab.spec.loader import find_spec_file, load_specs
 
-    file = known_file(words[0])
+    file = check_file_argument(words[0])
     specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
     if arguments.build:
         from slm_lab.experiment.engine import check_builds
@@ -29,4 +29,4 @@ def check(words: list[str], arguments: Namespace) -> int:
             check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
         except SpecError as error:
             raise mark_sets(error, error.source, arguments.set) from None
-    return answer("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))
+    return print_result("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))

@@ -35,4 +35,4 @@ COMMANDS = {
 MODES = {"train": "train", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
 """Mode → how it is written."""
 DEMO = ("demo.json", "ppo_cartpole")
-"""FILE and NAME where neither is given."""
+"""FILE and NAME if neither is given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from slm_lab.cli.output import answer
+from slm_lab.cli.output import print_result
 
 
 def compare(words: list[str], arguments: Namespace) -> int:
@@ -12,4 +12,4 @@ def compare(words: list[str], arguments: Namespace) -> int:
     from slm_lab.experiment.analysis.compare_report import compare as report
 
     by, labels = arguments.by or "frame", arguments.label or ()
-    return answer(report(words, by=by, solve=arguments.solve, labels=labels, data_dir=arguments.data_dir, out=arguments.out))
+    return print_result(report(words, by=by, solve=arguments.solve, labels=labels, data_dir=arguments.data_dir, out=arguments.out))

@@ -9,8 +9,8 @@ from contextlib import suppress
 from importlib import import_module
 
 from slm_lab.cli.commands import COMMANDS
-from slm_lab.cli.output import FAILED, complain, flush, prepare_streams
-from slm_lab.cli.parser import USER_ERROR, UsageError, make_parser, refuse_foreign_options
+from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
+from slm_lab.cli.parser import USER_ERROR, UsageError, check_options_apply, make_parser
 
 INTERRUPTED = 130
 
@@ -27,18 +27,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = make_parser().parse_intermixed_args(argv)
         words = arguments.words
         name = words.pop(0) if words and words[0] in COMMANDS else "run"
-        refuse_foreign_options(name, arguments)
+        check_options_apply(name, arguments)
         module, _, function = COMMANDS[name].run.partition(":")
         command: Callable[..., int] = getattr(import_module(module), function)
         return command(words, arguments)
     except KeyboardInterrupt as stop:
-        complain(str(stop) if stop.args else "interrupted; nothing was written")
+        print_error(str(stop) if stop.args else "interrupted; nothing was written")
         return getattr(stop, "code", INTERRUPTED)
     except Exception as error:
         code = _exit_code(error)
         if code is None:
             raise
-        complain(str(error), "31" if code == FAILED else "")
+        print_error(str(error), "31" if code == FAILED else "")
         return code
     finally:
         flush()

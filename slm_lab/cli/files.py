@@ -9,11 +9,11 @@ from slm_lab.cli.commands import COMMANDS, DEMO, MODES
 from slm_lab.cli.parser import UsageError, did_you_mean
 
 
-def spec_of(words: list[str]) -> tuple[str, str]:
+def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
     """Return FILE and NAME, filling in what is left out."""
     if not words:
         return DEMO
-    file = known_file(words[0])
+    file = check_file_argument(words[0])
     is_mode = len(words) > 1 and words[1].partition("@")[0] in MODES
     if len(words) > 1 and not is_mode:
         return file, words[1]
@@ -29,7 +29,7 @@ def spec_of(words: list[str]) -> tuple[str, str]:
     return file, names[0]
 
 
-def known_file(word: str) -> str:
+def check_file_argument(word: str) -> str:
     """Return `word`; raise UsageError if it looks like a command or a spec's name rather than a file."""
     if not word:
         raise UsageError("FILE is empty; expected a spec file, such as demo.json")

@@ -23,18 +23,18 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def answer(text: str) -> int:
-    """Write a command's result on stdout. Return FAILED if that is not possible; a reader that closes the pipe early is no error."""
+def print_result(text: str) -> int:
+    """Write a command's result on stdout. Return FAILED if that is not possible; a reader that closes the pipe early is not an error."""
     screen = Screen(sys.stdout)
     screen.write(f"{text}\n")
     screen.flush()
     if screen.error is None or isinstance(screen.error, BrokenPipeError):
         return OK
-    complain(f"cannot write to stdout: {screen.error.strerror}")
+    print_error(f"cannot write to stdout: {screen.error.strerror}")
     return FAILED
 
 
-def complain(text: str, colour: str = "") -> None:
+def print_error(text: str, colour: str = "") -> None:
     """Write an error on stderr, in colour on a terminal."""
     screen = Screen(sys.stderr)
     if text:

@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def refuse_foreign_options(command: str, arguments: argparse.Namespace) -> None:
+def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
     """Raise UsageError for a given option that `command` does not accept."""
     for option, value in vars(arguments).items():
         accepted = [name for name, row in COMMANDS.items() if option in row.options]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 
 from slm_lab.cli.commands import MODES
-from slm_lab.cli.files import spec_of
-from slm_lab.cli.output import OK, answer
+from slm_lab.cli.files import resolve_file_and_name
+from slm_lab.cli.output import OK, print_result
 from slm_lab.cli.parser import UsageError, did_you_mean
 
 
@@ -14,7 +14,7 @@ def run(words: list[str], arguments: Namespace) -> int:
     """Run the spec in its MODE."""
     if len(words) > 3:
         raise UsageError(f"too many arguments after FILE NAME MODE: {' '.join(words[3:])}")
-    file, name = spec_of(words)
+    file, name = resolve_file_and_name(words)
     mode, where = _mode(words[2] if len(words) > 2 else "train")
     from slm_lab.experiment.plan import Plan
     from slm_lab.lib.log import notice
@@ -28,7 +28,7 @@ def run(words: list[str], arguments: Namespace) -> int:
         from slm_lab.experiment.enjoy import enjoy, summary
 
         checkpoint, returns = enjoy(where, spec.name, plan)
-        return answer(f"{checkpoint}\n{summary(returns)}")
+        return print_result(f"{checkpoint}\n{summary(returns)}")
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} Sessions all run at once")
     from slm_lab.experiment.trial import Trial

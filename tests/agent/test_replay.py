@@ -233,7 +233,7 @@ def test_draws_are_uniform_over_the_newest() -> None:
 
 
 def test_few_transitions_are_drawn_alone() -> None:
-    """Rows that have never been written are no transitions."""
+    """Rows that have never been written are not transitions."""
     memory = build(info(1), max_size=1000, batch_size=64)
     list(feed(memory, ToyEnv(info(1)), 3))
     assert set(memory.sample().row_B.tolist()) == {0, 1, 2}

@@ -190,7 +190,7 @@ def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
 
 @every_case
 def test_one_env_with_dummy_rows(case: Case) -> None:
-    """N = 1, and NEXT_STEP autoreset: dummy rows are no transitions."""
+    """N = 1, and NEXT_STEP autoreset: dummy rows are not transitions."""
     agent = build(case, num_envs=1)
     env = ToyEnv(case.info(1), 1, next_step=True)
     learned = updates(drive(agent, env, 60))

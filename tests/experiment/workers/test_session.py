@@ -172,7 +172,7 @@ def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, cap
     learner.clock.frame = 0
     *_, last = source._experience(policy, dataset)
     assert last.rollout is None
-    assert "all transitions of a dataset are older than meta.sampler.max_policy_lag (3 gradient steps)" in caplog.text
+    assert "all transitions of a dataset exceed meta.sampler.max_policy_lag (3 gradient steps)" in caplog.text
 
 
 def test_frames_are_as_requested(open_session: Open) -> None:

@@ -87,8 +87,11 @@ def load_checkpoint_agent(
     A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
     """
     problems: list[str] = []
+    found = _checkpoints(paths, which, session, problems)
+    if not found:
+        raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
     spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
-    for path, bundle in _checkpoints(paths, which, session, problems):
+    for path, bundle in found:
         try:
             agent = build_loaded_agent(spec, path, bundle, device)
         except state.BundleError as error:
@@ -97,7 +100,7 @@ def load_checkpoint_agent(
         for problem in problems:
             notice(f"{problem}; using {path.name}")
         return agent
-    raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
+    raise UserError("; ".join(problems))
 
 
 def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
@@ -135,8 +138,8 @@ def _checkpoints(paths: RunPaths, which: CheckpointKind, session: int | None, pr
                 found.append((path, state.load(path)))
             except state.BundleError as error:
                 problems.append(str(error))
-    rewards = {path: bundle.get("total_reward_ma") for path, bundle in found}
-    return sorted(found, key=lambda one: -math.inf if rewards[one[0]] is None else rewards[one[0]], reverse=True)
+    value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}
+    return sorted(found, key=lambda one: value[one[0]], reverse=True)
 
 
 def _is_batch(space: gym.Space[Any], obs: Any) -> bool:

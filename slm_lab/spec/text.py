@@ -52,12 +52,13 @@ def parse_json(text: str, source: str = "spec") -> Any:
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
     """Parse YAML 1.2 with anchors and merges (1e-3 is a number, `no` a string), no duplicate keys."""
-    from ruamel.yaml import YAML, YAMLError  # slow to import, and most specs are JSON
+    from ruamel.yaml import YAML  # slow to import, and most specs are JSON
+    from ruamel.yaml.error import YAMLError
 
     try:
         return plain(YAML(typ="safe", pure=True).load(text), source)
     except (YAMLError, RecursionError, ValueError, TypeError) as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(getattr(error, "problem", error)).split())
         raise SpecError(source, [Problem("", f"{place}{reason}")]) from None

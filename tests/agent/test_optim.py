@@ -206,15 +206,19 @@ def test_trainer_step_is_torch_by_hand() -> None:
     theirs.load_state_dict(ours.state_dict())
     trainer = Trainer(FlatParams(ours), spec)
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
-    for scale in (10.0, 0.01, 3.0):
-        x = torch.randn(8, 3) * scale
-        trainer.backward(ours(x).square().mean())
-        norm = trainer.step()
+    for wanted in (5.0, 0.4, 0.75):  # 0.75: just above the bound
+        x = torch.randn(8, 3)
         optimizer.zero_grad()
         theirs(x).square().mean().backward()
+        scale = wanted / float(nn.utils.get_total_norm([p.grad for p in theirs.parameters() if p.grad is not None]))
+        trainer.backward(ours(x).square().mean() * scale)
+        norm = trainer.step()
+        optimizer.zero_grad()
+        (theirs(x).square().mean() * scale).backward()
         expected = nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
         optimizer.step()
         assert norm == pytest.approx(float(expected), rel=1e-5)
+        assert norm == pytest.approx(wanted, rel=1e-4)
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.allclose(a, b, atol=1e-7)
 

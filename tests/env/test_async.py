@@ -161,6 +161,7 @@ time.sleep(60)
 
 def test_a_constructor_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
     script = f"""
+print("ready", flush=True)
 try:
     make_env(EnvSpec(name="{PREFIX}Faulty-v0", fault="block", max_frame=9, num_envs=2, backend="async"), 0)
 except KeyboardInterrupt:
@@ -168,7 +169,9 @@ except KeyboardInterrupt:
     print("interrupted", multiprocessing.active_children())
 """
     process = start(tmp_path, script)
-    time.sleep(4)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(4)  # the workers start, and the first blocks
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=20)[0] == "interrupted []\n"

@@ -18,7 +18,7 @@ setup: .venv/.ready
 	touch $@
 
 test: setup
-	$(BIN)/python -m pytest -q -n $(JOBS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 slow: setup
 	$(BIN)/python -m pytest -q -m slow --timeout 3600

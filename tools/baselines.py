@@ -28,7 +28,7 @@ from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason
 
 FIRST_LIMIT = 60.0
-"""Seconds for an env in the first pass."""
+"""Seconds of processor time for an env in the first pass."""
 KINDS = ("classic_control", "toy_text", "box2d", "mujoco")
 """Kinds of Gymnasium's envs, in this order."""
 OTHERS: list[dict[str, Any]] = [
@@ -36,7 +36,7 @@ OTHERS: list[dict[str, Any]] = [
     {"name": "LunarLander-v3", "backend": "sync", "continuous": True},
 ]
 Result = tuple[str, Baseline | str, float]
-"""baseline_key; the baseline, or why there is none; seconds."""
+"""baseline_key; the baseline, or why there is none; seconds of processor time."""
 
 
 def all_envs() -> list[dict[str, Any]]:
@@ -79,16 +79,16 @@ def _again(envs: list[dict[str, Any]], results: Iterable[Result], file: Path) ->
 
 def _measure(task: tuple[dict[str, Any], float]) -> Result:
     env, limit = task
-    begin = time.perf_counter()
+    begin = time.process_time()
     reason = unavailable_reason(env["name"])
     try:
         spec = EnvSpec(**env, max_frame=1)
-        found = reason or measure(spec, lambda: time.perf_counter() > begin + limit)
+        found = reason or measure(spec, lambda: time.process_time() > begin + limit)
     except Exception as error:  # whatever the env raises: the others are still measured
         found = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(found, Baseline) and found.episodes < EPISODES and time.perf_counter() < begin + limit:
+    if isinstance(found, Baseline) and found.episodes < EPISODES and time.process_time() < begin + limit:
         found = f"only {found.episodes} episodes ended"
-    return _key(env), found, time.perf_counter() - begin
+    return _key(env), found, time.process_time() - begin
 
 
 def _key(env: dict[str, Any]) -> str:

@@ -86,8 +86,14 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
         except (ExtensionError, ImportError, gym.error.Error) as error:
             problems.append(Problem(f"env.{key}", str(error)))
             continue
-        wraps.append(Wrap(key, wrapper, _tuples(entry.kwargs) if wrapper.__module__.startswith("gymnasium.") else entry.kwargs))
         known, open_ended, required = _arguments(wrapper)
+        kwargs = entry.kwargs
+        if wrapper.__module__.startswith("gymnasium."):
+            kwargs = _tuples(kwargs)
+            if "func" in required:
+                problems.append(Problem(f"env.{key}", f"{entry.name} needs a Python function; name a wrapper of your own instead"))
+                continue
+        wraps.append(Wrap(key, wrapper, kwargs))
         unknown = [] if open_ended else [name for name in entry.kwargs if name not in known]
         problems += [Problem(f"env.{key}.{name}", unknown_key_message(name, known, entry.name), "unknown") for name in unknown]
         missing = [name for name in required if name not in entry.kwargs]
@@ -121,4 +127,4 @@ def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str
     own = list(inspect.signature(wrapper).parameters.values())
     known, open_ended = accepted_arguments(wrapper)
     required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return [name for name in known if name != own[0].name], open_ended, required
+    return [name for name in known if name not in [p.name for p in own[:1]]], open_ended, required

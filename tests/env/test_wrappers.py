@@ -95,6 +95,7 @@ def problems(**keys: Any) -> list[Problem]:
     [
         ({"wrappers": ["ClipReward", "RescaleActon"]}, "env.wrappers[1]", "invalid", "did you mean 'RescaleAction'"),
         ({"wrappers": ["FrameStack"]}, "env.wrappers[0]", "invalid", "'FrameStackObservation'"),
+        ({"wrappers": [{"name": "TransformReward", "func": "abs"}]}, "env.wrappers[0]", "invalid", "function"),
         ({"wrappers": ["vector"]}, "env.wrappers[0]", "invalid", "unknown wrapper"),
         ({"wrappers": [{**RESCALE, "min_acton": 1}]}, "env.wrappers[0].min_acton", "unknown", "did you mean 'min_action'"),
         ({"wrappers": [{"name": "RescaleAction", "max_action": 1}]}, "env.wrappers[0].min_action", "missing", "requires"),

@@ -141,7 +141,7 @@ def test_parts_of_a_tuple() -> None:
     assert env.reset().shape == (3, 2)
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_minigrid(backend: str) -> None:
     pytest.importorskip("minigrid")
     env = build("minigrid:MiniGrid-Empty-5x5-v0", obs_keys=["image"], backend=backend)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Text
 
 from slm_lab.env import BACKENDS
 from slm_lab.env.make import choose_backend, find_target
@@ -89,7 +90,7 @@ def problem(**keys: Any) -> str:
             "env.num_envs",
             ["100,000,000,000 envs", "95,367.4 GiB (1,024 bytes each); this machine has"],
         ),
-        ({"name": PREFIX + "Spaced-v0"}, "env.name", ["Tuple", "allowed: Box, Discrete"]),
+        ({"name": PREFIX + "Spaced-v0", "observation": Text(3)}, "env.name", ["Text", "allowed: Box, Discrete"]),
         ({"name": PREFIX + "Faulty-v0"}, "env.name", ["fault"]),
         ({"name": "Pendulum-v1", "backend": "ale"}, "env.backend", ["ALE/"]),
         ({"name": "Pendulum-v1", "backend": "native"}, "env.backend", ["no vector env of its own"]),

@@ -78,7 +78,7 @@ class Trial:
 
     def _open(self, display: ProgressDisplay, backend: str) -> RunPaths:
         """Make the run's folder and save the spec in it. Raises UserError, with nothing left behind."""
-        meta = self.spec.meta.model_copy(update={"run": provenance(backend)})
+        meta = self.spec.meta.model_copy(update={"run": provenance(backend, self.plan.mode)})
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
         paths = None
         try:

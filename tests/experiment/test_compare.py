@@ -150,7 +150,9 @@ def test_labels_group_and_name(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 def test_specs_of_one_name_that_differ_are_settings_named_by_the_keys_that_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What does not change the results is no difference: seeds, number of seeds, saving, provenance, an absent default."""
-    for i, (lr, meta) in enumerate([(0.1, {"max_session": 4, "random_seed": 1}), (0.5, {}), (0.1, {"save_interval": 1, "log_frequency": 10000})]):
+    for i, (lr, meta) in enumerate(
+        [(0.1, {"max_session": 4, "random_seed": 1}), (0.5, {}), (0.1, {"save_interval": 1, "log_frequency": 10000})]
+    ):
         make_run(tmp_path / f"r{i}", [[i, i]], spec={"agent": {"net": {"lr": lr, "name": "MLPNet"}}, "meta": meta})
     settings = read_settings([str(tmp_path / "r*")])
     assert [(one.name, len(one.runs)) for one in settings] == [("a2c lr=0.1", 2), ("a2c lr=0.5", 1)]

@@ -58,14 +58,14 @@ class PolicyLearner:
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self._observers: dict[str, Observer] = {}
-        self._user_observers: dict[str, Observer] = {}
+        self.user_observers: list[Observer] = []
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
         """Make the user's observers."""
         context = ObserverContext(self.spec, self.table, self.agent, self.clock)
-        self._user_observers = {f"user/{index}": factory(context) for index, factory in enumerate(factories)}
+        self.user_observers = [factory(context) for factory in factories]
 
     @property
     def finished(self) -> bool:
@@ -114,7 +114,7 @@ class PolicyLearner:
             observers["time_limit"] = TimeLimit(clock, limit, self._end_here)
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
-        observers |= self._user_observers
+        observers |= {f"user/{index}": observer for index, observer in enumerate(self.user_observers)}
         best_mode: Mode = "eval" if meta.rigorous_eval else "train"
         # last: see its on_step
         observers["checkpointer"] = Checkpointer(state, playable, clock, meta.save_interval, best_mode, self._save)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.cli import main
+from slm_lab.env import vec
 from slm_lab.experiment import short, state
 from slm_lab.experiment.analysis import analyze_trial
 from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
 from slm_lab.experiment.observers.rows import Recorder
+from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.clock import Clock
@@ -172,6 +175,20 @@ def test_a_failure_in_training_names_frame_and_env(
     metrics = json.loads((folder / "small_t0_trial_metrics_scalar.json").read_text(), parse_constant=pytest.fail)
     assert metrics["failures"]["0"] == f"ArithmeticError: the pole is broken (at frame 236 of {name})"
     assert f"(at frame 236 of {name})" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.skipif(not hasattr(vec, "InvalidReward"), reason="rewards are not checked yet")
+@pytest.mark.parametrize(("reward", "sessions"), [(math.nan, 1), (-math.inf, 2)])
+def test_a_reward_that_is_not_finite_fails_the_session(reward: float, sessions: int, make_spec: MakeSpec, tmp_path: Path) -> None:
+    """With frame and env, without a traceback; no metric is wrong."""
+    name = f"{__name__}:BadReward-v0"
+    spec = make_spec(env={"name": name, "backend": "sync", "reward": reward}, meta={"max_session": sessions})
+    with pytest.raises(TrialFailed) as failed:
+        Trial(spec, tmp_path).run()
+    causes = failed.value.metrics["failures"]
+    assert len(causes) == sessions
+    assert all(re.fullmatch(rf"env 0 .*{reward}.* \(at frame 236 of {name}\)", cause) for cause in causes.values())
+    assert failed.value.metrics["final_return"] is None
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])

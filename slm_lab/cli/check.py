@@ -10,7 +10,7 @@ from slm_lab.cli.parser import UsageError
 
 
 def check(words: list[str], arguments: Namespace) -> int:
-    """Validate one or all specs of a file; with --build also build their env and agent."""
+    """Validate one or all specs of a file; with --build also build their env and agent, and measure their speed."""
     if not words:
         raise UsageError("check: FILE is missing; expected check FILE [NAME]")
     if len(words) > 2:
@@ -26,7 +26,8 @@ def check(words: list[str], arguments: Namespace) -> int:
         from slm_lab.spec.variables import mark_sets
 
         try:
-            check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
+            reports = check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
         except SpecError as error:
             raise mark_sets(error, error.source, arguments.set) from None
-    return print_result("\n".join(f"{spec.name}: {'builds' if arguments.build else 'valid'}" for spec in specs))
+        return print_result("\n".join(f"{spec.name}: builds; {report}" for spec, report in zip(specs, reports, strict=True)))
+    return print_result("\n".join(f"{spec.name}: valid" for spec in specs))

@@ -277,20 +277,30 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
         os.close(fd)
 
 
-def check_builds(specs: list[Spec], plan: Plan, source: str) -> None:
-    """Make envs and agent of each spec once. Raises SpecError with the problems of all of them; `source` names the specs."""
+def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
+    """Make envs and agent of each spec once, and return a line on each: parameters, memory, and how long training takes (see build_report).
+
+    Raises SpecError with the problems of all of them; `source` names the specs.
+    """
+    from slm_lab.experiment.build_report import build_report, quick
     from slm_lab.experiment.session import Session, with_seed
 
-    problems = []
+    problems: list[Problem] = []
+    reports: list[str] = []
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
             with _store_to_check(spec) as store:
-                Session(with_seed(spec, 0), plan=plan, store=store).build().close()
+                session = Session(quick(with_seed(spec, 0)), plan=plan, store=store).build()
+                try:
+                    reports += [build_report(session)] if not problems else []
+                finally:
+                    session.close()
         except SpecError as error:
             problems += [replace(problem, path=f"{prefix}{problem.path}") for problem in error.problems]
     if problems:
         raise SpecError(source, problems)
+    return reports
 
 
 def failures(ends: list[End]) -> dict[int, str]:

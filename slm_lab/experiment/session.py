@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -21,14 +21,18 @@ from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
+from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.events import Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
 from slm_lab.experiment.learner import PolicyLearner
+from slm_lab.experiment.observers.base import ObserverFactory
+from slm_lab.experiment.observers.user import check_factories, load_observers
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
+from slm_lab.experiment.short import completed
 from slm_lab.experiment.sink import MemorySink, RunSink
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import cores
@@ -63,6 +67,7 @@ class Session:
 
     Args:
         store: shared arrays of the Sessions that train one net (meta.distributed); without one a Session trains a net of its own.
+        observers: subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers.
         restart: number of processes that died before this one in the same role.
         beat: called with each phase that begins, see process.heartbeat.
     """
@@ -79,8 +84,12 @@ class Session:
         store: SharedArrays | None = None,
         restart: int = 0,
         beat: Beat = no_beat,
+        observers: Sequence[ObserverFactory] = (),
     ) -> None:
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
+        self._factories = [*self.plan.observers, *check_factories(observers)]
+        self._observers: list[ObserverFactory] = []
+        """The same after those of the spec."""
         self.stop, self.store, self.restart, self.beat = stop or Stop(), store, restart, beat
         self.sink = self._given_sink = sink
         self.frames = spec.env.max_frame if store is None else spec.session_frames
@@ -121,6 +130,8 @@ class Session:
             seed = draw_seed()
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
+        self.spec = completed(self.spec)
+        self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
@@ -191,6 +202,7 @@ class Session:
             torch.manual_seed(seeds.net)
         table = self.index * spec.policies + policy
         learner = PolicyLearner(spec, table, agent, clock, self.frames, normalizers, shared=self.store is not None)
+        learner.add_observers(self._observers)
         self.learners.append(learner)
         self._closing.append(learner.close)
         if spec.meta.rigorous_eval:
@@ -206,6 +218,7 @@ class Session:
             gamma=spec.agent.algorithm.gamma,
             training=training,
             threads=max(1, cores() // self.plan.at_once(spec.meta)),
+            **log_info(spec.meta),
         )
 
     def _check_memory(self, learner: PolicyLearner) -> None:
@@ -239,11 +252,15 @@ class Session:
             for experience in self.source:
                 self.learners[experience.policy].step(experience)
         except (WorkerFailed, Blocked) as error:
+            self._note_frame(error)
             self._blocked = isinstance(error, Blocked)
             self.end()
             if isinstance(error, WorkerFailed) or not self.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
+        except Exception as error:
+            self._note_frame(error)
+            raise
         else:
             self.end()
         finally:
@@ -252,6 +269,10 @@ class Session:
         interrupted = any(learner.interrupted for learner in self.learners)
         rows, eval_rows = memory.table_rows(first.table, "train"), memory.table_rows(first.table, "eval")
         return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
+
+    def _note_frame(self, error: BaseException) -> None:
+        """Tell where training was when it failed; see failures.cause."""
+        error.add_note(f"(at frame {self.clock.frame} of {self.spec.env.name})")
 
     def begin(self) -> None:
         """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from slm_lab.spec.base import Count, Flag, NonNegative, Positive, PositiveReal, Seed, SpecModel
+from slm_lab.spec.extension import PATTERN
 from slm_lab.spec.sampler import SamplerSpec
 
 
@@ -51,6 +52,13 @@ class MetaSpec(SpecModel):
     """Frames between evaluations, with rigorous_eval."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation; 0: compute metrics from training episodes."""
+    eval_deterministic: Flag = False
+    """Evaluate with the mode of the action distribution instead of a sample."""
+    log_info: list[str] = []
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the mean over the last 100 episode ends is a column
+    info_{key} of the tables and a graph."""
+    max_seconds: PositiveReal | None = None
+    """Seconds of training after which a Session ends, saved, also before env.max_frame; absent: no limit."""
     random_seed: Seed | None = None
     """Random seed; absent: drawn, printed and saved."""
     save_interval: NonNegative = 10.0
@@ -63,6 +71,8 @@ class MetaSpec(SpecModel):
     stall_limit: PositiveReal | None = None
     """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
     rollout workers, never for a Session."""
+    observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
+    """Observers of the user's, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search."""
     search_scheduler: SearchScheduler | None = None

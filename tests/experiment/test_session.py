@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -135,6 +136,19 @@ def test_dev_fails_where_nothing_is_learned(make_spec: MakeSpec) -> None:
     session.agent.ready = lambda: True
     with pytest.raises(DevCheckError, match="no weight changed"):
         session.run()
+
+
+def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
+    """Parameters, memory, and a time that whole trials take; within 3 s, also where training would begin late."""
+    (line,) = check_builds([make_spec(env={"max_frame": 10**6}, meta={"max_session": 3})], Plan(jobs=2), "x.json")
+    found = re.fullmatch(
+        r"([\d,]+) parameters, rollouts (.*), about ([\d:]+) for 1,000,000 frames × 3 sessions, 2 at a time \(([\d,]+) .*", line
+    )
+    assert found
+    assert int(found[1].replace(",", "")) == 4 * 16 + 16 + 16 * 2 + 2 + 16 * 1 + 1
+    assert found[2].endswith("KiB")
+    hours, minutes, seconds = map(int, ("0:0:" + found[3]).split(":")[-3:])
+    assert hours * 3600 + minutes * 60 + seconds == pytest.approx(2 * 10**6 / int(found[4].replace(",", "")), rel=0.05, abs=1)
 
 
 def test_what_the_user_can_correct(make_spec: MakeSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import slm_lab
 from slm_lab.cli import main
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths
@@ -65,7 +68,9 @@ def test_two_runs_give_equal_tables_whatever_the_jobs(command: Callable[..., Com
     before = run.paths
     assert "random_seed 5" in output
     assert str(before.root) in output.splitlines()
-    assert str(before.trial_graph("mean_returns", "html")) in output.splitlines()
+    ending = output.splitlines()[-8:]
+    assert re.fullmatch(r"final return [\d.]+ \(mean of 2 sessions\) after 1,000 frames, 0:\d\d", ending[0])
+    assert ending[1] == f"open {before.trial_graph('mean_returns', 'html')}"
     run.environment |= {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     second = run.script(f"""
 from slm_lab import Trial, load_spec
@@ -75,8 +80,8 @@ print("metrics", Trial(load_spec({str(before.spec)!r}, "small"), plan=Plan(data_
 """)
     output = second.communicate()[0]
     assert second.returncode == 0, output
-    assert output.count("metrics {") == 1
-    assert "small: 2 ? 1,000 frames" in output
+    assert output.count("metrics TrialResult in ") == 1
+    assert "small: 2 sessions ? 1,000 frames" in output
     after = run.paths
     assert after.root != before.root
     assert after.sessions() == [0, 1]
@@ -138,6 +143,19 @@ def test_a_trial_of_which_every_session_fails(sessions: int, make_spec: Callable
     assert trial.paths.trial_graph("mean_returns", "png").is_file()
     for index in range(sessions):
         assert json.loads(trial.paths.session_metrics(index).read_text())["status"] == "failed"
+
+
+def test_the_result_of_a_trial(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    """Metrics by key, tables, files and agents of one run."""
+    result = slm_lab.Trial(make_spec(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}), tmp_path).run()
+    assert dict(result) == result.metrics == json.loads(result.paths.trial_metrics().read_text())
+    assert (result["sessions"], result.get("nothing"), len(result)) == (2, None, len(result.metrics))
+    assert result.train.groupby("session").frame.last().tolist() == [1000, 1000]
+    assert result.eval.groupby("session").frame.last().tolist() == [1000, 1000]
+    action, state = result.agent(session=1).act(np.zeros(4, np.float32))
+    assert (action in (0, 1), state, result.agent(1).path.name) == (True, None, "small_t0_s1_ckpt-best.pt")
+    assert repr(result).splitlines()[0] == f"TrialResult in {result.paths.root}"
+    assert any(line.split() == ["sessions", "2"] for line in repr(result).splitlines())
 
 
 def endless(spec_body: SpecBody, sessions: int = 2) -> dict[str, Any]:

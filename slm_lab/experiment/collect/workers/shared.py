@@ -244,15 +244,20 @@ def num_splits(sampler: SamplerSpec) -> int:
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
 
-def check_memory(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
-    """Raise SpecError if slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
+def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
+    """Return the memory of the slots and datasets of a Session."""
     sampler = spec.meta.sampler
     assert sampler is not None
     rows = spec.rollout_rows
     slots = SLOTS * slab_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
     datasets = sampler.num_policies * (waiting + 1)
-    needed = at_once * (slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1))
+    return slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1)
+
+
+def check_memory(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
+    """Raise SpecError if slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
+    needed = at_once * rollout_bytes(spec, info)
     if needed > memory_bytes():
         sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"
         advice = "use fewer envs (num_workers, num_envs_per_worker), shorter rollouts or smaller datasets"

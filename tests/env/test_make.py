@@ -89,7 +89,7 @@ def problem(**keys: Any) -> str:
             "env.num_envs",
             ["100,000,000,000 envs", "95,367.4 GiB (1,024 bytes each); this machine has"],
         ),
-        ({"name": PREFIX + "Spaced-v0"}, "env.name", ["Tuple", "allowed: Box, Discrete"]),
+        ({"name": PREFIX + "Spaced-v0"}, "env.name", ["Text", "allowed: Box, Discrete"]),
         ({"name": PREFIX + "Faulty-v0"}, "env.name", ["fault"]),
         ({"name": "Pendulum-v1", "backend": "ale"}, "env.backend", ["ALE/"]),
         ({"name": "Pendulum-v1", "backend": "native"}, "env.backend", ["no vector env of its own"]),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.env.atari import is_preprocessed
-from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.records import EnvInfo, ObservationSpace
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
 from slm_lab.spec.env import EnvSpec
 
@@ -120,10 +120,14 @@ def _moments(batch: np.ndarray) -> Moments:
 
 
 class ObsNormalizer:
-    """Apply normalize_obs and clip_obs. `stats` is None if observations are only clipped."""
+    """Apply normalize_obs and clip_obs: to float32 observations, and to the float32 entries of packed ones.
 
-    def __init__(self, spec: EnvSpec, shape: tuple[int, ...], training: bool) -> None:
-        self.stats = RunningStats(shape) if spec.normalize_obs else None
+    `stats` is None if observations are only clipped.
+    """
+
+    def __init__(self, spec: EnvSpec, space: ObservationSpace, training: bool) -> None:
+        self._floats = space.packed_floats
+        self.stats = RunningStats((self._floats,) if space.parts else space.shape) if spec.normalize_obs else None
         self.delta = self.stats
         """Statistics that `update` adds to: `stats` itself, unless deltas are accumulated apart."""
         self.frozen = not training
@@ -132,10 +136,21 @@ class ObsNormalizer:
     def update(self, obs: np.ndarray) -> None:
         """Add observations [B, *shape] to the statistics, unless frozen."""
         if self.delta is not None and not self.frozen and len(obs):
-            self.delta.update(obs)
+            self.delta.update(self._unpacked(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Normalise by the current statistics and clip: float32 [B, *shape] → float32 [B, *shape]."""
+        """Normalise by the current statistics and clip: [B, *shape] → a new array of that shape."""
+        if not self._floats:
+            return self._scaled(obs)
+        packed = obs.copy()
+        self._unpacked(packed)[...] = self._scaled(self._unpacked(obs))
+        return packed
+
+    def _unpacked(self, packed: np.ndarray) -> np.ndarray:
+        """Return a view of the float32 values [B, floats] of packed observations."""
+        return packed[:, : 4 * self._floats].view(np.float32)
+
+    def _scaled(self, obs: np.ndarray) -> np.ndarray:
         scaled = obs if self.stats is None else (obs - self.stats.mean) * self.stats.inv_std
         clipped = np.minimum(np.maximum(scaled, -self._clip), self._clip)
         return np.asarray(clipped.astype(np.float32, copy=False))
@@ -293,7 +308,8 @@ def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool 
         gamma: discount of the returns that normalize_reward measures.
         training: False for evaluation: observation statistics are frozen, rewards stay raw.
     """
-    obs = ObsNormalizer(spec, info.observation.shape, training) if normalizes_obs(spec) and info.observation.dtype != "uint8" else None
+    floats = info.observation.dtype == "float32" or info.observation.packed_floats > 0
+    obs = ObsNormalizer(spec, info.observation, training) if normalizes_obs(spec) and floats else None
     reward = RewardNormalizer(spec, info.num_envs, gamma)
     return Normalizers(obs, reward if training and not reward.is_identity else None)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.lib.records import ActionSpace, ObservationSpace
+from slm_lab.lib.records import ActionSpace, ObservationSpace, Part
 
 Codec = Callable[[Any], np.ndarray]
 """Maps a batch [N, …] to a batch [N, …]."""
@@ -25,16 +26,21 @@ class UnsupportedSpace(ValueError):
 def observation_codec(space: spaces.Space[Any], fresh: bool = False) -> tuple[ObservationSpace, Codec]:
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
-    Box becomes float32 and flat; uint8 Boxes of two and more dimensions are images: they stay uint8, channels first
-    ([H, W, 3] → [3, H, W], a stack [S, H, W, 3] → [3 S, H, W], [H, W] → [1, H, W]). Discrete and MultiDiscrete become
-    one-hot, MultiBinary 0.0 and 1.0, a Dict the concatenation of its entries in the space's order.
+    Box becomes float32 and flat. Images get their channels first ([H, W, 3] → [3, H, W], a stack [S, H, W, 3] → [3 S, H, W],
+    [H, W] → [1, H, W]): uint8 Boxes of two and more dimensions, which stay uint8, and Boxes of floats of three, as float32. Discrete and
+    MultiDiscrete become one-hot, MultiBinary 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; with an
+    image inside, its entries are packed (see ObservationSpace). A Tuple is a Dict with keys "0", "1", ….
     The codec returns a new array, which is not written to later; with `fresh` the backend returns such arrays itself, and copies are
     skipped.
 
-    Raises: UnsupportedSpace for Tuple, Text, Graph, Sequence and custom spaces.
+    Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2:
+    if _is_image(space):
         return _image(space, fresh)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        leaves = _leaves(space)
+        if any(_is_image(leaf) for _, leaf in leaves):
+            return _packed(leaves)
     size, codec = _flat(space, "observation")
     if fresh and isinstance(space, spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1:
         codec = _as_is
@@ -45,6 +51,8 @@ def batch_of_one(observation: Any) -> Any:
     """Return one env's observation as a batch [1, …]."""
     if isinstance(observation, dict):
         return {key: batch_of_one(value) for key, value in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(batch_of_one(value) for value in observation)
     return np.asarray(observation)[None]
 
 
@@ -52,8 +60,14 @@ def _as_is(batch: Any) -> np.ndarray:
     return np.asarray(batch)
 
 
+def _is_image(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
+    if not isinstance(space, spaces.Box):
+        return False
+    return len(space.shape) >= 2 if space.dtype == np.uint8 else len(space.shape) == 3 and np.issubdtype(space.dtype, np.floating)
+
+
 def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
-    shape = space.shape
+    shape, dtype = space.shape, np.dtype("uint8" if space.dtype == np.uint8 else "float32")
     channels_last = len(shape) >= 3 and shape[-1] in (1, 3, 4) and (len(shape) == 4 or shape[0] not in (1, 3, 4))
     if len(shape) == 2:
         target: tuple[int, ...] = (1, *shape)
@@ -66,9 +80,58 @@ def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
 
     def encode(batch: Any) -> np.ndarray:
         array = np.moveaxis(batch, -1, -3) if channels_last else batch
-        return np.array(array, order="C").reshape(-1, *target)
+        return np.array(array, dtype, order="C").reshape(-1, *target)
 
-    return ObservationSpace(target, "uint8"), _as_is if fresh and target == shape else encode
+    as_is = fresh and target == shape and space.dtype == dtype
+    return ObservationSpace(target, "uint8" if dtype == np.uint8 else "float32"), _as_is if as_is else encode
+
+
+Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
+"""An entry that is no Dict or Tuple: the keys that lead to it, and its space."""
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return [(path, space)]
+    return [leaf for key, inner in _entries(space) for leaf in _leaves(inner, (*path, key))]
+
+
+def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
+    return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+
+
+def _packed(leaves: list[Leaf]) -> tuple[ObservationSpace, Codec]:
+    """Lay out float32 entries before uint8 ones and pad to whole float32, so that each entry of a batch is a view of it."""
+    names = ["/".join(map(str, path)) for path, _ in leaves]
+    known = [_image(leaf, False) if _is_image(leaf) else _vector(leaf, name) for name, (_, leaf) in zip(names, leaves, strict=True)]
+    parts, begin = {}, 0
+    for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
+        entry = known[index][0]
+        end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
+        parts[index] = Part(names[index], entry.shape, entry.dtype, begin, end)
+        begin = end
+    size = -(-begin // 4) * 4
+    copies = [(parts[index].begin, parts[index].end, codec, leaves[index][0]) for index, (_, codec) in enumerate(known)]
+
+    def encode(batch: Any) -> np.ndarray:
+        packed: np.ndarray | None = None
+        for begin, end, codec, path in copies:
+            entry = batch
+            for key in path:
+                entry = entry[key]
+            row_N = codec(entry)
+            if packed is None:
+                packed = np.zeros((len(row_N), size), np.uint8)
+            packed[:, begin:end] = row_N.reshape(len(row_N), -1).view(np.uint8)
+        assert packed is not None
+        return packed
+
+    return ObservationSpace((size,), "uint8", parts=tuple(parts[index] for index in range(len(known)))), encode
+
+
+def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
+    size, codec = _flat(space, f"observation[{name!r}]")
+    return ObservationSpace((size,)), codec
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
@@ -81,10 +144,12 @@ def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
             return _one_hot(np.array([space.n]), np.array([space.start]))
         case spaces.MultiDiscrete():
             return _one_hot(space.nvec.ravel(), space.start.ravel())
-        case spaces.Dict():
-            return _joined({key: _flat(sub, f"{where}[{key!r}]") for key, sub in space.spaces.items()})
+        case spaces.Dict() | spaces.Tuple():
+            return _joined({key: _flat(sub, f"{where}[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
     kind = type(space).__name__
-    raise UnsupportedSpace(f"{where} space {kind} is not supported; allowed: Box, Discrete, MultiDiscrete, MultiBinary and Dict of those")
+    raise UnsupportedSpace(
+        f"{where} space {kind} is not supported; allowed: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
+    )
 
 
 def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
@@ -100,9 +165,9 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
     return size, encode
 
 
-def _joined(parts: dict[str, tuple[int, Codec]]) -> tuple[int, Codec]:
+def _joined(parts: dict[Any, tuple[int, Codec]], kind: str) -> tuple[int, Codec]:
     if not parts:
-        raise UnsupportedSpace("observation space Dict is empty")
+        raise UnsupportedSpace(f"observation space {kind} is empty")
     return sum(size for size, _ in parts.values()), lambda batch: np.concatenate(
         [codec(batch[key]) for key, (_, codec) in parts.items()], axis=1
     )
@@ -168,7 +233,10 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
             return {"type": "Box", "shape": shape, "dtype": str(space.dtype), "low": _bound(space.low), "high": _bound(space.high)}
         case spaces.Dict():
             return {"type": "Dict", "spaces": [[key, space_to_dict(inner)] for key, inner in space.spaces.items()]}
-    raise UnsupportedSpace(f"space {type(space).__name__} is not supported; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict")
+        case spaces.Tuple():
+            return {"type": "Tuple", "spaces": [space_to_dict(inner) for inner in space.spaces]}
+    kind = type(space).__name__
+    raise UnsupportedSpace(f"space {kind} is not supported; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple")
 
 
 def _bound(bound: np.ndarray) -> Any:
@@ -191,4 +259,6 @@ def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
             return spaces.Box(bounds[0], bounds[1], dtype=np.dtype(dtype).type)
         case {"type": "Dict", "spaces": inner}:
             return spaces.Dict(OrderedDict((key, space_from_dict(one)) for key, one in inner))
+        case {"type": "Tuple", "spaces": inner}:
+            return spaces.Tuple([space_from_dict(one) for one in inner])
     raise ValueError(f"invalid space description: {described!r}")

@@ -31,10 +31,24 @@ class ActionSpace:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One entry of a packed observation: bytes [begin, end) of it hold an array."""
+
+    name: str
+    """Key in the Dict ("0", "1", … in a Tuple); of a nested one with its parents, "hand/camera"."""
+    shape: tuple[int, ...]
+    """[C, H, W] of an image, else [n]."""
+    dtype: Literal["float32", "uint8"]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
 class ObservationSpace:
     """Space of observations, per env: always one array.
 
-    Discrete and MultiDiscrete observations arrive one-hot, a Dict as the concatenation of its flattened entries.
+    Discrete and MultiDiscrete observations arrive one-hot; a Dict or Tuple as the concatenation of its flattened entries, or, if one of
+    them is an image, packed: the bytes of all entries side by side, in one uint8 vector whose `parts` say what is where.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +56,13 @@ class ObservationSpace:
     """uint8 for images, else float32."""
     stack: int = 1
     """Frames stacked along the first axis, the newest last: within an episode each observation is the one before, moved on by a frame."""
+    parts: tuple[Part, ...] = ()
+    """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
+
+    @property
+    def packed_floats(self) -> int:
+        """Number of float32 values at the start of a packed observation."""
+        return max((part.end for part in self.parts if part.dtype == "float32"), default=0) // 4
 
 
 @dataclass(frozen=True)

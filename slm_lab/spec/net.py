@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, Strict, model_validator
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel, by_name
+from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name
 from slm_lab.spec.extension import Extensible
+
+LogStd = Annotated[float, Strict(), Field(gt=-10, lt=2)]
+"""Log standard deviation, inside the bounds at which the Normal distribution clips it: there its gradient is 0."""
 
 
 class NamedClass(SpecModel):
@@ -52,8 +55,9 @@ class NetSpec(Component):
     """Share one body between actor and critic."""
     use_same_optim: Flag = True
     """Use one optimizer (optim_spec) and one gradient norm for actor and critic; else separate ones (actor_* and critic_* specs)."""
-    log_std_init: Real | None = None
-    """Normal: initial value of the log standard deviation as a state-independent parameter; absent: an output of the network."""
+    log_std_init: LogStd | None = None
+    """Normal: initial value of the log standard deviation (above -10, below 2) as a state-independent parameter; absent: an output of the
+    network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
     critic_init_std: PositiveReal | None = None
@@ -106,7 +110,15 @@ class MLPNetSpec(LayersSpec):
 
     name: Literal["MLPNet"]
     hid_layers: list[Positive] = [64, 64]
-    """Units of each hidden layer."""
+    """Units of each hidden layer; absent: two layers of 64, with tanh unless hid_layers_activation is given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_layers(cls, keys: Any) -> Any:
+        """Complete a net without layers: its default activation is another than that of layers that are given."""
+        if isinstance(keys, dict) and keys.get("hid_layers") is None and keys.get("hid_layers_activation") is None:
+            return {**keys, "hid_layers_activation": "tanh"}
+        return keys
 
 
 class DuelingMLPNetSpec(MLPNetSpec):
@@ -129,8 +141,12 @@ class ConvNetSpec(LayersSpec):
     """Convolutions, then fully connected layers."""
 
     name: Literal["ConvNet"]
-    conv_hid_layers: Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)]
-    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional."""
+    conv_hid_layers: (
+        Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
+    ) = None
+    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Absent: those of Mnih et al. 2015,
+    [[32, 8, 4], [64, 4, 2], [64, 3, 1]]; for images below 36 pixels, too small for them, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]].
+    Each image of a Dict or Tuple has such layers of its own; their outputs and all other entries enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""
     normalize: Flag = True

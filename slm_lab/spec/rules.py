@@ -121,7 +121,7 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
     if isinstance(net, HydraMLPNetSpec):
         _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):
-        for index, layer in enumerate(net.conv_hid_layers):
+        for index, layer in enumerate(net.conv_hid_layers or []):
             for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
                 sizes = layer[part] if part < len(layer) else 1
                 if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale, SymlogScale
 from slm_lab.agent.build import build_agent, resolve_device
+from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace
@@ -344,6 +346,17 @@ def test_a_rollout_that_does_not_fit_is_a_spec_error() -> None:
         agent_of(spec({**PPO, "time_horizon": 2_000_000_000}), info(3))
     with pytest.raises(SpecError, match=r"env.num_envs: rollouts of 32 steps"):  # by default: no key to blame
         agent_of(spec({"name": "ActorCritic"}), info(10**10))
+
+
+@pytest.mark.parametrize("value", [2.0, 2.5, -10.0])
+def test_a_log_std_that_could_not_be_learned_is_refused(value: float) -> None:
+    """At the bounds and beyond, the distribution clips it, and its gradient is 0."""
+    with pytest.raises(ValidationError, match="log_std_init"):
+        spec(PPO, {**MLP, "log_std_init": value})
+    near = (LOG_STD_MIN if value < 0 else LOG_STD_MAX) - math.copysign(0.01, value)
+    agent = agent_of(spec(PPO, {**MLP, "log_std_init": near}), info(3, CONTINUOUS))
+    drive(agent, ToyEnv(info(3, CONTINUOUS)), 40)
+    assert all(not math.isclose(x, near, abs_tol=1e-6) for x in agent.weights()["actor_head.log_std"].tolist())
 
 
 def test_log_std_init_without_normal_is_a_notice(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,3 +49,14 @@ def test_lazy_takes_its_size() -> None:
     assert layer(torch.randn(4, 6)).shape == (4, 6)
     assert type(layer) is BatchRenorm1d
     assert layer.num_features == 6
+
+
+def test_channels_of_convolutions() -> None:
+    """[B, C, H, W] is normalised by the statistics of each channel over all samples and places, as rows of so many features are."""
+    torch.manual_seed(0)
+    lazy, flat = LazyBatchRenorm1d(momentum=0.2, warmup_steps=10), BatchRenorm1d(3, momentum=0.2, warmup_steps=10)
+    for _ in range(3):
+        x = 2.0 * torch.randn(4, 3, 5, 2) + 1.0
+        rows = x.movedim(1, -1).reshape(-1, 3)
+        assert torch.allclose(lazy(x), flat(rows).reshape(4, 5, 2, 3).movedim(-1, 1), atol=1e-5)
+    assert torch.allclose(lazy.running_var, flat.running_var, atol=1e-5)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution
+from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution, SquashedNormal
 from slm_lab.lib.records import ActionSpace
 
 SPACES = {
@@ -139,3 +139,14 @@ def test_free_log_std_is_the_same_normal() -> None:
         gradients.append(torch.autograd.grad((log_prob + 0.1 * entropy).mean(), (loc, log_std)))
         assert np.allclose(log_prob.detach().numpy(), logp, atol=1e-5)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_squashed_normal_is_finite_at_the_ends(dtype: torch.dtype) -> None:
+    dist = SquashedNormal(ActionSpace("continuous", (), 2))
+    params, action = torch.zeros(1, 4, dtype=dtype, requires_grad=True), torch.tensor([[1.0, -1.0]], dtype=dtype, requires_grad=True)
+    logp = dist.log_prob(params, action)
+    logp.sum().backward()
+    assert params.grad is not None
+    assert action.grad is not None
+    assert all(x.isfinite().all() for x in (logp, params.grad, action.grad))

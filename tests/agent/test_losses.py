@@ -24,6 +24,18 @@ def test_clipped_surrogate(ratio: float, advantage: float, objective: float) -> 
     assert float(loss) == pytest.approx(-objective, rel=1e-5)
 
 
+@pytest.mark.parametrize("log_ratio", [100.0, -100.0, math.inf])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_a_ratio_that_overflows_has_a_finite_gradient(log_ratio: float, advantage: float) -> None:
+    logp = torch.tensor([log_ratio, 0.1], requires_grad=True)
+    loss = clipped_surrogate_loss(logp, torch.zeros(2), torch.tensor([advantage, 1.0]), 0.2)
+    loss.backward()
+    assert logp.grad is not None
+    assert loss.isfinite()
+    assert logp.grad.isfinite().all()
+    assert float(logp.grad[1]) < 0.0, "the others learn"
+
+
 def test_clipping_stops_the_gradient() -> None:
     logp = torch.tensor([math.log(1.5), 0.0], requires_grad=True)
     clipped_surrogate_loss(logp, torch.zeros(2), torch.ones(2), 0.2).backward()

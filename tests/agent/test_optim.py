@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.net.layers import init_output
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.optimizers import SHAPED, TORCH, FlatAdam, FlatRMSprop, build_optimizer, make_optimizer
 from slm_lab.agent.optim.schedule import SCHEDULERS, build_lr_schedule
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
+from tests.agent.helpers import ToyEnv, agent_of, drive
+from tests.contract.combinations import Case
 
 
 def net() -> nn.Sequential:
@@ -138,11 +142,75 @@ def test_every_optimizer_resumes(name: str) -> None:
     assert torch.equal(param, param2)
 
 
+def muon_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    output = nn.Linear(5, 2)
+    init_output(output, None, None)
+    return nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(16, 5), nn.LayerNorm(5), output)
+
+
+def test_muon_is_for_hidden_weights_and_adamw_for_the_others() -> None:
+    """Against torch's, on the parameters one by one; with a state that went through a file in between."""
+    net, reference = muon_net(), muon_net()
+    flat = FlatParams(net)
+    hidden = [p for p in reference.parameters() if p.dim() > 1 and p is not reference[-1].weight]
+    matrices = [nn.Parameter(p.detach().reshape(len(p), -1)) for p in hidden]
+    others = [p for p in reference.parameters() if not any(p is h for h in hidden)]
+    theirs = [torch.optim.Muon(matrices, lr=0.01, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")]
+    theirs.append(torch.optim.AdamW(others, lr=0.01, weight_decay=0.02))
+    spec = OptimSpec(name="Muon", lr=0.01, weight_decay=0.02)
+    ours = build_optimizer(spec, flat.group(0), flat.grad, "agent.net.optim_spec")
+    before = [p.clone() for p in net.parameters()]
+    for step in range(6):
+        flat.grad.normal_()
+        for p, q in zip(net.parameters(), reference.parameters(), strict=True):
+            assert p.grad is not None
+            q.grad = p.grad.clone()
+        for p, matrix in zip(hidden, matrices, strict=True):
+            assert p.grad is not None
+            matrix.grad = p.grad.view_as(matrix)
+        ours.step()
+        for optimizer in theirs:
+            optimizer.step()
+        if step == 2:
+            file = io.BytesIO()
+            torch.save(ours.state_dict(), file)
+            file.seek(0)
+            ours = build_optimizer(spec, flat.group(0), flat.grad, "agent.net.optim_spec")
+            ours.load_state_dict(torch.load(file))
+    for p, matrix in zip(hidden, matrices, strict=True):
+        p.data = matrix.detach().view_as(p)
+    for p, q, start in zip(net.parameters(), reference.parameters(), before, strict=True):
+        torch.testing.assert_close(p, q)
+        assert not torch.equal(p, start)
+
+
+@pytest.mark.parametrize(
+    "case", [Case("PPO", "OnPolicyBatchReplay", "ConvNet"), Case("SoftActorCritic", "Replay", "MLPNet", True)], ids=str
+)
+def test_agents_learn_by_muon_and_resume(case: Case) -> None:
+    def build() -> Agent:
+        return agent_of(case.spec(2, {"optim_spec": {"name": "Muon", "lr": 0.001}}), case.info())
+
+    agent = build()
+    assert drive(agent, ToyEnv(case.info()), 40)
+    file = io.BytesIO()
+    torch.save(agent.state_dict(), file)
+    file.seek(0)
+    again = build()
+    again.load_state_dict(torch.load(file))
+    assert all(torch.equal(value, again.weights()[name]) for name, value in agent.weights().items())
+    before = agent.weights()
+    drive(again, ToyEnv(case.info(), 1), 40)
+    assert any(not torch.equal(value, before[name]) for name, value in again.weights().items())
+
+
 def test_bad_optimizers_are_spec_errors() -> None:
     for spec, part in (
         (OptimSpec(name="Adam", lr=0.1, betas=[0.9, 1.5]), "betas"),
         (OptimSpec(name="SGD", speed=3), "speed"),
         (OptimSpec.model_validate({"name": "Lookahead", "optimizer": "Muon"}), "shapes"),
+        (OptimSpec(name="Muon"), "hidden layers"),
     ):
         with pytest.raises(SpecError, match=part):
             build_optimizer(spec, [torch.zeros(2)], torch.zeros(2), "agent.net.optim_spec")

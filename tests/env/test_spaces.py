@@ -50,7 +50,19 @@ discretes = st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integ
 multi_binaries = st.one_of(st.integers(1, 4), st.tuples(st.integers(1, 2), st.integers(1, 3))).map(spaces.MultiBinary)
 leaves: st.SearchStrategy[spaces.Space[Any]] = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
 names = st.sampled_from(["b", "a", "c/d", "position"])
-observations = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3).map(spaces.Dict), max_leaves=4)
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    return len(space.shape or ()) == 3 and np.issubdtype(space.dtype, np.floating)
+
+
+observations = st.recursive(
+    leaves.filter(lambda leaf: not is_image(leaf)),
+    lambda inner: st.one_of(
+        st.dictionaries(names, inner, min_size=1, max_size=3).map(spaces.Dict), st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+    ),
+    max_leaves=4,
+)
 actions = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
 
 
@@ -175,8 +187,55 @@ def test_images_stay_uint8_with_channels_first(shape: tuple[int, ...], expected:
         np.testing.assert_array_equal(encoded[1, 3 * 3 + 2], batch[1, 3, :, :, 2])
 
 
+@pytest.mark.parametrize(("dtype", "shape", "expected"), [(np.float32, (8, 6, 3), (3, 8, 6)), (np.float64, (4, 8, 6), (4, 8, 6))])
+def test_images_of_floats_keep_their_shape_and_scale(dtype: Any, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    known, encode = observation_codec(spaces.Box(0, 255, shape, dtype))
+    batch = np.random.default_rng(0).uniform(0, 255, (2, *shape)).astype(dtype)
+    encoded = encode(batch)
+    assert (known.dtype, known.shape) == ("float32", expected)
+    assert (encoded.dtype, encoded.shape) == (np.float32, (2, *expected))
+    channels_first = np.moveaxis(batch, -1, 1) if shape[-1] == 3 else batch
+    np.testing.assert_array_equal(encoded, channels_first.astype(np.float32))
+    fresh = observation_codec(spaces.Box(0, 255, shape, dtype), fresh=True)[1]
+    assert fresh(batch).dtype == np.float32
+
+
+PACKED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (5, 7, 3), np.uint8),
+        "hand": spaces.Tuple((spaces.Box(-1, 1, (2, 2)), spaces.Dict({"map": spaces.Box(0, 255, (5, 3), np.uint8)}))),
+        "door": spaces.Discrete(3, start=1),
+        "depth": spaces.Box(0, 1, (1, 4, 4), np.float64),
+    }
+)
+
+
+def test_entries_are_packed_where_one_is_an_image() -> None:
+    PACKED.seed(0)
+    samples = [PACKED.sample() for _ in range(3)]
+    batch = concatenate(PACKED, samples, create_empty_array(PACKED, 3))
+    known, encode = observation_codec(PACKED)
+    encoded = encode(batch)
+    assert (encoded.dtype, encoded.shape) == (np.uint8, (3, *known.shape))
+    assert known.dtype == "uint8"
+    assert known.shape[0] % 4 == 0
+    got = {part.name: encoded[:, part.begin : part.end].view(part.dtype).reshape(3, *part.shape) for part in known.parts}
+    assert list(got) == ["camera", "depth", "door", "hand/0", "hand/1/map"]  # Gymnasium sorts the keys of a dict
+    np.testing.assert_array_equal(got["camera"], np.moveaxis(batch["camera"], -1, 1))
+    np.testing.assert_array_equal(got["hand/0"], batch["hand"][0].reshape(3, 4))
+    np.testing.assert_array_equal(got["hand/1/map"], batch["hand"][1]["map"][:, None])
+    np.testing.assert_array_equal(got["door"], np.eye(3, dtype=np.float32)[batch["door"] - 1])
+    np.testing.assert_array_equal(got["depth"], batch["depth"].astype(np.float32))
+    assert known.packed_floats == 4 + 3 + 16
+    assert max(part.end for part in known.parts if part.dtype == "float32") == 4 * known.packed_floats
+    np.testing.assert_array_equal(encode(batch_of_one(samples[1]))[0], encoded[1])
+    again = space_from_dict(json.loads(json.dumps(space_to_dict(PACKED))))
+    assert again == PACKED
+    assert observation_codec(again)[0] == known
+
+
 @pytest.mark.parametrize(
-    "space", [spaces.Tuple((spaces.Discrete(2),)), spaces.Text(3), spaces.Dict({"a": spaces.Tuple((spaces.Discrete(2),))})]
+    "space", [spaces.Text(3), spaces.Dict({"a": spaces.Tuple((spaces.Text(2), spaces.Box(0, 255, (4, 4), np.uint8)))})]
 )
 def test_other_observations_are_refused(space: spaces.Space[Any]) -> None:
     with pytest.raises(UnsupportedSpace, match="is not supported; allowed"):
@@ -198,6 +257,7 @@ def test_nested_action_spaces_are_refused() -> None:
             9,
         ),
         (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([[2, 3], [4, 5]]), 5),
+        (spaces.Tuple((spaces.Discrete(4), spaces.Box(0, 1, (2,)))), spaces.Discrete(2), 6),
         (spaces.Discrete(4, start=-1), spaces.MultiBinary((2, 2)), 4),
     ],
 )
@@ -214,3 +274,25 @@ def test_whole_envs_with_such_spaces(backend: str, observation: gym.Space[Any], 
         assert step.obs_N.dtype == np.float32
     assert ended > 3
     env.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_packed_observations_of_an_env(backend: str) -> None:
+    """With floats normalised, and images as they are."""
+    env = build(PREFIX + "Spaced-v0", 2, backend=backend, observation=PACKED, normalize_obs=True)
+    plain = build(PREFIX + "Spaced-v0", 2, observation=PACKED)
+    floats = 4 * env.info.observation.packed_floats
+    seen = [plain.reset()]
+    env.reset()
+    for _ in range(12):
+        action = plain.sample()
+        raw, ours = plain.step(action), env.step(action)
+        assert ours.obs_N.dtype == ours.last_obs_N.dtype == np.uint8
+        np.testing.assert_array_equal(ours.obs_N[:, floats:], raw.obs_N[:, floats:])
+        np.testing.assert_array_equal(ours.last_obs_N[:, floats:], raw.last_obs_N[:, floats:])
+        seen += [raw.obs_N, raw.last_obs_N[raw.first_N]]
+        everything = np.concatenate(seen)[:, :floats].view(np.float32).astype(np.float64)
+        expected = (raw.obs_N[:, :floats].view(np.float32) - everything.mean(0)) / np.sqrt(everything.var(0) + 1e-8)
+        np.testing.assert_allclose(ours.obs_N[:, :floats].copy().view(np.float32), np.clip(expected, -10, 10), rtol=1e-3, atol=1e-4)
+    env.close()
+    plain.close()

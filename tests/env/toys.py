@@ -54,7 +54,7 @@ class Spaced(gym.Env[Any, Any]):
 
     def __init__(self, observation: spaces.Space[Any] | None = None, action: spaces.Space[Any] | None = None) -> None:
         # of its own: copies of the env would draw from one random stream
-        self.observation_space = deepcopy(observation) or spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,))))
+        self.observation_space = deepcopy(observation) or spaces.Text(3)
         self.action_space = deepcopy(action) or spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -87,7 +87,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.critic_net": {"type": "DuelingMLPNet"}}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net.type": "MLP"}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net": {"hid_layers": [8]}}, "agent.critic_net.name (missing)"),
-        (SAC | {"agent.critic_net.type": "ConvNet"}, "agent.critic_net.conv_hid_layers (missing)"),
+        (SAC | {"agent.critic_net": {"type": "ConvNet", "conv_hid_layers": []}}, "agent.critic_net.conv_hid_layers"),
         (
             SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers": [8, 0]}},
             "agent.critic_net.hid_layers[1]",

@@ -103,7 +103,7 @@ class ArcGraph(nn.Module):
         training = net.training
         try:
             with torch.no_grad():
-                out = net.eval()(torch.zeros(2, *obs.shape))
+                out = net.eval()(torch.zeros(2, *obs.shape, dtype=torch.uint8 if obs.dtype == "uint8" else torch.float32))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise _error(self.path, f"cannot run on observations of shape {list(obs.shape)}: {error}") from error
         net.train(training)

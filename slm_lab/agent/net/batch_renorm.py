@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 
 class BatchRenorm1d(nn.Module):
-    """Normalises [B, F] by batch statistics corrected towards the moving ones, Algorithm 1 of the paper.
+    """Normalises [B, F] or [B, F, …] by batch statistics corrected towards the moving ones, Algorithm 1 of the paper.
 
     Args:
         num_features: F.
@@ -48,7 +48,7 @@ class BatchRenorm1d(nn.Module):
 
     def _corrections(self, x_BF: Tensor) -> tuple[Tensor, Tensor]:
         """r and d of the paper, which carry no gradient; then the moving statistics follow the batch."""
-        var_F, mean_F = torch.var_mean(x_BF, 0, correction=0)
+        var_F, mean_F = torch.var_mean(x_BF, [0, *range(2, x_BF.dim())], correction=0)
         progress = min(self.steps.item() / self.warmup_steps, 1.0) if self.warmup_steps else 1.0
         r_max, d_max = 1.0 + (self.R_MAX - 1.0) * progress, self.D_MAX * progress
         scale_F = torch.rsqrt(self.running_var + self.eps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.layers import Pixels, activation, init_layer, mlp
+from slm_lab.agent.net.layers import Pixels, Unpack, activation, init_layer, mlp
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import (
@@ -79,8 +79,9 @@ CELLS: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "
 
 
 def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
-    sizes = [math.prod(obs.shape), *spec.hid_layers]
-    return Body(nn.Sequential(*_flatten(obs), *mlp(spec, sizes)), sizes[-1])
+    flatten, size = _flatten(obs)
+    sizes = [size, *spec.hid_layers]
+    return Body(nn.Sequential(*flatten, *mlp(spec, sizes)), sizes[-1])
 
 
 class Heads(nn.Module):
@@ -97,12 +98,12 @@ class Heads(nn.Module):
 def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build heads over the whole observation, the body on their concatenated outputs, then the tail of the role."""
     heads, common, _ = spec.hid_layers
-    size = math.prod(obs.shape)
+    flatten, size = _flatten(obs)
     branches = [nn.Sequential(*mlp(spec, [size, *units])) for units in heads]
     joined: nn.Module = branches[0] if len(branches) == 1 else Heads(branches)  # one head makes a chain
     sizes = [sum([size, *units][-1] for units in heads), *common]
     tail, features = build_tail(spec, sizes[-1], role)
-    return Body(nn.Sequential(*_flatten(obs), joined, *mlp(spec, sizes), *tail), features)
+    return Body(nn.Sequential(*flatten, joined, *mlp(spec, sizes), *tail), features)
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
@@ -118,18 +119,44 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
     return mlp(spec, sizes), sizes[-1]
 
 
-def _flatten(obs: ObservationSpace) -> list[nn.Module]:
+def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
+    """Return the modules from observations to vectors, and the size of these."""
+    if obs.parts:
+        return [Unpack(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
     pixels: list[nn.Module] = [Pixels(normalize=True)] if obs.dtype == "uint8" else []
-    return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels
+    return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels, math.prod(obs.shape)
+
+
+NATURE: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
+"""Convolutions of Mnih et al. 2015, for images of at least 36 × 36 pixels."""
+SMALL: list[list[int | list[int]]] = [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]
+"""Convolutions for smaller images, of any size."""
 
 
 def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
+    if obs.parts:
+        encoders, features = [], 0
+        for part in obs.parts:
+            size = math.prod(part.shape)
+            if len(part.shape) == 3:
+                layers, size = _convolutions(spec, part.shape)
+                encoders.append(nn.Sequential(*layers, nn.Flatten()))
+            features += size
+        sizes = [features, *spec.fc_hid_layers]
+        return Body(nn.Sequential(Unpack(obs.parts, spec.normalize, encoders), *mlp(spec, sizes)), sizes[-1])
     if len(obs.shape) != 3:
         message = f"ConvNet needs observations of shape [channels, height, width], this env has {list(obs.shape)}; use MLPNet"
         raise SpecError("agent", [Problem("agent.net.name", message)])
-    layers: list[nn.Module] = [Pixels(spec.normalize)]
-    channels, features = obs.shape[0], math.prod(obs.shape)
-    for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers):
+    layers, features = _convolutions(spec, obs.shape)
+    sizes = [features, *spec.fc_hid_layers]
+    return Body(nn.Sequential(Pixels(spec.normalize), *layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
+
+
+def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+    """Return the layers on images of `shape`, and their number of outputs. Raises SpecError if the images are too small."""
+    layers: list[nn.Module] = []
+    channels, features = shape[0], math.prod(shape)
+    for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers or (SMALL if min(shape[1:]) < 36 else NATURE)):
         names = ("kernel_size", "stride", "padding", "dilation")
         conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # ints or pairs
         init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())
@@ -138,24 +165,23 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
         if spec.batch_norm:
             layers.append(nn.BatchNorm2d(channels))
         layers.append(activation(spec.hid_layers_activation))
-        features = _conv_features(layers, obs, index)
-    sizes = [features, *spec.fc_hid_layers]
-    return Body(nn.Sequential(*layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
+        features = _conv_features(layers, shape, index)
+    return layers, features
 
 
 def _pair(value: int | list[int]) -> int | tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _conv_features(layers: list[nn.Module], obs: ObservationSpace, index: int) -> int:
+def _conv_features(layers: list[nn.Module], shape: tuple[int, ...], index: int) -> int:
     """Return the number of features after conv layer `index`. Raises SpecError if the images are too small for it."""
     net = nn.Sequential(*layers).eval()
     try:
         with torch.inference_mode():
-            features = net(torch.zeros(1, *obs.shape)).numel()
+            features = net(torch.zeros(1, *shape)).numel()
     except RuntimeError as error:
         path = f"agent.net.conv_hid_layers[{index}]"
-        raise SpecError("agent", [Problem(path, f"does not fit images of shape {list(obs.shape)}: {error}")]) from error
+        raise SpecError("agent", [Problem(path, f"does not fit images of shape {list(shape)}: {error}")]) from error
     net.train()
     return int(features)
 
@@ -164,18 +190,19 @@ def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace, role: str) ->
     if spec.batch_norm:
         message = "not supported by RecurrentNet (padding would enter the batch statistics); use layer_norm"
         raise SpecError("agent", [Problem("agent.net.batch_norm", message)])
-    sizes = [math.prod(obs.shape), *spec.fc_hid_layers]
+    flatten, size = _flatten(obs)
+    sizes = [size, *spec.fc_hid_layers]
     layers = mlp(spec, sizes)
     cell = CELLS[spec.cell_type](sizes[-1], spec.rnn_hidden_size, spec.rnn_num_layers)
-    return RecurrentBody(nn.Sequential(*_flatten(obs), *layers), cell)
+    return RecurrentBody(nn.Sequential(*flatten, *layers), cell)
 
 
 def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
     own = "critic_arc" if role == "critic" else "actor_arc"
     key = own if getattr(spec, own) is not None else "arc"
     graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
-    pixels = [Pixels(spec.normalize)] if obs.dtype == "uint8" else []
-    layers = nn.Sequential(*pixels, graph)
+    pixels: list[nn.Module] = [Pixels(spec.normalize)] if obs.dtype == "uint8" else []
+    layers = nn.Sequential(*([Unpack(obs.parts, spec.normalize)] if obs.parts else pixels), graph)
     features = graph.materialise(layers, obs)
     for layer in layers.modules():
         if not list(layer.children()):

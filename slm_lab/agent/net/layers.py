@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from slm_lab.lib.records import Part
 from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -56,7 +57,8 @@ def _gain(nonlinearity: str | None) -> float:
 
 
 def init_output(layer: nn.Linear, init_fn: str | None, std: float | None) -> None:
-    """Initialise an output layer: orthogonal with gain `std` if given, else by `init_fn` with gain 1."""
+    """Initialise an output layer: orthogonal with gain `std` if given, else by `init_fn` with gain 1; and mark its weight as such."""
+    layer.weight.is_output = True  # type: ignore[attr-defined]  # for Muon, which is meant for hidden layers
     if std is not None:
         init_layer(layer, "orthogonal_", gain=std)
     else:
@@ -96,3 +98,32 @@ class Pixels(nn.Module):
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return obs_B.to(torch.float32) * self.scale if obs_B.dtype == torch.uint8 else obs_B
+
+
+def unpack(obs_B: Tensor, parts: Sequence[Part], normalize: bool = True) -> list[Tensor]:
+    """Return the entries of packed observations, uint8 [B, bytes], as float32 [B, *shape] each; uint8 images in [0, 1] if `normalize`."""
+    scale = 1.0 / 255.0 if normalize else 1.0
+    entries = []
+    for part in parts:
+        bytes_B = obs_B[:, part.begin : part.end]
+        entry_B = bytes_B.view(torch.float32) if part.dtype == "float32" else bytes_B.to(torch.float32) * scale
+        entries.append(entry_B.reshape(-1, *part.shape))
+    return entries
+
+
+class Unpack(nn.Module):
+    """Packed observations [B, bytes] to vectors [B, F]: the outputs of one encoder for each image, and all other entries, side by side.
+
+    Without encoders images are flattened.
+    """
+
+    def __init__(self, parts: Sequence[Part], normalize: bool = True, encoders: Sequence[nn.Module] = ()) -> None:
+        super().__init__()
+        self.parts, self.normalize = parts, normalize
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, obs_B: Tensor) -> Tensor:
+        encoders = iter(self.encoders)
+        entries = unpack(obs_B, self.parts, self.normalize)
+        encoded = [next(encoders)(x_B) if self.encoders and x_B.dim() == 4 else x_B.flatten(1) for x_B in entries]
+        return torch.cat(encoded, dim=1)

@@ -147,4 +147,5 @@ def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spe
     critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].late and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
+    plain = plain and (spec.critic_optim_spec or spec.optim_spec).name != "Muon"  # it needs the weight matrices apart
     return StackedCritics(critics) if plain else SeparateCritics(critics)

@@ -224,8 +224,8 @@ class SquashedNormal(Normal):
     """tanh of independent Gaussians: actions in [-1, 1] (arXiv:1812.05905, appendix C)."""
 
     needs_bounds = True
-    EDGE = 1.0 - 1e-6
-    """Largest action whose atanh float32 resolves; actions are clipped to ±EDGE before atanh."""
+    MARGIN = 1e-6
+    """Actions are kept this far from ±1 before atanh, where it is infinite; or by one step of a less precise dtype."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)
@@ -245,7 +245,8 @@ class SquashedNormal(Normal):
         return torch.tanh(u_BD), -neg_logp_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        u_BD = torch.atanh(action_B.clamp(-self.EDGE, self.EDGE))
+        edge = 1.0 - max(self.MARGIN, torch.finfo(action_B.dtype).eps)
+        u_BD = torch.atanh(action_B.clamp(-edge, edge))
         return super().evaluate(params_BP, u_BD)[0] - _log_tanh_slope(u_BD).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:

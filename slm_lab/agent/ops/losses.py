@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ValueLoss = Callable[..., Tensor]
@@ -27,11 +28,12 @@ def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tens
     """−E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old, eq. 7 of arXiv:1707.06347.
 
     Computed as min(r Â, Â + ε|Â|), which is the same: the clip binds only above 1+ε for Â > 0 and below 1−ε for Â < 0. It takes
-    half the kernels forward and backward.
+    half the kernels forward and backward. log r is kept within ±20: beyond that exp overflows, and its gradient would be NaN.
     """
     _check(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)
-    return -torch.minimum(torch.exp(logp_B - old_logp_B) * advantage_B, bound_B).mean()
+    ratio_B = torch.exp(F.hardtanh(logp_B - old_logp_B, -20.0, 20.0))  # a clamp whose backward is one kernel
+    return -torch.minimum(ratio_B * advantage_B, bound_B).mean()
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float, loss_fn: ValueLoss) -> Tensor:

@@ -144,7 +144,10 @@ def vtrace(
 
 
 def standardize(x_B: Tensor) -> Tensor:
-    """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape."""
+    """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape.
+
+    A single value, which has no deviation, is returned as it is: centred it would be 0, and nothing could be learned from it.
+    """
     if x_B.numel() < 2:
-        return torch.zeros_like(x_B)
+        return x_B
     return (x_B - x_B.mean()) / (x_B.std() + 1e-8)

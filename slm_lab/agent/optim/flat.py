@@ -81,6 +81,7 @@ class FlatParams:
             if group.start <= part.start < group.stop:
                 shaped = nn.Parameter(self.master[part].view(p.shape))
                 shaped.grad = self.master_grad[part].view(p.shape)
+                shaped.is_output = getattr(p, "is_output", False)  # type: ignore[attr-defined]  # a mark, see init_output
                 out.append(shaped)
         return out
 

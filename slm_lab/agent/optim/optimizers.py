@@ -170,6 +170,45 @@ class Lookahead(FlatOptimizer):
         self.steps = int(state["steps"])
 
 
+class Muon(FlatOptimizer):
+    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, AdamW for biases, gains and output layers.
+
+    The weights of a convolution count as a matrix [out, rest]. Muon's updates are scaled to the size of AdamW's (torch's
+    adjust_lr_fn="match_rms_adamw") unless the arguments say otherwise, so that one learning rate serves both; weight_decay is that of both.
+    """
+
+    def __init__(self, params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
+        super().__init__(params[0], grad, lr)
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for p in params:
+            if p.dim() < 2 or getattr(p, "is_output", False):
+                others.append(p)
+            else:
+                matrix = torch.nn.Parameter(p.detach().view(len(p), -1))
+                matrix.grad = None if p.grad is None else p.grad.view_as(matrix)
+                matrices.append(matrix)
+        if not matrices:
+            raise ValueError("needs a net with hidden layers, whose weights it is for")
+        decay = {key: value for key, value in kwargs.items() if key == "weight_decay"}
+        self.inner: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=lr, **{"adjust_lr_fn": "match_rms_adamw", **kwargs})]
+        if others:
+            self.inner.append(torch.optim.AdamW(others, lr=lr, **decay))
+
+    def step(self) -> None:
+        for optimizer in self.inner:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": [optimizer.state_dict() for optimizer in self.inner]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.inner, state["inner"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
 class TorchOptimizer(FlatOptimizer):
     """An optimizer of torch.optim, of the flat vector or, if it depends on shapes, of the parameters themselves."""
 
@@ -225,6 +264,8 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
         return FLAT[name](params[0], grad, lr, **kwargs)
     plain = name.removeprefix("Global")
     kwargs = {key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+    if plain == "Muon":
+        return Muon(params, grad, lr, **kwargs)
     if plain in FUSED and not {"foreach", "fused", "differentiable"}.intersection(kwargs):
         kwargs["fused"] = True
     return TorchOptimizer(TORCH[plain], params, grad, lr, **kwargs)

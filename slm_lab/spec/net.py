@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel, by_name
+from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel, by_name, whole
 from slm_lab.spec.extension import Extensible
 
 
+WHOLE = frozenset(
+    "step_size T_max T_0 T_mult frame total_iters total_steps epochs steps_per_epoch step_size_up step_size_down milestones k".split()
+)
+"""Arguments of schedulers and optimizers that are whole numbers."""
+
+
 class NamedClass(SpecModel):
-    """A class of torch by name, and its arguments."""
+    """A class of torch by name, and its arguments. Whole numbers may be written as 1e6."""
 
     model_config = ConfigDict(extra="allow")
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        return {
+            key: value if key not in WHOLE else [whole(item) for item in value] if isinstance(value, list) else whole(value)
+            for key, value in raw.items()
+        }
 
     @property
     def kwargs(self) -> dict[str, Any]:

@@ -82,8 +82,13 @@ def spec_names(path: Source) -> list[str]:
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:
-    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices."""
+    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
+
+    What a short spec leaves to recommended values is left out here too.
+    """
     body = spec.model_dump(mode="json", exclude={"name"})
+    if spec.is_short:
+        body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
     search = body.pop("search", None)
     drop_nulls(body)
     for key in ("net", "critic_net"):

@@ -9,10 +9,10 @@ from pydantic import ConfigDict, Field, model_validator
 from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, Real, SpecModel, by_name, whole
 from slm_lab.spec.extension import Extensible
 
-
-WHOLE = frozenset(
-    "step_size T_max T_0 T_mult frame total_iters total_steps epochs steps_per_epoch step_size_up step_size_down milestones k".split()
-)
+WHOLE = frozenset({
+    "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
+    "step_size_down", "milestones", "k",
+})  # fmt: skip
 """Arguments of schedulers and optimizers that are whole numbers."""
 
 

@@ -45,7 +45,11 @@ def _algorithm(spec: Spec, observation_kind: ObservationKind) -> dict[str, Any]:
     """Return recommended values of algorithm keys."""
     algorithm, frames, images = spec.agent.algorithm, spec.session_frames, observation_kind != "vector"
     if isinstance(algorithm, PPOSpec):
-        keys: dict[str, Any] = {"val_loss_coef": 0.5, "training_epoch": 4 if images else 10, "clip_eps_spec": constant(0.1 if images else 0.2)}
+        keys: dict[str, Any] = {
+            "val_loss_coef": 0.5,
+            "training_epoch": 4 if images else 10,
+            "clip_eps_spec": constant(0.1 if images else 0.2),
+        }
         if images:
             keys["entropy_coef_spec"] = constant(0.01)
         if spec.meta.sampler is None:  # else the sizes of datasets decide

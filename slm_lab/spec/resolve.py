@@ -143,7 +143,7 @@ def _algorithm(draft: _Draft) -> None:
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None:
             why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
-            draft.set((*ALGORITHM, "minibatch_size"), rollout, why)
+            draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "")
         given = algorithm.training_frequency not in (None, steps)
         why = f"has no effect: {algorithm.name} trains every time_horizon ({steps}) steps; ignored"
         draft.set((*ALGORITHM, "training_frequency"), None, why if given else "")

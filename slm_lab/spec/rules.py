@@ -60,7 +60,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _algorithm(spec: Spec, report: Report) -> None:
-    algorithm, agent = spec.agent.algorithm, spec.agent
+    algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
         report.fail((*ALGORITHM, "num_step_returns"), "cannot be combined with lam (generalised advantage estimation); remove one of them")
     if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
@@ -76,8 +76,8 @@ def _algorithm(spec: Spec, report: Report) -> None:
         why = f"has no effect with the action_policy '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
         report.fail((*ALGORITHM, "explore_var_spec"), why)
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
-        why = "always takes the best action, so that the temperature of boltzmann has no effect; expected Categorical"
-        report.fail((*ALGORITHM, "action_pdtype"), f"'Argmax' {why}")
+        why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
+        report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
         _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
 

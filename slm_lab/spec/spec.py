@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from slm_lab.spec.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.memory import MEMORIES, Memory, MemorySpec
+from slm_lab.spec.memory import MEMORIES, Memory
 from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import Net
 from slm_lab.spec.schedule import LinearDecay
@@ -18,7 +18,7 @@ REPLAY_ROWS = 16
 """Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
 
 
-def default_memory(algorithm: AlgorithmSpec) -> MemorySpec:
+def default_memory(algorithm: AlgorithmSpec) -> Any:
     """Return the memory of an algorithm whose section is absent: the first built-in one that it can learn from."""
     name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
     keys = {} if algorithm.batch_size is None else {"batch_size": algorithm.batch_size}

@@ -99,7 +99,9 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, rep
             hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
             report.fail((*place, key), f"unknown argument of {name}{hint}", "unknown")
         elif key in WHOLE and any(not isinstance(number, int) or isinstance(number, bool) for number in _numbers(given[key])):
-            report.fail((*place, key), f"must be {'whole numbers' if isinstance(given[key], list) else 'a whole number'}, not {show(given[key])}")
+            report.fail(
+                (*place, key), f"must be {'whole numbers' if isinstance(given[key], list) else 'a whole number'}, not {show(given[key])}"
+            )
     for key, must in words.items():
         if must and key not in given:
             report.fail((*place, key), f"missing; required by {name}", "missing")

@@ -19,10 +19,12 @@ def text() -> str:
 
     known = {name: _kind(spec.entry_point, spec.namespace) for name, spec in gymnasium.registry.items() if spec.namespace != "ALE"}
     gymnasium.register_envs(ale_py)
-    atari = sorted(spec.name for name, spec in gymnasium.registry.items() if spec.namespace == "ALE")
+    atari = sorted(spec.name for spec in gymnasium.registry.values() if spec.namespace == "ALE")
+    legacy = {spec.name for spec in gymnasium.registry.values() if spec.namespace is None and spec.entry_point == "ale_py.env:AtariEnv"}
     content = {
         "_gymnasium_version": gymnasium.__version__,
         "_known": {name: kind for name, kind in sorted(known.items()) if kind},
         "_atari": atari,
+        "_atari_legacy": sorted(legacy & {*atari}),
     }
     return json.dumps(content, indent=1) + "\n"

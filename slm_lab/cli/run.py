@@ -20,17 +20,28 @@ def run(words: list[str], arguments: Namespace) -> int:
     from slm_lab.lib.log import notice
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.loader import find_spec_file, load_spec
-    from slm_lab.spec.variables import mark_sets
+    from slm_lab.spec.report import show_path
+    from slm_lab.spec.search import is_for_search, search_keys
+    from slm_lab.spec.variables import mark_sets, parse_sets
 
+    sets = parse_sets(arguments.set)
+    for path in sets.overrides:
+        if mode == "enjoy" or is_for_search(path):
+            why = "enjoy plays a run as its saved spec says" if mode == "enjoy" else f"only a search uses it, not {mode}"
+            raise UsageError(f"--set {show_path(path)} has no effect: {why}; remove it")
     spec = load_spec(file, name, arguments.set)
     plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
     if mode == "enjoy":
-        from slm_lab.experiment.enjoy import enjoy, summary
+        from slm_lab.experiment.enjoy import enjoy, find_run, summary
 
+        if sets.variables and load_spec(find_run(where, spec.name, plan.data_dir).spec, spec.name).env.name != spec.env.name:
+            raise UsageError(f"--set {', '.join(sets.variables)}: the run is of another env; enjoy plays a run as its saved spec says")
         checkpoint, returns = enjoy(where, spec.name, plan)
         return print_result(f"{checkpoint}\n{summary(returns)}")
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} Sessions all run at once")
+    if unused := search_keys(spec):
+        notice(f"{spec.name}: {', '.join(unused)}: only for a search; not used by {mode}")
     from slm_lab.experiment.trial import Trial
 
     try:
@@ -46,4 +57,4 @@ def _mode(word: str) -> tuple[str, str]:
     if (mode == "enjoy" and where) or (mode in ("train", "dev") and not at):
         return mode, where
     hint = did_you_mean(word, ("train", "dev", "enjoy@latest")) or did_you_mean(mode, ("train", "dev", "enjoy@latest"))
-    raise UsageError(f"unknown mode '{word}'{hint} (modes: {', '.join(MODES.values())})")
+    raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))

@@ -57,6 +57,8 @@ class AlgorithmSpec(Component):
     """Continuous actions need finite bounds."""
     memories: ClassVar[tuple[str, ...]] = ROLLOUT_MEMORIES
     """Built-in memories that it can learn from, the default first."""
+    batch_size: ClassVar[int | None] = None
+    """Transitions per batch of a replay buffer if the memory section is absent."""
     samplers: ClassVar[tuple[str, ...]] = ()
     """Modes of meta.sampler that can collect for it: sync, async."""
 
@@ -97,6 +99,8 @@ class OnPolicySpec(AlgorithmSpec):
 
 class ReinforceSpec(OnPolicySpec):
     """REINFORCE (Williams 1992): Monte Carlo policy gradient."""
+
+    memories = ("OnPolicyReplay", "OnPolicyBatchReplay", "OnPolicyCrossEntropy")
 
     name: Literal["Reinforce"]
     center_return: Flag = False
@@ -255,7 +259,15 @@ class QLearningSpec(ReplayAlgorithmSpec):
     values = True
     has_target = True
     action_kinds = ("discrete",)
+    batch_size = 128
 
+    action_pdtype: ActionPdtype = "Argmax"
+    """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""
+    action_policy: ActionPolicy = "epsilon_greedy"
+    """How to choose an action from the distribution; default: sample it."""
+    explore_var_spec: Schedule | None = None
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; absent with epsilon_greedy: from 1 to 0.05 over the first tenth of
+    env.max_frame."""
     training_iter: Positive = 1
     """Batches per training."""
     training_batch_iter: Positive = 1
@@ -290,6 +302,7 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     soft = True
     action_kinds = ("discrete", "continuous")
     bounded_only = True
+    batch_size = 256
 
     name: Literal["SoftActorCritic"]
     training_iter: Positive | None = None

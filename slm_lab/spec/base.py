@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """Accept 1e6 as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -16,9 +16,9 @@ def _whole(value: Any) -> Any:
 # No coercion: "8" is not a number, 1 is not true.
 Flag = Annotated[bool, Strict()]
 Real = Annotated[float, Strict()]
-Positive = Annotated[int, Strict(), Field(gt=0, lt=2**63), BeforeValidator(_whole)]
-Count = Annotated[int, Strict(), Field(ge=0, lt=2**63), BeforeValidator(_whole)]
-Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(_whole)]
+Positive = Annotated[int, Strict(), Field(gt=0, lt=2**63), BeforeValidator(whole)]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63), BeforeValidator(whole)]
+Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(whole)]
 Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
 NonNegative = Annotated[float, Strict(), Field(ge=0)]
 PositiveReal = Annotated[float, Strict(), Field(gt=0)]

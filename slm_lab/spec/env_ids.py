@@ -18,6 +18,8 @@ KNOWN: dict[str, str] = _GENERATED["_known"]
 """Id → kind of env (box2d, mujoco and jax need packages)."""
 ATARI = frozenset[str](_GENERATED["_atari"])
 """Games X of ALE/X-v5."""
+LEGACY_ATARI = frozenset[str](_GENERATED["_atari_legacy"])
+"""Games X that ale-py also registers as X-v0, X-v4, XNoFrameskip-v0 and XNoFrameskip-v4; XDeterministic-v… is older still."""
 _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
 _PACKAGES = {
@@ -32,17 +34,20 @@ _PACKAGES = {
 def current_id(name: str) -> str:
     """Return the current id of an old one; `name` itself if no rule applies.
 
-    Rules: Roboschool and PyBullet ids are MuJoCo's; Atari ids are ALE/X-v5; an older version of one of Gymnasium's own envs is its newest.
+    Rules: legacy Atari ids are ALE/X-v5; an id that the installed packages can make stays; Roboschool and PyBullet ids are MuJoCo's; an
+    older version of one of Gymnasium's own envs is its newest.
     """
     match = _VERSIONED.fullmatch(name)
     if not match:
         return name
     base = match["base"]
+    game = re.sub(r"(NoFrameskip|Deterministic)$", "", base)
+    if game in LEGACY_ATARI and match["version"] in ("0", "4"):
+        return f"ALE/{game}-v5"
+    if name in KNOWN or name in _registered():
+        return name
     if base.startswith("Roboschool") or base.endswith("BulletEnv"):
         return _newest(base.removeprefix("Roboschool").removesuffix("BulletEnv")) or name
-    game = re.sub(r"(NoFrameskip|Deterministic)$", "", base)
-    if game in ATARI:
-        return f"ALE/{game}-v5"
     newest = _newest(base, exact=True)
     return newest if newest and _version(newest) > int(match["version"]) else name
 
@@ -108,10 +113,11 @@ def _installed(package: str) -> bool:
 
 
 def _registered() -> list[str]:
-    """Return the ids of the installed Gymnasium; skip its import (0.3 s) if they are the known ones."""
+    """Return the ids that the installed Gymnasium can make; skip its import (0.3 s) if they are the known ones."""
     plugins = metadata.entry_points(group="gymnasium.envs")
     if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"] and not plugins:
         return []
     import gymnasium
 
-    return list(gymnasium.registry)
+    # Hopper-v2 and others, whose mujoco_py no longer exists, have a function of Gymnasium's own that raises an error
+    return [name for name, env in gymnasium.registry.items() if getattr(env.entry_point, "__module__", "") != gymnasium.envs.__name__]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slm_lab.spec.migrate import migrate
+from slm_lab.spec.other_names import OTHER_NAMES
 from slm_lab.spec.report import Path, Report, closest, show_path
 from slm_lab.spec.validate import models_at
 
@@ -19,7 +20,10 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
     if variable is not None:
         return f"; did you mean {variable}={text}?"
     found = dict.fromkeys(path for raw in entries if isinstance(raw, dict) for path in _paths(raw))
-    key = closest(name, {str(path[-1]) for path, _, _ in found}, cutoff=0.75)
+    keys = {str(path[-1]) for path, _, _ in found}
+    if name in OTHER_NAMES and name not in keys:
+        return f"; SLM Lab calls it {OTHER_NAMES[name]}"
+    key = closest(name, keys, cutoff=0.75)
     ends = [path for path in found if path[0][-1] == key]
     ends = [path for path in ends if path[1]] or ends  # prefer keys that are in the file
     words = [f"{show_path(path)}.name={text}" if is_section else f"{show_path(path)}={text}" for path, _, is_section in ends]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -20,10 +20,11 @@ from slm_lab.spec.hints import suggest_argument
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show, value_at
 from slm_lab.spec.resolve import resolve
-from slm_lab.spec.rules import check_rules
+from slm_lab.spec.rules import check_rules, check_updates
+from slm_lab.spec.sampler_rules import derive_sizes
 from slm_lab.spec.search import check_search, prune_search
 from slm_lab.spec.spec import Spec
-from slm_lab.spec.text import read
+from slm_lab.spec.text import plain, read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls
 from slm_lab.spec.validate import likely_names, validate, wrong_parts
 from slm_lab.spec.variables import Sets, combinations, fill, override, parse_sets
@@ -42,34 +43,52 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
 
 
-def load_spec(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Spec:
-    """Load the spec `name` of a spec file, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
+Source = str | FilePath | Mapping[str, Any]
+"""A spec file, its content, or one spec."""
+
+
+def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> Spec:
+    """Load the spec `name`, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
+
+    Args:
+        path: a spec file; or a dict, its content {name: {agent, env, …}} or one spec {agent, env, …}.
+        name: may be left out if there is only one. One spec without a name is named "spec".
 
     Raises: SpecError with all problems. Notices go to lib.log.
     """
+    source, entries = _read(path, name)
+    if name is None:
+        if len(entries) != 1:
+            raise SpecError(source, [Problem("", f"the name is missing; expected one of {', '.join(entries)}")])
+        (name,) = entries
     loaded = load(path, name, sets)
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
-        raise SpecError(str(path), [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
+        raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
     _notify(loaded.notes)
     return loaded.specs[0]
 
 
-def load_specs(path: str | FilePath, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
+def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
     """Load all specs of a file, or all that `name` expands to (by `spec_params`). Raises as load_spec does."""
     loaded = load(path, name, sets)
     _notify(loaded.notes)
     return loaded.specs
 
 
-def spec_names(path: str | FilePath) -> list[str]:
+def spec_names(path: Source) -> list[str]:
     """Return the names of the specs in a file, without names that begin with _ or $. Raises: SpecError."""
-    return [*_entries(find_spec_file(path))]
+    return [*_read(path)[1]]
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:
-    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices."""
+    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
+
+    What a short spec leaves to recommended values is left out here too.
+    """
     body = spec.model_dump(mode="json", exclude={"name"})
+    if spec.is_short:
+        body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
     search = body.pop("search", None)
     drop_nulls(body)
     for key in ("net", "critic_net"):
@@ -99,13 +118,14 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     raise SpecError(str(path), [Problem("", reason + nearest(given.name, shipped))])
 
 
-def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Loaded:
+def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
     """As load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
-    file = find_spec_file(path)
-    entries = _entries(file)
-    keys = [*entries] if name is None else [_key_of(name, entries, arguments, str(file))]
-    loaded, problems, used = Loaded(), [], set[str]()
+    source, entries = _read(path, name)
+    keys = [*entries] if name is None else [_key_of(name, entries, arguments, source)]
+    loaded, used = Loaded(), set[str]()
+    rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
+    problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
     for key in keys:
         prefix = f"{key}." if name is None else ""
         for made, spec, report in _load_entry(key, entries[key], arguments, used):
@@ -114,19 +134,19 @@ def load(path: str | FilePath, name: str | None, sets: Sequence[str] = ()) -> Lo
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
             loaded.specs += [spec] if spec else []
             loaded.notes += [f"{made}: {note}" for note in report.notes]
-    loaded.notes += _unused(arguments, used, [entries[key] for key in keys])
+    problems += _unused(arguments, used, [entries[key] for key in keys])
     if problems:
         _notify(loaded.notes)
-        raise SpecError(str(file) if name is None else f"{file} {name}", list(dict.fromkeys(problems)))
-    _check_unique_names(loaded.specs, file)
+        raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
+    _check_unique_names(loaded.specs, source)
     return loaded
 
 
-def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[str]:
-    """Return a line for each --set variable that no spec has, with a suggestion."""
+def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem]:
+    """Return a problem for each --set variable that no spec has, with a suggestion."""
     unfilled = used - arguments.variables.keys()
     return [
-        f"--set {name}: no ${{{name}}} in the spec; ignored{suggest_argument(name, value, unfilled, entries)}"
+        Problem("", f"--set {name}: there is no ${{{name}}} in the spec{suggest_argument(name, value, unfilled, entries)}", "unknown")
         for name, value in arguments.variables.items()
         if name not in used
     ]
@@ -137,24 +157,28 @@ def _notify(notes: list[str]) -> None:
         notice(note)
 
 
-def _check_unique_names(specs: list[Spec], file: FilePath) -> None:
+def _check_unique_names(specs: list[Spec], source: str) -> None:
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SpecError(str(file), [Problem(name, "duplicate spec name") for name in twice])
+        raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
 
 
-def _entries(file: FilePath) -> dict[str, Any]:
-    """Return name → raw spec of a file."""
-    content = read(file)
+def _read(path: Source, name: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the name of a source for messages, and name → raw spec."""
+    if isinstance(path, Mapping):
+        source, content = "spec", plain(dict(path), "spec")
+        if content.keys() & {"agent", "env"}:
+            content = {name or "spec": content}
+    else:
+        file = find_spec_file(path)
+        source, content = str(file), read(file)
     if not isinstance(content, dict):
-        raise SpecError(str(file), [Problem("", f"must be an object of named specs, not {show(content)}")])
+        raise SpecError(source, [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
-    rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
-    problems = [Problem(name, rule) for name in entries if not _NAME.fullmatch(name)]
-    if problems or not entries:
-        raise SpecError(str(file), problems or [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
-    return entries
+    if not entries:
+        raise SpecError(source, [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
+    return source, entries
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
@@ -208,6 +232,8 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     migrate(raw, report)
     for path, value in arguments.overrides.items():
         override(raw, path, copy.deepcopy(value), report)
+        if path[:2] == ("meta", "run"):
+            report.fail(path, "has no effect: written by a run, ignored on load")
     migrate(raw, report)
     drop_nulls(raw)
     drop_ineffective(raw, report)
@@ -221,11 +247,16 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
         spec, guessed = _valid_parts(raw, report)
     if spec is None:
         return None
+    if whole:
+        spec = derive_sizes(spec)
     found = report.child()
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
     check_search(raw, found, values=whole)
+    if whole and not found.problems:
+        check_updates(spec, found)
     report.merge(found)
-    return resolve(spec, report) if not report.problems else None
+    resolved = resolve(spec, report) if not report.problems else None
+    return resolved if not report.problems else None
 
 
 def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[Path]]:

@@ -45,7 +45,7 @@ class MetaSpec(SpecModel):
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
-    """Trials of a search."""
+    """Trials of a search; train does not use it."""
     log_frequency: Positive = 10_000
     """Frames between rows of a Session's table."""
     eval_frequency: Positive = 10_000
@@ -74,8 +74,8 @@ class MetaSpec(SpecModel):
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """Observers of the user's, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
     search_resources: SearchResources = SearchResources()
-    """Resources of one trial of a search."""
+    """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None
-    """Early stopping of a search; absent: none."""
+    """Early stopping of a search; absent: none. train does not use it."""
     run: dict[str, Any] | None = None
     """Provenance written by a run: versions, host, backend. Ignored on load."""

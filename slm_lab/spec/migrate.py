@@ -39,7 +39,7 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
         _rename(raw, old, new, report)
     for path, reason in _DROPPED.items():
         if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
-            report.note(path, f"no longer used ({reason}); ignored")
+            report.ineffective(path, f"no longer used ({reason}); ignored")
     _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)
     _replace_value(raw, ("env", "name"), env_ids.current_id, report)
     for key in ("net", "critic_net"):
@@ -77,7 +77,7 @@ def _rename(raw: dict[str, Any], old: Path, new: Path, report: Report) -> None:
     shared = next(depth for depth, key in enumerate(new) if key != old[depth])
     message = f"old name of '{show_path(new[shared:])}'"
     if not isinstance(section, dict) or section.get(str(new[-1])) is not None:
-        report.note(old, f"{message}, which is also set; ignored")
+        report.ineffective(old, f"{message}, which is also set; ignored")
         return
     report.note(old, message)
     section[str(new[-1])] = value

@@ -6,18 +6,33 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name
+from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
 from slm_lab.spec.extension import Extensible
 
 LogStd = Annotated[float, Strict(), Field(gt=-10, lt=2)]
 """Log standard deviation, inside the bounds at which the Normal distribution clips it: there its gradient is 0."""
+WHOLE = frozenset({
+    "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
+    "step_size_down", "milestones", "k",
+})  # fmt: skip
+"""Arguments of schedulers and optimizers that are whole numbers."""
 
 
 class NamedClass(SpecModel):
-    """A class of torch by name, and its arguments."""
+    """A class of torch by name, and its arguments. Whole numbers may be written as 1e6."""
 
     model_config = ConfigDict(extra="allow")
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        return {
+            key: value if key not in WHOLE else [whole(item) for item in value] if isinstance(value, list) else whole(value)
+            for key, value in raw.items()
+        }
 
     @property
     def kwargs(self) -> dict[str, Any]:

@@ -97,6 +97,14 @@ class Report:
         if problem not in self.problems:
             self.problems.append(problem)
 
+    def ineffective(self, path: Path, message: str) -> None:
+        """Add a note on a key without effect, as SLM Lab ignores it in that place too; a problem if it was given by --set."""
+        place = self.origin(path)
+        if any(_at_or_below(place, given) for given in self._set):
+            self.fail(path, message.replace("; ignored", ""))
+        else:
+            self.note(path, message)
+
     def note(self, path: Path, message: str) -> None:
         """Add a note, once."""
         text = f"{show_path(self.origin(path))}: {message}"
@@ -106,8 +114,12 @@ class Report:
 
 def mark(message: str, place: Path, sets: Iterable[Path]) -> str:
     """Append "(from --set)" to the message of a problem at or below a path given by --set."""
-    is_set = any(_as_text(place[: len(given)]) == _as_text(given) for given in sets)
+    is_set = any(_at_or_below(place, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
+
+
+def _at_or_below(place: Path, given: Path) -> bool:
+    return _as_text(place[: len(given)]) == _as_text(given)
 
 
 def _as_text(path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
@@ -27,8 +27,6 @@ ACTOR_KEYS = (
     "out_layer_activation", "gpu", "cuda_id",
 )  # fmt: skip
 """Keys that have no effect in agent.critic_net."""
-GLOBAL_NET = ("hogwild_lock", "max_restart")
-"""Keys of meta for a net that several Sessions train."""
 TUNED_ALPHA = ("alpha_lr", "target_entropy", "entropy_anneal", "log_alpha_min", "log_alpha_max")
 """Keys of the automatic temperature."""
 
@@ -41,7 +39,9 @@ class _Draft:
 
     def set(self, path: Path, value: Any, note: str = "") -> None:
         """Replace the value at `path`."""
-        if note:
+        if note.startswith("has no effect"):
+            self.report.ineffective(path, note)
+        elif note:
             self.report.note(path, note)
         for end in range(len(path) - 1, -1, -1):
             value = self._model(path[:end]).model_copy(update={str(path[end]): value})
@@ -74,8 +74,6 @@ def resolve(spec: Spec, report: Report) -> Spec:
     if agent.algorithm.soft and not agent.algorithm.has_target:
         _batch_norm(agent, report)
     _memory(draft)
-    if spec.meta.save_replay and agent.algorithm.on_policy and not agent.algorithm.self_imitation:
-        report.note(("meta", "save_replay"), f"has no effect: {agent.algorithm.name} has no replay buffer")
     _meta(draft)
     if spec.search is not None and agent.net is not None:
         draft.set(("search",), _redirected_search(spec.search, agent.net, draft))
@@ -85,18 +83,13 @@ def resolve(spec: Spec, report: Report) -> Spec:
 def _meta(draft: _Draft) -> None:
     """Resolve keys of distributed training and rollout workers."""
     agent, meta = draft.spec.agent, draft.spec.meta
-    if meta.distributed and not agent.algorithm.learns:
-        draft.set(("meta", "distributed"), False, f"has no effect: {agent.algorithm.name} does not learn; set to false")
-        return
     for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
         if net is not None:
             _global_optimizers(net, place, bool(meta.distributed), draft.report)
     if meta.sampler is not None:
         draft.set(SAMPLER, resolve_sampler(draft.spec, meta.sampler, draft.report))
         draft.set(("env", "num_envs"), meta.sampler.num_envs)
-    if not meta.distributed:
-        draft.ignore(("meta",), ["hogwild_lock"] if meta.sampler is not None else GLOBAL_NET, "meta.distributed is false")
-    elif meta.max_session == 1:
+    if meta.distributed and meta.max_session == 1:
         why = f"meta.distributed '{meta.distributed}' has no effect with one Session; use 2 or more"
         draft.report.note(("meta", "max_session"), f"1: {why}")
 
@@ -139,9 +132,6 @@ def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> d
 
 def _algorithm(draft: _Draft) -> None:
     spec, algorithm = draft.spec, draft.spec.agent.algorithm
-    if algorithm.explore_var_spec is not None and algorithm.action_policy in ("default", "random"):
-        why = f"has no effect with the action_policy '{algorithm.action_policy}'; ignored"
-        draft.set((*ALGORITHM, "explore_var_spec"), None, why)
     if isinstance(algorithm, SoftActorCriticSpec):
         if algorithm.fixed_alpha is None:
             draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha")
@@ -149,28 +139,23 @@ def _algorithm(draft: _Draft) -> None:
             draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given")
     if isinstance(algorithm, VTraceSpec):
         _vtrace(algorithm, draft)
-    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step >= spec.env.max_frame:
-        start = f"training starts after {algorithm.training_start_step} transitions"
-        draft.report.note((*ALGORITHM, "training_start_step"), f"{start}, but env.max_frame is {spec.env.max_frame}: nothing is learned")
     if isinstance(algorithm, PPOSpec):
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None:
             why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
-            draft.set((*ALGORITHM, "minibatch_size"), rollout, why)
+            draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "")
         given = algorithm.training_frequency not in (None, steps)
         why = f"has no effect: {algorithm.name} trains every time_horizon ({steps}) steps; ignored"
         draft.set((*ALGORITHM, "training_frequency"), None, why if given else "")
 
 
 def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
-    bounds = ("rho_bar", "c_bar")
     if not algorithm.with_vtrace:
-        draft.ignore(ALGORITHM, bounds, "with_vtrace is false")
         return
     if algorithm.c_bar > algorithm.rho_bar:
         why = f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace assumes c_bar ≤ rho_bar"
         draft.report.note((*ALGORITHM, "c_bar"), why)
-    for key in bounds:
+    for key in ("rho_bar", "c_bar"):
         if (bound := getattr(algorithm, key)) < 1:
             draft.report.note((*ALGORITHM, key), f"{bound:g} is below 1, so even on-policy actions are weighted down")
 
@@ -208,7 +193,7 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
             draft.set((*place, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
     rollout = agent.rollout_len
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
-        draft.set((*place, "seq_len"), rollout, f"{net.seq_len} is longer than the rollout of {rollout} steps; {rollout} is used")
+        draft.set((*place, "seq_len"), rollout)  # the default: a longer one that was given is an error
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:

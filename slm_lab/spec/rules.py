@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from slm_lab.spec import env_ids
-from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.extension import is_extension
 from slm_lab.spec.memory import MEMORIES, MemorySpec, ReplayKeys, SILReplayKeys
-from slm_lab.spec.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, TorchArcNetSpec
+from slm_lab.spec.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.other_names import OTHER_NAMES
 from slm_lab.spec.report import Path, Report, nearest, show
-from slm_lab.spec.sampler_rules import check_sampler
+from slm_lab.spec.sampler_rules import SAMPLER, check_sampler
 from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
-from slm_lab.spec.search import NET
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, check_net
 from slm_lab.spec.validate import SECTION_KEYS
@@ -40,6 +40,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     _env(spec, report)
     if spec.meta.distributed:
         _global_nets(spec.agent, report)
+    if algorithm_known:
+        _meta(spec, report)
     if spec.meta.sampler is not None and algorithm_known:
         check_sampler(spec, spec.meta.sampler, report)
 
@@ -58,9 +60,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _algorithm(spec: Spec, report: Report) -> None:
-    algorithm, agent = spec.agent.algorithm, spec.agent
-    if agent.net is None and algorithm.learns:
-        report.fail(NET, f"missing; {algorithm.name} needs a net", "missing")
+    algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
         report.fail((*ALGORITHM, "num_step_returns"), "cannot be combined with lam (generalised advantage estimation); remove one of them")
     if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
@@ -72,6 +72,80 @@ def _algorithm(spec: Spec, report: Report) -> None:
         report.fail((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
     elif algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
         report.fail((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
+    elif algorithm.action_policy in ("default", "random") and algorithm.explore_var_spec is not None:
+        why = f"has no effect with the action_policy '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
+        report.fail((*ALGORITHM, "explore_var_spec"), why)
+    if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
+        why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
+        report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
+    if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
+        _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
+
+
+def _defaults_only(section: SpecModel, keys: Iterable[str], place: Path, why: str, report: Report) -> None:
+    """Refuse keys that have no effect here, except their defaults."""
+    for key in keys:
+        if getattr(section, key) != type(section).model_fields[key].default:
+            report.fail((*place, key), f"has no effect: {why}")
+
+
+def _meta(spec: Spec, report: Report) -> None:
+    """Refuse keys of processes that do not exist in this run."""
+    algorithm, meta = spec.agent.algorithm, spec.meta
+    if meta.distributed and not algorithm.learns:
+        report.fail(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
+    if not meta.distributed:
+        keys = ("hogwild_lock",) if meta.sampler is not None else ("hogwild_lock", "max_restart")
+        _defaults_only(meta, keys, ("meta",), "meta.distributed is false", report)
+    if algorithm.on_policy and not algorithm.self_imitation:
+        _defaults_only(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
+
+
+def check_updates(spec: Spec, report: Report) -> None:
+    """Add a problem if no update can happen within the frames of a Session."""
+    algorithm, frames = spec.agent.algorithm, spec.session_frames
+    if not algorithm.learns:
+        return
+    envs = spec.env.num_envs if spec.meta.sampler is None else spec.meta.sampler.num_envs
+    steps = -(-frames // envs)
+    found = _late_rollout(spec, steps) if algorithm.on_policy else _late_batch(spec, steps, envs)
+    if found:
+        path, what = found
+        share = f", {frames} of them in each of {spec.meta.max_session} Sessions" if spec.meta.distributed else ""
+        report.fail(path, f"{what}, but env.max_frame is {spec.env.max_frame}{share}: nothing would be learned")
+
+
+def _late_rollout(spec: Spec, steps: int) -> tuple[Path, str] | None:
+    """Return the key for which a rollout does not end within `steps` vector steps of a Session, and why."""
+    algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
+    keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
+    path = (*ALGORITHM, keys[0] if keys else "training_frequency")
+    if spec.is_short and not (keys and keys[0] in algorithm.model_fields_set):
+        return None  # a value that fits is recommended
+    if spec.agent.memory.episodes:
+        late = rows > spec.session_frames
+        return (path, f"trains after {rows} episodes, each of at least one frame") if late else None
+    if spec.meta.sampler is not None and spec.dataset_columns * rows > spec.session_frames:
+        return (*SAMPLER, "num_batches_per_epoch"), f"a dataset has {spec.dataset_columns * rows} transitions"
+    envs = spec.env.num_envs if spec.meta.sampler is None else spec.meta.sampler.num_envs
+    return (path, f"a rollout has {rows} steps × {envs} envs = {rows * envs} frames") if rows > steps else None
+
+
+def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
+    """Return the key for which a replay buffer is not used within `steps` vector steps of a Session, and why."""
+    algorithm, memory = spec.agent.algorithm, spec.agent.memory
+    start, every = getattr(algorithm, "training_start_step", 0), getattr(algorithm, "training_frequency", 1)
+    batch = getattr(memory, "batch_size", 1)
+    if start >= spec.session_frames:
+        return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions"
+    if batch > steps * envs:
+        return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} transitions"
+    first = -(-max(start, batch) // envs)
+    if first * envs // every == (first - 1) * envs // every:
+        first = -(-(first * envs // every + 1) * every // envs)
+    if first > steps:
+        return (*ALGORITHM, "training_frequency"), f"the first training is after {first * envs} transitions"
+    return None
 
 
 def _schedules(section: SpecModel, place: Path, report: Report) -> None:
@@ -98,9 +172,6 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
             why = "learns from rollouts of time_horizon steps"
         else:
             why = "learns on-policy" if algorithm.on_policy else "learns from a replay buffer"
-        if "memory" not in agent.model_fields_set:
-            report.fail(place, f"missing; {algorithm.name} {why} and needs {allowed}", "missing")
-            return
         report.fail((*place, "name"), f"must be {allowed} ({algorithm.name} {why}), not '{memory.name}'")
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
     if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
@@ -118,6 +189,10 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
         report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
+        rollout = agent.rollout_len
+        if "seq_len" in net.model_fields_set and net.seq_len > rollout:
+            report.fail((*place, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
     if isinstance(net, HydraMLPNetSpec):
         _hydra(net, place, report)
     if isinstance(net, ConvNetSpec):
@@ -181,5 +256,6 @@ def _env(spec: Spec, report: Report) -> None:
     if is_extension(env.backend) and (message := env_ids.missing_package(env.backend)):
         report.fail(("env", "backend"), message)
     for key in env.kwargs:
-        if hint := nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
+        other = OTHER_NAMES.get(key, "")
+        if hint := f"; SLM Lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"is passed to the env's constructor{hint}")

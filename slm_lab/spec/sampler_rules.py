@@ -24,6 +24,8 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         report.fail(
             (*SAMPLER, "pbt", "perturb_min"), f"must be at most perturb_max ({sampler.pbt.perturb_max:g}), not {sampler.pbt.perturb_min:g}"
         )
+    if sampler.pbt is not None and sampler.num_policies == 1:
+        report.fail((*SAMPLER, "pbt"), "has no effect with one policy; set num_policies to 2 or more")
     if sampler.inference == "central" and sampler.num_envs_per_worker % sampler.worker_num_splits:
         splits = [n for n in range(1, sampler.num_envs_per_worker + 1) if sampler.num_envs_per_worker % n == 0]
         best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))
@@ -54,6 +56,8 @@ def _replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     for key in ("num_policies", "num_batches_per_epoch"):
         if getattr(sampler, key) > 1:
             report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
+    if sampler.max_policy_lag != SamplerSpec.model_fields["max_policy_lag"].default:
+        report.fail((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
 
 
 def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
@@ -65,10 +69,10 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     if not isinstance(algorithm, PPOSpec):
         return
     rows, minibatch, batches = spec.rollout_rows, algorithm.minibatch_size, sampler.num_batches_per_epoch
-    if sampler.async_rl and not sampler.serial_mode:
-        unit, what = rows, f"rollouts of time_horizon = {rows} transitions"
+    unit = _unit(spec, sampler)
+    if unit == rows:
+        what = f"rollouts of time_horizon = {rows} transitions"
     else:
-        unit = rows * sampler.num_envs
         rounds = (
             f"num_workers × num_envs_per_worker × time_horizon = {sampler.num_workers} × {sampler.num_envs_per_worker} × {rows} = {unit}"
         )
@@ -84,12 +88,38 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes}, which is not a multiple of {what}; nearest: {fits}")
 
 
+def derive_sizes(spec: Spec) -> Spec:
+    """Return the spec with those of minibatch_size and num_batches_per_epoch that are absent, if PPO's defaults do not fit the workers.
+
+    A dataset is then one rollout of every env, in minibatches of the given size, or else of the size nearest to the default.
+    """
+    algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
+    if sampler is None or not isinstance(algorithm, PPOSpec):
+        return spec
+    minibatch, batches = algorithm.minibatch_size, sampler.num_batches_per_epoch
+    given = ("minibatch_size" in algorithm.model_fields_set, "num_batches_per_epoch" in sampler.model_fields_set)
+    if minibatch * batches % _unit(spec, sampler) == 0 or all(given):
+        return spec
+    dataset = spec.rollout_rows * sampler.num_envs
+    if given[1]:
+        minibatch = dataset // batches
+    elif not given[0]:
+        minibatch = min((n for n in range(1, min(dataset, 4 * minibatch) + 1) if dataset % n == 0), key=lambda n: abs(n - minibatch))
+    if minibatch == 0 or dataset % minibatch or (given[1] and dataset % batches):
+        return spec  # check_sampler tells the nearest sizes that fit
+    agent = spec.agent.model_copy(update={"algorithm": algorithm.model_copy(update={"minibatch_size": minibatch})})
+    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update={"num_batches_per_epoch": dataset // minibatch})})
+    return spec.model_copy(update={"agent": agent, "meta": meta})
+
+
+def _unit(spec: Spec, sampler: SamplerSpec) -> int:
+    """Return the transitions of which a dataset of PPO is a multiple: one rollout, or in sync mode one of every env."""
+    return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)
+
+
 def resolve_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> SamplerSpec:
     """Return meta.sampler with its conflicts resolved, one note for each."""
     change: dict[str, Any] = {}
-    if sampler.pbt is not None and sampler.num_policies == 1:
-        report.note((*SAMPLER, "pbt"), "has no effect with one policy; ignored")
-        change["pbt"] = None
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
     if sampler.serial_mode and sampler.async_rl:
@@ -98,8 +128,4 @@ def resolve_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> Sampler
         why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
         report.note((*SAMPLER, "inference"), f"{why}: each worker computes its own actions")
         change["inference"] = "local"
-    default = SamplerSpec.model_fields["max_policy_lag"].default
-    if not spec.agent.algorithm.on_policy and sampler.max_policy_lag != default:
-        name, change["max_policy_lag"] = spec.agent.algorithm.name, default  # so that a saved spec gives no notice when loaded
-        report.note((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
     return sampler.model_copy(update=change)

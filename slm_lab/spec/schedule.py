@@ -58,7 +58,10 @@ class LinearDecay(_Decay):
 
 
 class RateDecay(_Decay):
-    """Exponential decay: the distance to end_val is multiplied by decay_rate every (end_step − start_step) / frequency frames."""
+    """Exponential decay by decay_rate every (end_step − start_step) / frequency frames, shifted and scaled so that it ends at end_val:
+
+    end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 − rᶠ) after k of f = frequency decays by r = decay_rate.
+    """
 
     name: Literal["rate_decay"]
     decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9
@@ -67,7 +70,9 @@ class RateDecay(_Decay):
     """Number of decays between start_step and end_step."""
 
     def _between(self, fraction: float, frame: int) -> float:
-        return self.end_val + (self.start_val - self.end_val) * math.pow(self.decay_rate, fraction * self.frequency)
+        exponent = math.log(self.decay_rate) * self.frequency
+        # expm1 keeps the quotient exact for few or weak decays, which are nearly linear
+        return self.end_val + (self.start_val - self.end_val) * (1.0 - math.expm1(exponent * fraction) / math.expm1(exponent))
 
 
 class PeriodicDecay(_Decay):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
+from slm_lab.spec.spec import Spec
 from slm_lab.spec.tidy import is_ineffective
 from slm_lab.spec.torch_check import check_net
 from slm_lab.spec.validate import validate
@@ -69,6 +71,21 @@ def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
     return [key for _, key in _keys(search or {}, (), (), Report())]
 
 
+_META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search_") or key == "max_trial")
+"""Keys of meta that only a search uses."""
+
+
+def is_for_search(path: Path) -> bool:
+    """Return whether only a search uses the key at `path`."""
+    return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
+
+
+def search_keys(spec: Spec) -> list[str]:
+    """Return the paths of keys that only a search uses and that differ from their defaults."""
+    found = [key for key, field in MetaSpec.model_fields.items() if key in _META and getattr(spec.meta, key) != field.default]
+    return ["search"] * (spec.search is not None) + [f"meta.{key}" for key in found]
+
+
 def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], report: Report) -> dict[str, Any]:
     """Return a valid search section with keys moved to new paths (None: removed); with dotted paths if anything moved."""
     found = [
@@ -102,10 +119,10 @@ def _prune(node: dict[str, Any], path: Path, where: Path, raw: dict[str, Any], r
         if isinstance(node[text], dict) and "__" not in text:
             _prune(node[text], key_path, (*where, text), raw, report)
         elif key_path and key_path[-1] in RETIRED:
-            report.note((*where, text), "no longer exists; ignored")
+            report.ineffective((*where, text), "no longer exists; ignored")
             del node[text]
         elif key_path and "__" in text and is_ineffective(key_path, raw):
-            report.note((*where, text), "has no effect in this spec; ignored")
+            report.ineffective((*where, text), "has no effect in this spec; ignored")
             del node[text]
 
 

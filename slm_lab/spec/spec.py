@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.algorithm import Algorithm, PPOSpec
+from pydantic import Field, model_validator
+
+from slm_lab.spec.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.memory import Memory, OnPolicyBatchReplaySpec
+from slm_lab.spec.memory import MEMORIES, Memory
 from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import Net
+from slm_lab.spec.schedule import LinearDecay
 
 REPLAY_ROWS = 16
 """Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
+
+
+def default_memory(algorithm: AlgorithmSpec) -> Any:
+    """Return the memory of an algorithm whose section is absent: the first built-in one that it can learn from."""
+    name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
+    keys = {} if algorithm.batch_size is None else {"batch_size": algorithm.batch_size}
+    return MEMORIES[name].model_validate({"name": name, **keys})
 
 
 class AgentSpec(SpecModel):
@@ -22,10 +32,10 @@ class AgentSpec(SpecModel):
     """A label (A2C, PPO, …)."""
     algorithm: Algorithm
     """Algorithm and its hyperparameters."""
-    memory: Memory = OnPolicyBatchReplaySpec(name="OnPolicyBatchReplay")
-    """Memory that the algorithm learns from."""
+    memory: Memory = Field(default_factory=lambda data: default_memory(data["algorithm"]))
+    """Memory that the algorithm learns from; absent: one that is recommended for the algorithm."""
     net: Net | None = None
-    """Networks, optimizers and learning rates; Random needs none."""
+    """Networks, optimizers and learning rates; absent: recommended ones for the algorithm and the env's spaces (Random needs none)."""
     critic_net: Net | None = None
     """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
 
@@ -49,7 +59,29 @@ class Spec(SpecModel):
     meta: MetaSpec = MetaSpec()
     """Sessions, logging, checkpoints, distribution."""
     search: dict[str, Any] | None = None
-    """Search space: "key__distribution": [arguments], nested like the spec."""
+    """Search space: "key__distribution": [arguments], nested like the spec. train does not use it."""
+
+    @model_validator(mode="after")
+    def _explore(self) -> Spec:
+        """Give Q-learning its default exploration, which depends on two sections."""
+        algorithm = self.agent.algorithm
+        if isinstance(algorithm, QLearningSpec):
+            change: dict[str, Any] = {}
+            if algorithm.action_policy == "epsilon_greedy" and algorithm.explore_var_spec is None:
+                change["explore_var_spec"] = LinearDecay(
+                    name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.1 * self.env.max_frame
+                )
+            if algorithm.action_policy == "boltzmann" and "action_pdtype" not in algorithm.model_fields_set:
+                change["action_pdtype"] = "Categorical"
+            if change:
+                agent = self.agent.model_copy(update={"algorithm": algorithm.model_copy(update=change)})
+                object.__setattr__(self, "agent", agent)  # the model is frozen for its users
+        return self
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether agent.net is absent and to be filled in by recommended.complete."""
+        return self.agent.net is None and self.agent.algorithm.learns
 
     @property
     def session_frames(self) -> int:

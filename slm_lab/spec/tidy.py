@@ -24,7 +24,7 @@ def drop_nulls(node: dict[str, Any], path: Path = ()) -> None:
 
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> None:
-    """Remove, in place and with a note, each key that belongs to another component of its section."""
+    """Remove, in place and with a note, each key that belongs to another component of its section; one given by --set is a problem."""
     for place in SECTION_KEYS:
         section = value_at(raw, place)
         if not isinstance(section, dict):
@@ -33,7 +33,7 @@ def drop_ineffective(raw: dict[str, Any], report: Report) -> None:
         for key in [key for key in section if key in foreign]:
             del section[key]
             where = f"in {section['name']}" if len(place) > 1 and isinstance(section.get("name"), str) else "in this version"
-            report.note((*place, key), f"has no effect {where}; ignored")
+            report.ineffective((*place, key), f"has no effect {where}; ignored")
 
 
 def is_ineffective(path: Path, raw: dict[str, Any]) -> bool:

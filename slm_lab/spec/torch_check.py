@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from slm_lab.spec.net import LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
+from slm_lab.spec.net import WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 
 _NAMES: dict[str, dict[str, str]] = json.loads(FilePath(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
@@ -98,9 +98,17 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, rep
         if key not in words and "**" not in words:
             hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
             report.fail((*place, key), f"unknown argument of {name}{hint}", "unknown")
+        elif key in WHOLE and any(not isinstance(number, int) or isinstance(number, bool) for number in _numbers(given[key])):
+            report.fail(
+                (*place, key), f"must be {'whole numbers' if isinstance(given[key], list) else 'a whole number'}, not {show(given[key])}"
+            )
     for key, must in words.items():
         if must and key not in given:
             report.fail((*place, key), f"missing; required by {name}", "missing")
+
+
+def _numbers(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from slm_lab.spec.base import Component, SpecModel
 from slm_lab.spec.extension import ERROR as EXTENSION
 from slm_lab.spec.extension import ExtensionError, find_model, is_extension, kind_of
+from slm_lab.spec.other_names import OTHER_NAMES
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, value_at
 from slm_lab.spec.spec import Spec
 
@@ -170,7 +171,9 @@ def _choices(path: Path, parents: list[Any]) -> list[str]:
 
 
 def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
-    """Return a hint for an unknown key: the nearest key here, or the section that has it."""
+    """Return a hint for an unknown key: its name here if it is one of another library, the nearest key, or the section that has it."""
+    if key in OTHER_NAMES:
+        return f"; SLM Lab calls it {OTHER_NAMES[key]}"
     near = nearest(key, [name for parent in parents for name in parent.model_fields])
     others = (place for place, words in SECTION_KEYS.items() if place != section and key in words)
     return near or next((f"; it belongs in {show_path(place)}" for place in others), "")

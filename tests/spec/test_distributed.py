@@ -9,7 +9,12 @@ import pytest
 from slm_lab.experiment.plan import Plan
 from tests.spec.conftest import Specs
 
-SYNCED = {"meta.distributed": "synced", "meta.max_session": 2, "agent.net.optim_spec": {"name": "GlobalAdam"}}
+SYNCED = {
+    "meta.distributed": "synced",
+    "meta.max_session": 2,
+    "agent.algorithm.time_horizon": 1,
+    "agent.net.optim_spec": {"name": "GlobalAdam"},
+}
 
 
 @pytest.mark.parametrize("value", ["sync", True])
@@ -35,25 +40,15 @@ def test_other_values_are_refused_with_the_nearest(specs: Specs, value: Any) -> 
             {"agent.net.optim_spec": {"name": "GlobalRMSprop"}},
             "agent.net.optim_spec",
         ),
-        ({"meta.hogwild_lock": True}, "meta.hogwild_lock"),
-        ({"meta.max_restart": 0}, "meta.max_restart"),
     ],
 )
 def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> None:
-    spec = specs.load(changes)
+    specs.load(changes)
     assert specs.notices() == ([] if notice is None else [notice])
-    if not spec.meta.distributed:
-        assert (spec.meta.hogwild_lock, spec.meta.max_restart) == (False, 1)
 
 
 def test_lookahead_is_for_one_session(specs: Specs) -> None:
     assert specs.problems(SYNCED | {"agent.net.optim_spec": {"name": "Lookahead"}}) == ["agent.net.optim_spec.name"]
-
-
-def test_random_learns_nothing_in_common(specs: Specs) -> None:
-    spec = specs.load(SYNCED | {"agent.algorithm": {"name": "Random"}})
-    assert spec.meta.distributed is False
-    assert "meta.distributed" in specs.notices()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,7 @@ def test_random_learns_nothing_in_common(specs: Specs) -> None:
     [(1000, 4, 1, 250), (1000, 3, 1, 334), (1000, 3, 4, 336), (1001, 2, 8, 504), (7, 4, 8, 8), (10**10, 16, 8, 625_000_000)],
 )
 def test_each_session_has_its_share_of_the_frames(specs: Specs, max_frame: int, max_session: int, num_envs: int, quota: int) -> None:
-    changes = {"env.max_frame": max_frame, "env.num_envs": num_envs, "meta.max_session": max_session}
+    changes = {"env.max_frame": max_frame, "env.num_envs": num_envs, "meta.max_session": max_session, "agent.algorithm.time_horizon": 1}
     assert specs.load(SYNCED | changes).session_frames == quota
     assert specs.load(changes).session_frames == max_frame
 

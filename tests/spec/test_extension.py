@@ -67,7 +67,6 @@ def test_a_saved_spec_loads_again(specs: Specs) -> None:
         ({"agent.memory": {"name": "OnPolicyReplay"}}, "agent.memory.name"),
         (NET, "agent.net.type"),
         ({"agent.net": {"type": "DuelingMLPNet"}}, "agent.net.type"),
-        ({"agent.net": ...}, "agent.net (missing)"),
         ({"env.num_envs": ..., "meta.sampler": {"async_rl": False}}, "meta.sampler.async_rl"),
         ({"search": {"agent.algorithm.sigma__uniform": [-1, 1]}}, "search.agent.algorithm.sigma__uniform"),
     ],

@@ -84,7 +84,7 @@ def test_several_agents_are_refused(specs: Specs) -> None:
 
 
 def test_migrating_twice_changes_nothing_more() -> None:
-    raw = changed(PPO, {"env.name": "CartPole-v0", "agent.algorithm.clip_val_loss": True, "meta.num_cpus": 2})
+    raw = changed(PPO, {"env.name": "LunarLander-v2", "agent.algorithm.clip_val_loss": True, "meta.num_cpus": 2})
     first, second = Report(), Report()
     migrate(raw, first)
     once = changed(raw, {})
@@ -97,7 +97,6 @@ def test_migrating_twice_changes_nothing_more() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("CartPole-v0", "CartPole-v1"),
         ("LunarLander-v2", "LunarLander-v3"),
         ("BipedalWalker-v2", "BipedalWalker-v3"),
         ("Pendulum-v0", "Pendulum-v1"),
@@ -109,7 +108,16 @@ def test_migrating_twice_changes_nothing_more() -> None:
         ("RoboschoolWalker2d-v1", "Walker2d-v5"),
         ("Walker2DBulletEnv-v0", "Walker2d-v5"),
         ("InvertedPendulumBulletEnv-v0", "InvertedPendulum-v5"),
+        ("Hopper-v3", "Hopper-v5"),
+        ("PongDeterministic-v4", "ALE/Pong-v5"),
+        ("Pong-v0", "ALE/Pong-v5"),
+        ("CartPole-v0", "CartPole-v0"),  # the installed Gymnasium can make these
+        ("Blackjack-v1", "Blackjack-v1"),
+        ("Hopper-v4", "Hopper-v4"),
         ("CartPole-v1", "CartPole-v1"),
+        ("Pong-v6", "Pong-v6"),
+        ("Pong-ram-v4", "Pong-ram-v4"),
+        ("Blackjack-v0", "Blackjack-v1"),
         ("ALE/Pong-v5", "ALE/Pong-v5"),
         ("my.envs:CartPole-v0", "my.envs:CartPole-v0"),
         ("CartPole-v9", "CartPole-v9"),
@@ -120,6 +128,18 @@ def test_migrating_twice_changes_nothing_more() -> None:
 )
 def test_old_env_ids(old: str, new: str) -> None:
     assert env_ids.current_id(old) == new
+
+
+def test_env_ids_are_the_same_once_gymnasium_is_imported() -> None:
+    import gymnasium
+
+    assert "Hopper-v3" in gymnasium.registry  # but it needs mujoco_py, which Gymnasium no longer supports
+    assert env_ids.current_id("Hopper-v3") == "Hopper-v5"
+    gymnasium.register("LunarLander-v2", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+    try:
+        assert env_ids.current_id("LunarLander-v2") == "LunarLander-v2"
+    finally:
+        del gymnasium.registry["LunarLander-v2"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slm_lab.experiment import plan
+from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.report import Report
@@ -18,10 +19,17 @@ from slm_lab.spec.rules import check_rules
 from slm_lab.spec.spec import Spec
 from tests.spec.conftest import PPO, Specs, changed
 
-SAMPLED: dict[str, Any] = {"env.num_envs": ..., "meta.max_session": 1, "meta.sampler": {}, "agent.algorithm.minibatch_size": 128}
+SAMPLED: dict[str, Any] = {
+    "env.num_envs": ...,
+    "env.max_frame": 10_000,
+    "meta.max_session": 1,
+    "meta.sampler": {},
+    "agent.algorithm.minibatch_size": 128,
+}
 """2 workers × 8 envs × 128 steps, collecting all the time."""
 REFERENCE = {
     "env.num_envs": ...,
+    "env.max_frame": 100_000,
     "agent.algorithm": {"name": "PPO", "time_horizon": 32},
     "meta.sampler": {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8},
 }
@@ -166,8 +174,6 @@ def test_the_envs_are_the_workers(specs: Specs) -> None:
     [
         ({}, None),
         ({"meta.max_restart": 3}, None),
-        ({"meta.hogwild_lock": True}, "meta.hogwild_lock"),
-        ({"meta.sampler": {"pbt": {}}}, "meta.sampler.pbt"),
         (
             {"meta.sampler": {"num_policies": 2, "async_rl": False}, "agent.algorithm.minibatch_size": 2048},
             "meta.sampler.async_rl",
@@ -179,10 +185,6 @@ def test_the_envs_are_the_workers(specs: Specs) -> None:
         (
             {"meta.sampler": {"serial_mode": True, "async_rl": False, "inference": "central"}, "agent.algorithm.minibatch_size": 2048},
             "meta.sampler.inference",
-        ),
-        (
-            {"agent.algorithm.rho_bar": 2.0},
-            "agent.algorithm.rho_bar",
         ),
         (
             {"agent.algorithm.with_vtrace": True, "agent.algorithm.c_bar": 1.5},
@@ -200,15 +202,44 @@ def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> N
 
 
 def test_what_is_resolved(specs: Specs) -> None:
-    sampler = specs.load(SAMPLED | {"meta.sampler": {"pbt": {}}}).meta.sampler
-    assert sampler is not None
-    assert sampler.pbt is None
     serial = {"serial_mode": True, "async_rl": False, "inference": "central"}
     sampler = specs.load(SAMPLED | {"meta.sampler": serial, "agent.algorithm.minibatch_size": 2048}).meta.sampler
     assert sampler is not None
     assert sampler.inference == "local"
-    algorithm: Any = specs.load(SAMPLED | {"agent.algorithm.rho_bar": 2.0}).agent.algorithm
-    assert algorithm.rho_bar == 1.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sampler", "sizes"),
+    [
+        ({}, {}, (64, 32)),  # a rollout of 128 steps of 16 envs
+        ({}, {"async_rl": False}, (64, 32)),
+        ({"time_horizon": 100}, {}, (64, 25)),
+        ({"time_horizon": 5, "minibatch_size": 16}, {}, (16, 5)),
+        ({}, {"async_rl": False, "num_batches_per_epoch": 8}, (256, 8)),
+        ({"time_horizon": 7}, {"num_workers": 1, "num_envs_per_worker": 1}, (7, 1)),
+        ({"time_horizon": 32}, {}, (64, 1)),  # the defaults fit
+    ],
+)
+def test_sizes_that_are_absent_are_derived(
+    specs: Specs, algorithm: dict[str, Any], sampler: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    spec = specs.load(SAMPLED | {"agent.algorithm": {"name": "PPO", **algorithm}, "meta.sampler": sampler})
+    assert isinstance(spec.agent.algorithm, PPOSpec)
+    assert spec.meta.sampler is not None
+    assert (spec.agent.algorithm.minibatch_size, spec.meta.sampler.num_batches_per_epoch) == sizes
+    assert load_spec(dump_spec(spec)) == spec
+    assert specs.notices() == []
+
+
+@pytest.mark.parametrize("name", [name for name, model in ALGORITHMS.items() if model.samplers])
+def test_an_empty_sampler_is_valid_with_the_defaults_of(specs: Specs, name: str) -> None:
+    changes = SAMPLED | {
+        "agent.algorithm": {"name": name},
+        "agent.memory": ...,
+        "agent.net": {"type": "MLPNet", "batch_norm": name == "CrossQ"},
+    }
+    assert specs.load(changes).env.num_envs == 16
+    assert specs.notices() == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +247,7 @@ def test_what_is_resolved(specs: Specs) -> None:
     [
         REFERENCE | {"agent.algorithm.minibatch_size": 2048, "meta.sampler.num_batches_per_epoch": 2},
         SAMPLED | {"meta.sampler": {"num_policies": 3, "pbt": {"period": 10, "optimize_gamma": True}}},
-        SAMPLED | {"agent.algorithm.with_vtrace": True, "agent.algorithm.rho_bar": 2.0},
+        SAMPLED | {"agent.algorithm.with_vtrace": True, "agent.algorithm.rho_bar": 2.0, "agent.algorithm.c_bar": 1.5},
         DQN,
     ],
 )

@@ -26,11 +26,12 @@ def test_linear(start: float, end: float) -> None:
 
 
 def test_rate() -> None:
-    # two decays by 0.5 between 0 and 100: half-way one of them is done
+    # two decays by 0.5 between 0 and 100 would end at 0.25; shifted and scaled they end at 0, half-way at (0.5 − 0.25) / 0.75
     rate = make("rate_decay", start_val=1.0, end_val=0.0, start_step=0, end_step=100, decay_rate=0.5, frequency=2)
-    assert [rate.value(f) for f in (0, 50, 75, 100, 500)] == pytest.approx([1.0, 0.5, 0.5**1.5, 0.0, 0.0])
+    assert [rate.value(f) for f in (0, 50, 75, 100, 500)] == pytest.approx([1.0, 1 / 3, (0.5**1.5 - 0.25) / 0.75, 0.0, 0.0])
     rising = make("rate_decay", start_val=0.0, end_val=1.0, start_step=0, end_step=100, decay_rate=0.5, frequency=2)
-    assert rising.value(50) == pytest.approx(0.5)
+    assert rising.value(50) == pytest.approx(2 / 3)
+    assert rate.value(99.99) == pytest.approx(0.0, abs=1e-3)  # no jump at the end
 
 
 def test_periodic() -> None:

@@ -48,9 +48,8 @@ def test_variables_fill_values_and_text_and_name_the_spec(specs: Specs) -> None:
     assert specs.notices() == []
 
 
-def test_env_names_the_spec_only_where_it_is_used(specs: Specs) -> None:
-    assert specs.load({}, ["env=ALE/Pong-v5"]).name == "ppo"
-    assert specs.notices() == ["--set env"]
+def test_env_must_be_a_variable_of_the_spec(specs: Specs) -> None:
+    assert specs.problems({}, ["env=ALE/Pong-v5"]) == [" (unknown)"]
 
 
 def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(specs: Specs) -> None:
@@ -70,13 +69,13 @@ def test_overrides_by_path(specs: Specs) -> None:
         "meta.search_resources.cpu=2",
         "agent.net.type=MLPNet",
     ]
-    spec = specs.load({"agent.net.hid_layers": [8, 8]}, [*sets, "env.name=CartPole-v0"])
+    spec = specs.load({"agent.net.hid_layers": [8, 8]}, [*sets, "env.name=PongNoFrameskip-v4"])
     assert spec.agent.algorithm.gamma == 0.5
     assert spec.agent.net is not None
     assert spec.agent.net.name == "MLPNet"
     assert spec.agent.net.hid_layers == [16, 32]
     assert spec.meta.search_resources.cpu == 2
-    assert spec.env.name == "CartPole-v1"  # an old id is mapped here too
+    assert spec.env.name == "ALE/Pong-v5"  # an old id is mapped here too
 
 
 def test_a_net_by_override_in_either_word(specs: Specs) -> None:
@@ -135,19 +134,21 @@ def test_problems_say_whether_they_come_from_set(specs: Specs) -> None:
         ("net=ConvNet", "agent.net.name=ConvNet?"),
         ("max_t=5", "env.max_t=5?"),
         ("cpu=2", "meta.search_resources.cpu=2?"),
+        ("seed=1", ""),
         ("zzz=1", ""),
     ],
 )
 def test_a_variable_that_no_spec_has_may_be_a_key(specs: Specs, text: str, meant: str) -> None:
-    specs.load({"agent.net.optim_spec": {"lr": 0.1, "betas": [0, 0.9]}}, [text])
-    (notice,) = specs.told()
-    assert notice.partition("; did you mean ")[2] == meant
+    with pytest.raises(SpecError) as caught:
+        specs.load({"agent.net.optim_spec": {"lr": 0.1, "betas": [0, 0.9]}}, [text])
+    (problem,) = caught.value.problems
+    assert problem.message.partition("; did you mean ")[2] == meant
+    assert problem.message.endswith("; SLM Lab calls it meta.random_seed") == (text == "seed=1")
 
 
 def test_a_variable_that_no_spec_has_may_be_another_variable(specs: Specs) -> None:
     problems = specs.problems({"agent.algorithm.lam": "${lam}"}, ["lm=0.5"])
-    assert problems == ["agent.algorithm.lam (missing)"]
-    assert specs.notices() == ["--set lm"]
+    assert problems == ["agent.algorithm.lam (missing)", " (unknown)"]
 
 
 def test_spec_params_make_a_spec_for_each_combination(specs: Specs) -> None:

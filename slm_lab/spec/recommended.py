@@ -1,0 +1,111 @@
+"""Recommended values for a short spec: the net and the algorithm keys that it leaves out (memories are in spec.py: they need no env)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from slm_lab.spec.algorithm import PPOSpec, QLearningSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec, SoftActorCriticSpec
+from slm_lab.spec.net import NETS, NetSpec
+from slm_lab.spec.schedule import LinearDecay, constant
+from slm_lab.spec.spec import Spec
+
+ObservationKind = Literal["vector", "image", "dict"]
+"""Vectors; images; a Dict or Tuple space with an image."""
+
+_CONV = {
+    "name": "ConvNet",
+    "conv_hid_layers": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+    "fc_hid_layers": [512],
+}
+"""The network of Mnih et al. 2015."""
+_SMALL_CONV = {"name": "ConvNet", "conv_hid_layers": [[16, 2, 1], [32, 2, 1], [64, 2, 1]], "fc_hid_layers": [128]}
+"""For images of less than 36 × 36 pixels (MiniGrid: 7 × 7), as in MiniGrid's own examples."""
+_POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
+"""Initialisation and gradient clipping of policy gradients (Engstrom et al. 2020, arXiv:2005.12729)."""
+
+
+def complete(spec: Spec, observation_kind: ObservationKind, action_kind: str, min_side: int | None = None) -> Spec:
+    """Return a short spec with a net, and with recommended values of algorithm keys that are absent; another spec as it is.
+
+    Args:
+        action_kind: lib.records.ActionKind of the env's actions.
+        min_side: pixels of the shorter side of the env's images.
+    """
+    if not spec.is_short:
+        return spec
+    agent = spec.agent
+    keys = _algorithm(spec, observation_kind)
+    change = {key: value for key, value in keys.items() if key not in agent.algorithm.model_fields_set}
+    net = _net(spec, observation_kind, action_kind, min_side)
+    agent = agent.model_copy(update={"algorithm": agent.algorithm.model_copy(update=change), "net": net})
+    return spec.model_copy(update={"agent": agent})
+
+
+def _algorithm(spec: Spec, observation_kind: ObservationKind) -> dict[str, Any]:
+    """Return recommended values of algorithm keys."""
+    algorithm, frames, images = spec.agent.algorithm, spec.session_frames, observation_kind != "vector"
+    if isinstance(algorithm, PPOSpec):
+        keys: dict[str, Any] = {
+            "val_loss_coef": 0.5,
+            "training_epoch": 4 if images else 10,
+            "clip_eps_spec": constant(0.1 if images else 0.2),
+        }
+        if images:
+            keys["entropy_coef_spec"] = constant(0.01)
+        if spec.meta.sampler is None:  # else the sizes of datasets decide
+            rollout = _power_of_2(min(1024 if images else 2048, frames // 10))
+            horizon = max(1, rollout // spec.env.num_envs)
+            given = algorithm.time_horizon if "time_horizon" in algorithm.model_fields_set else horizon
+            keys |= {"time_horizon": horizon, "minibatch_size": min(256 if images else 64, given * spec.env.num_envs)}
+        return keys
+    if isinstance(algorithm, ReinforceSpec):
+        return {"center_return": True, "training_frequency": 4, "entropy_coef_spec": constant(0.01)}
+    if isinstance(algorithm, QLearningSpec):
+        return {"training_frequency": 4, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
+    if isinstance(algorithm, SoftActorCriticSpec):
+        return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
+    if isinstance(algorithm, SARSASpec):
+        if {"action_policy", "explore_var_spec"} & algorithm.model_fields_set:
+            return {}
+        explore = LinearDecay(name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.2 * spec.env.max_frame)
+        return {"action_pdtype": "Argmax", "action_policy": "epsilon_greedy", "explore_var_spec": explore}
+    if algorithm.on_policy and algorithm.has_critic:  # ActorCritic, SIL
+        keys = {"val_loss_coef": 0.5, "entropy_coef_spec": constant(0.01)}
+        return keys if "num_step_returns" in algorithm.model_fields_set else keys | {"lam": 0.95}
+    return {}
+
+
+def _net(spec: Spec, observation_kind: ObservationKind, action_kind: str, min_side: int | None) -> NetSpec:
+    """Return the recommended net."""
+    algorithm, images = spec.agent.algorithm, observation_kind != "vector"
+    net: dict[str, Any]
+    if images:
+        net = dict(_SMALL_CONV if min_side is not None and min_side < 36 else _CONV)
+    else:
+        width = 256 if algorithm.soft else 128 if algorithm.values else 64
+        net = {"name": "MLPNet", "hid_layers": [width, width]}
+    optim: dict[str, Any] = {"name": "Adam"}
+    if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
+        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 1e-3
+        if algorithm.values:
+            net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
+        if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
+            net |= {"update_type": "replace", "update_frequency": 1_000 if images else 500}
+        if algorithm.soft and not algorithm.has_target:
+            net["batch_norm"] = True  # CrossQ's critics need it instead of target nets
+    else:
+        net |= _POLICY | {"hid_layers_activation": "relu" if images else "tanh", "shared": images and algorithm.has_critic}
+        if not algorithm.has_critic:
+            del net["critic_init_std"]
+        optim |= {"lr": 2.5e-4 if images else 3e-4 if isinstance(algorithm, PPOSpec) else 1e-3, "eps": 1e-5}
+        net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
+        if action_kind == "continuous":
+            net["log_std_init"] = 0.0
+    if spec.meta.distributed:
+        optim["name"] = "GlobalAdam"  # one net of several Sessions, which share its statistics
+    return NETS[net["name"]].model_validate(net | {"optim_spec": optim})
+
+
+def _power_of_2(number: int) -> int:
+    """Return the largest power of 2 that is at most `number`; at least 1."""
+    return 1 << max(0, number.bit_length() - 1)

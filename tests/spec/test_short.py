@@ -1,0 +1,111 @@
+"""Short specs: recommended values for what is absent, written into the saved spec; and specs as dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slm_lab.spec.algorithm import ALGORITHMS
+from slm_lab.spec.loader import dump_spec, load_spec, load_specs, spec_names
+from slm_lab.spec.recommended import ObservationKind, complete
+from slm_lab.spec.spec import Spec
+from tests.spec.conftest import PPO, Specs
+
+LEARNING = [name for name, model in ALGORITHMS.items() if model.learns]
+
+
+def short(name: str, max_frame: int = 100_000, **more: Any) -> dict[str, Any]:
+    return {"agent": {"algorithm": {"name": name, **more}}, "env": {"name": "CartPole-v1", "max_frame": max_frame}}
+
+
+@pytest.mark.parametrize("kind", ["vector", "image", "dict"])
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_completed_spec_is_saved_in_full(specs: Specs, name: str, kind: ObservationKind) -> None:
+    spec = load_spec(short(name))
+    assert spec.is_short
+    assert load_spec(dump_spec(spec)) == spec
+    full = complete(spec, kind, "discrete")
+    assert not full.is_short
+    assert full.agent.net is not None
+    assert full.agent.net.name == ("MLPNet" if kind == "vector" else "ConvNet")
+    assert complete(full, kind, "discrete") == full
+    assert load_spec(dump_spec(full)) == full
+    assert specs.notices() == []
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_recommended_values_fit_few_frames(specs: Specs, name: str) -> None:
+    body = short(name, 500)
+    body["agent"]["memory"] = {"name": "Replay", "batch_size": 16} if not ALGORITHMS[name].on_policy else None
+    for kind in ("vector", "image"):
+        load_spec(dump_spec(complete(load_spec(body), kind, "discrete")))  # else: no update within max_frame
+
+
+def test_what_is_given_stays(specs: Specs) -> None:
+    body = short("PPO", gamma=0.5, time_horizon=100, training_epoch=1)
+    body["agent"]["memory"] = {"name": "OnPolicyBatchReplay"}
+    found: Any = complete(load_spec(body), "vector", "discrete").agent
+    assert (found.algorithm.gamma, found.algorithm.time_horizon, found.algorithm.training_epoch) == (0.5, 100, 1)
+    assert found.algorithm.minibatch_size == 64
+    body["agent"]["net"] = {"name": "MLPNet"}
+    spec = load_spec(body)
+    assert not spec.is_short
+    assert complete(spec, "vector", "discrete") is spec
+    assert spec.agent.algorithm.model_dump()["val_loss_coef"] == 1.0  # a section that is present has its own defaults
+    dqn = short("DQN")
+    dqn["agent"]["memory"] = {"name": "Replay"}
+    assert complete(load_spec(dqn), "vector", "discrete").agent.memory.model_dump()["batch_size"] == 32
+    del dqn["agent"]["memory"]
+    assert load_spec(dqn).agent.memory.model_dump()["batch_size"] == 128
+
+
+def test_the_engine_decides_too() -> None:
+    distributed = short("ActorCritic") | {"meta": {"distributed": "synced", "max_session": 2}}
+    net = complete(load_spec(distributed), "vector", "discrete").agent.net
+    assert net is not None
+    assert net.optim_spec.name == "GlobalAdam"
+    sampled = short("PPO") | {"meta": {"sampler": {}}}
+    found: Any = complete(load_spec(sampled), "vector", "discrete").agent.algorithm
+    assert (found.time_horizon, found.minibatch_size) == (128, 64)
+    spec = complete(load_spec(short("PPO")), "vector", "continuous")
+    assert spec.agent.net is not None
+    assert spec.agent.net.log_std_init == 0.0
+    tiny: Any = complete(load_spec(short("PPO")), "image", "discrete", min_side=7).agent.net
+    assert tiny.conv_hid_layers[0][1] == 2
+
+
+def test_no_update_is_an_error_for_what_is_given(specs: Specs) -> None:
+    assert specs.found(load_spec, short("PPO", 100, time_horizon=128)) == ["agent.algorithm.time_horizon"]
+    assert load_spec(short("PPO", 100)).is_short
+
+
+def test_a_dict_is_a_source(specs: Specs) -> None:
+    assert load_spec({"ppo": PPO}, "ppo") == load_spec({"ppo": PPO}) == load_spec(PPO, "ppo") == specs.load({})
+    assert load_spec(PPO).name == "spec"
+    assert load_spec(PPO, "ppo", ["agent.algorithm.gamma=0.5"]).agent.algorithm.gamma == 0.5
+    assert PPO["agent"]["algorithm"] == {"name": "PPO"}, "the user's dict is not changed"
+    assert [spec.name for spec in load_specs({"_x": 1, "one": PPO, "two": PPO})] == spec_names({"one": PPO, "two": PPO}) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "problem"),
+    [
+        ({"one": PPO, "two": PPO}, None, ""),
+        ({"one": PPO}, "two", ""),
+        ({}, None, ""),
+        ({"agent": PPO["agent"]}, None, "env (missing)"),
+        ({"agent": {"algorithm": {"name": "PPO", "gamma": object()}}}, None, "agent.algorithm.gamma"),
+        ({3: PPO}, None, ""),
+    ],
+)
+def test_errors_of_a_dict_name_it_spec(specs: Specs, source: Any, name: str | None, problem: str) -> None:
+    with pytest.raises(ValueError, match=r"^spec\b"):
+        load_spec(source, name)
+    assert specs.found(load_spec, source, name) == [problem]
+
+
+def test_random_is_not_short() -> None:
+    spec: Spec = load_spec(short("Random"))
+    assert not spec.is_short
+    assert complete(spec, "vector", "discrete") is spec

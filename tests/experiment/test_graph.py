@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from slm_lab.experiment.analysis.curves import Curve
 from slm_lab.experiment.analysis.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
 from slm_lab.experiment.analysis.render_html import plotly_json, render_html
 from slm_lab.experiment.analysis.render_png import PNGRenderer, format_tick
+from slm_lab.experiment.analysis.run import Run
+from slm_lab.experiment.analysis.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
 from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
@@ -47,12 +50,31 @@ def write_rows(paths: RunPaths, index: int, returns: Sequence[float | str], mode
 
 
 def read_figure(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Traces and layout of a page."""
+    """Traces, without that of the random baseline, and layout of a page."""
     text = path.read_text(encoding="utf-8")
     decoder, start = json.JSONDecoder(), text.index("[", text.index("Plotly.newPlot("))
     traces, end = decoder.raw_decode(text, start)
     layout, _ = decoder.raw_decode(text, text.index("{", end))
-    return traces, layout
+    return [trace for trace in traces if trace["name"] != BASELINE], layout
+
+
+def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(paths: RunPaths, make_spec: MakeSpec, monkeypatch: Any) -> None:
+    """Also if it is measured at the end of the run; of the returns alone."""
+    write_rows(paths, 0, [30.0, 50.0])
+    run, labels = Run(paths), Labels("small", {"train": "last 100 episodes", "eval": ""})
+    returns = {0: return_curves(run.tables("train")[0])}
+    assert [line.name for line in trial_figures(returns, labels, "train")["mean_returns"].panel.lines] == ["session 0"]
+    known = replace(labels, baseline=22.0)
+    for figures in (trial_figures(returns, known, "train"), session_figures(0, returns[0], known, "train")):
+        first, *_ = figures["mean_returns"].panel.lines
+        assert (first.name, first.curve.value.tolist(), first.curve.frame.tolist()) == (BASELINE, [22, 22], [0, 2000])
+        assert y_range(figures["mean_returns"].panel)[0] < 22
+    losses = {0: {"loss": returns[0]["mean_returns"]}}
+    assert [line.name for line in trial_figures(losses, known, "train")["loss"].panel.lines] == ["session 0"]
+    monkeypatch.setattr(analyze, "known_baseline", lambda spec: None)
+    monkeypatch.setattr(analyze, "measure_baseline", lambda spec, stop: 22.0)
+    analyze_trial(make_spec(), paths)
+    assert f'"{BASELINE}"' in paths.trial_graph("mean_returns", "html").read_text(encoding="utf-8")
 
 
 def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> None:

@@ -145,7 +145,7 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
         r"([\d,]+) parameters, rollouts (.*), about ([\d:]+) for 1,000,000 frames × 3 sessions, 2 at a time \(([\d,]+) .*", line
     )
     assert found
-    assert int(found[1].replace(",", "")) == 4 * 16 + 16 + 16 * 2 + 2 + 16 * 1 + 1
+    assert int(found[1].replace(",", "")) == (4 + 1) * 16 + (16 + 1) * 2 + (4 + 1) * 16 + 16 + 1, "actor and critic"
     assert found[2].endswith("KiB")
     hours, minutes, seconds = map(int, ("0:0:" + found[3]).split(":")[-3:])
     assert hours * 3600 + minutes * 60 + seconds == pytest.approx(2 * 10**6 / int(found[4].replace(",", "")), rel=0.05, abs=1)

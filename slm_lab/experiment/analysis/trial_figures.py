@@ -19,6 +19,8 @@ from slm_lab.experiment.paths import DataMode
 Curves = dict[str, Curve]
 """Name of a figure → the curve of one table in it."""
 
+BASELINE = "random baseline"
+"""Name of its line."""
 RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
 _POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
 """Names of figures with a curve per policy → those with a curve per table."""
@@ -247,6 +249,6 @@ def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: 
     if labels.baseline is not None and lines and (name in RETURNS or name in _POLICY_RETURNS):
         frame = max(float(line.curve.frame[-1]) for line in lines)
         across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))
-        lines = [Line("random baseline", across, GREY, dashed=True), *lines]
+        lines = [Line(BASELINE, across, GREY, dashed=True), *lines]
     panel = Panel(y_label, lines, name in _CORE_RANGE, (axis or labels.frames).label, each=labels.each)
     return Figure(f"{labels.title}: {what}", (panel,))

@@ -259,7 +259,7 @@ class QLearningSpec(ReplayAlgorithmSpec):
     values = True
     has_target = True
     action_kinds = ("discrete",)
-    batch_size = 64
+    batch_size = 128
 
     action_pdtype: ActionPdtype = "Argmax"
     """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""

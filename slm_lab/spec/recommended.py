@@ -61,12 +61,7 @@ def _algorithm(spec: Spec, observation_kind: ObservationKind) -> dict[str, Any]:
     if isinstance(algorithm, ReinforceSpec):
         return {"center_return": True, "training_frequency": 4, "entropy_coef_spec": constant(0.01)}
     if isinstance(algorithm, QLearningSpec):
-        start = min(10_000 if images else 1_000, frames // 10)
-        if images:
-            return {"training_frequency": 4, "training_start_step": start}
-        # many updates in a row on one target are steadier than one now and then (the values tuned in RL Baselines3 Zoo)
-        every = _power_of_2(min(256, frames // 10))
-        return {"training_frequency": every, "training_iter": max(1, every // 2), "training_start_step": start}
+        return {"training_frequency": 4 if images else 1, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SoftActorCriticSpec):
         return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SARSASpec):
@@ -87,15 +82,18 @@ def _net(spec: Spec, observation_kind: ObservationKind, action_kind: str, min_si
     if images:
         net = dict(_SMALL_CONV if min_side is not None and min_side < 36 else _CONV)
     else:
-        width = 64 if algorithm.on_policy else 256
+        width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
         net = {"name": "MLPNet", "hid_layers": [width, width]}
     optim: dict[str, Any] = {"name": "Adam"}
     if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
-        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 2.3e-3 if isinstance(algorithm, QLearningSpec) else 1e-3
+        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 5e-4
         if algorithm.values:
             net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
-            net |= {"update_type": "replace", "update_frequency": 1_000 if images else 256}
+            # a target net that follows slowly is steadier than one that is replaced
+            net |= {"update_type": "replace", "update_frequency": 1_000} if images else {"update_type": "polyak", "polyak_coef": 0.005}
+        if isinstance(algorithm, QLearningSpec):
+            net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
         if algorithm.soft and not algorithm.has_target:
             net["batch_norm"] = True  # CrossQ's critics need it instead of target nets
     else:

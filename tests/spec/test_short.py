@@ -57,7 +57,7 @@ def test_what_is_given_stays(specs: Specs) -> None:
     dqn["agent"]["memory"] = {"name": "Replay"}
     assert complete(load_spec(dqn), "vector", "discrete").agent.memory.model_dump()["batch_size"] == 32
     del dqn["agent"]["memory"]
-    assert load_spec(dqn).agent.memory.model_dump()["batch_size"] == 64
+    assert load_spec(dqn).agent.memory.model_dump()["batch_size"] == 128
 
 
 def test_the_engine_decides_too() -> None:

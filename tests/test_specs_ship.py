@@ -136,7 +136,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
         sets += [f"meta.sampler.{key}" for key in ("serial_mode=true", "num_workers=2", "num_envs_per_worker=2", "num_batches_per_epoch=2")]
         sets += ["agent.algorithm.time_horizon=16", "agent.algorithm.minibatch_size=32"]
     sets += ["env.max_t=10", "env.num_envs=4", "env.max_frame=192", "meta.log_frequency=64", "meta.random_seed=0"]
-    full = load(*where, *sets)
+    full = load(*where)
     match full.agent.algorithm:  # an update for each row
         case PPOSpec():
             sets += ["agent.algorithm.time_horizon=16", "agent.algorithm.minibatch_size=32", "agent.algorithm.training_epoch=2"]

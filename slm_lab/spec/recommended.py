@@ -18,8 +18,8 @@ _CONV = {
     "fc_hid_layers": [512],
 }
 """The network of Mnih et al. 2015."""
-_SMALL_CONV = {"name": "ConvNet", "conv_hid_layers": [[16, 2, 1], [32, 2, 1], [64, 2, 1]], "fc_hid_layers": [128]}
-"""For images of less than 36 × 36 pixels (MiniGrid: 7 × 7), as in MiniGrid's own examples."""
+_SMALL_CONV = _CONV | {"conv_hid_layers": [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]}
+"""For images of less than 36 × 36 pixels, too small for the network above (MiniGrid: 7 × 7)."""
 _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
 """Initialisation and gradient clipping of policy gradients (Engstrom et al. 2020, arXiv:2005.12729)."""
 
@@ -61,7 +61,7 @@ def _algorithm(spec: Spec, observation_kind: ObservationKind) -> dict[str, Any]:
     if isinstance(algorithm, ReinforceSpec):
         return {"center_return": True, "training_frequency": 4, "entropy_coef_spec": constant(0.01)}
     if isinstance(algorithm, QLearningSpec):
-        return {"training_frequency": 4, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
+        return {"training_frequency": 4 if images else 1, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SoftActorCriticSpec):
         return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SARSASpec):
@@ -82,15 +82,18 @@ def _net(spec: Spec, observation_kind: ObservationKind, action_kind: str, min_si
     if images:
         net = dict(_SMALL_CONV if min_side is not None and min_side < 36 else _CONV)
     else:
-        width = 256 if algorithm.soft else 128 if algorithm.values else 64
+        width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
         net = {"name": "MLPNet", "hid_layers": [width, width]}
     optim: dict[str, Any] = {"name": "Adam"}
     if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
-        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 1e-3
+        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 5e-4
         if algorithm.values:
             net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
-            net |= {"update_type": "replace", "update_frequency": 1_000 if images else 500}
+            # a target net that follows slowly is steadier than one that is replaced
+            net |= {"update_type": "replace", "update_frequency": 1_000} if images else {"update_type": "polyak", "polyak_coef": 0.005}
+        if isinstance(algorithm, QLearningSpec):
+            net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
         if algorithm.soft and not algorithm.has_target:
             net["batch_norm"] = True  # CrossQ's critics need it instead of target nets
     else:

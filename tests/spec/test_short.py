@@ -72,7 +72,7 @@ def test_the_engine_decides_too() -> None:
     assert spec.agent.net is not None
     assert spec.agent.net.log_std_init == 0.0
     tiny: Any = complete(load_spec(short("PPO")), "image", "discrete", min_side=7).agent.net
-    assert tiny.conv_hid_layers[0][1] == 2
+    assert tiny.conv_hid_layers[0][1] == 3
 
 
 def test_no_update_is_an_error_for_what_is_given(specs: Specs) -> None:

@@ -476,5 +476,5 @@ def test_workers_that_do_not_fit_memory(there: int, fits: int, tmp_path: Path, m
         Trial(spec_of(meta={"max_session": 8}), tmp_path / "data").run()
     (problem,) = error.value.problems
     assert problem.path == "meta.max_session"
-    assert problem.message.endswith(f" fit {fits}")
+    assert problem.message.endswith(f" enough for {fits}")
     assert not (tmp_path / "data").exists()

@@ -210,7 +210,10 @@ class Child:
     def stall(self, notice: float | None, limit: float | None) -> Stalled | None:
         """Return a stall that has not been reported yet."""
         seconds, before = self._timer.seconds(), self._reported
-        self._reported = 2 if seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
+        # no limit before the first beat: to load torch may take long on a busy machine
+        self._reported = (
+            2 if self.heartbeat.value and seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
+        )
         if self._reported <= before:
             return None
         return Stalled(self, seconds, PHASES[self.heartbeat.phase], "limit" if self._reported == 2 else "notice")

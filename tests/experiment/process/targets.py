@@ -194,3 +194,9 @@ def spin(context: ChildContext) -> None:
 
 def nothing(context: ChildContext) -> None:
     """Ends at once."""
+
+
+def silent(context: ChildContext) -> None:
+    """Send a message without a heartbeat, as a process does that is still loading."""
+    context.send("loading")
+    time.sleep(60)

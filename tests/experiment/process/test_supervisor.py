@@ -365,6 +365,17 @@ def test_waiting_is_no_stall() -> None:
             assert not [event for event in parent.events(0.2) if isinstance(event, Stalled)]
 
 
+def test_the_limit_counts_from_the_first_beat() -> None:
+    """To load torch on a busy machine may take longer than a short limit."""
+    with Supervisor(stall_notice=0.2, stall_limit=0.4) as parent:
+        parent.start("child", targets.silent)
+        until(parent, says("loading"))
+        end, levels = time.monotonic() + 1.0, []
+        while time.monotonic() < end:
+            levels += [event.level for event in parent.events(0.2) if isinstance(event, Stalled)]
+        assert levels in (["notice"], [])  # noticed here, or before it said so
+
+
 def test_a_blocked_child_saves_its_work(method: str, parent: Supervisor) -> None:
     child = parent.start("child", targets.interrupted)
     until(parent, says("begun"))

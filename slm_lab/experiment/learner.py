@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,18 @@ from slm_lab.env.vec import Env
 from slm_lab.experiment.evaluate import play
 from slm_lab.experiment.events import CheckpointWritten, Mode, Progress
 from slm_lab.experiment.experience import Beat, Experience, no_beat
-from slm_lab.experiment.observers.base import COLUMNS, SAMPLER_COLUMNS, SHARED_COLUMNS, Hook, Observer, RowListeners, hooks, mean
+from slm_lab.experiment.observers.base import (
+    COLUMNS,
+    SAMPLER_COLUMNS,
+    SHARED_COLUMNS,
+    Hook,
+    Observer,
+    ObserverContext,
+    ObserverFactory,
+    RowListeners,
+    hooks,
+    mean,
+)
 from slm_lab.experiment.observers.checkpointer import Checkpointer, State
 from slm_lab.experiment.observers.dev_checks import DevChecks
 from slm_lab.experiment.observers.progress import ProgressReporter
@@ -46,8 +57,14 @@ class PolicyLearner:
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self._observers: dict[str, Observer] = {}
+        self._user_observers: dict[str, Observer] = {}
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
+
+    def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
+        """Make the user's observers."""
+        context = ObserverContext(self.spec, self.table, self.agent, self.clock)
+        self._user_observers = {f"user/{index}": factory(context) for index, factory in enumerate(factories)}
 
     @property
     def finished(self) -> bool:
@@ -85,6 +102,7 @@ class PolicyLearner:
         observers["progress"] = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)))
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
+        observers |= self._user_observers
         best_mode: Mode = "eval" if meta.rigorous_eval else "train"
         # last: see its on_step
         observers["checkpointer"] = Checkpointer(state, playable, clock, meta.save_interval, best_mode, self._save)

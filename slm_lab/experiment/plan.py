@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +56,8 @@ class Plan:
     """Sessions at a time; None: as many as there are cores."""
     engine: str | None = None
     """A name in engine.ENGINES; None: as the spec needs."""
+    observers: tuple[Callable[..., Any], ...] = ()
+    """Make the user's observers beside those of meta.observers (see observers.base.ObserverFactory)."""
 
     def at_once(self, meta: MetaSpec) -> int:
         """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes."""

@@ -17,8 +17,8 @@ from slm_lab.lib.limits import cores
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
-def provenance(backend: str) -> dict[str, Any]:
-    """Return code version, package versions, machine, command and resolved backend of a run that begins now."""
+def provenance(backend: str, mode: str = "train") -> dict[str, Any]:
+    """Return code version, package versions, machine, command, mode and resolved backend of a run that begins now."""
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -26,6 +26,7 @@ def provenance(backend: str) -> dict[str, Any]:
         "versions": {"slm_lab": slm_lab.__version__, "python": platform.python_version(), **_versions()},
         "host": {"name": platform.node(), "system": platform.platform(), "cores": cores()},
         "backend": backend,
+        "mode": mode,
     }
 
 

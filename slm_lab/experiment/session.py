@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
@@ -25,6 +25,8 @@ from slm_lab.experiment.events import Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
 from slm_lab.experiment.learner import PolicyLearner
+from slm_lab.experiment.observers.base import ObserverFactory
+from slm_lab.experiment.observers.user import check_factories, load_observers
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
@@ -63,6 +65,7 @@ class Session:
 
     Args:
         store: shared arrays of the Sessions that train one net (meta.distributed); without one a Session trains a net of its own.
+        observers: subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers.
         restart: number of processes that died before this one in the same role.
         beat: called with each phase that begins, see process.heartbeat.
     """
@@ -79,8 +82,12 @@ class Session:
         store: SharedArrays | None = None,
         restart: int = 0,
         beat: Beat = no_beat,
+        observers: Sequence[ObserverFactory] = (),
     ) -> None:
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
+        self._factories = [*self.plan.observers, *check_factories(observers)]
+        self._observers: list[ObserverFactory] = []
+        """The same after those of the spec."""
         self.stop, self.store, self.restart, self.beat = stop or Stop(), store, restart, beat
         self.sink = self._given_sink = sink
         self.frames = spec.env.max_frame if store is None else spec.session_frames
@@ -121,6 +128,7 @@ class Session:
             seed = draw_seed()
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
+        self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
@@ -191,6 +199,7 @@ class Session:
             torch.manual_seed(seeds.net)
         table = self.index * spec.policies + policy
         learner = PolicyLearner(spec, table, agent, clock, self.frames, normalizers, shared=self.store is not None)
+        learner.add_observers(self._observers)
         self.learners.append(learner)
         self._closing.append(learner.close)
         if spec.meta.rigorous_eval:

@@ -7,8 +7,9 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import Any
 
 from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
 from slm_lab.experiment.events import End
+from slm_lab.experiment.observers.base import ObserverFactory
+from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.progress import ProgressDisplay, number
 from slm_lab.experiment.provenance import provenance
+from slm_lab.experiment.result import TrialResult
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
@@ -33,18 +37,32 @@ _REMAINS = "interrupted; partial results are in {}"
 
 
 class Trial:
-    """Trial number `index` of an experiment. `plan` includes what `data_dir` says, and more."""
+    """Trial number `index` of an experiment. `plan` includes what `data_dir` says, and more.
 
-    def __init__(self, spec: Spec, data_dir: str | Path = "data", plan: Plan | None = None, *, index: int = 0) -> None:
+    `observers` are subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers. With several Sessions,
+    which run in processes of their own, they must be importable.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        data_dir: str | Path = "data",
+        plan: Plan | None = None,
+        *,
+        index: int = 0,
+        observers: Sequence[ObserverFactory] = (),
+    ) -> None:
         self.plan = plan or Plan(data_dir=Path(data_dir))
+        sent = (self.plan.engine or choose_engine(spec)) != "inline"
+        self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
         self._data_dir = self._shown = Path()
         """The data folder, and the run's folder as the user gave it."""
 
-    def run(self) -> dict[str, Any]:
-        """Run every Session, write and return the metrics of the trial.
+    def run(self) -> TrialResult:
+        """Run every Session, write and return the metrics of the trial, with its tables, files and agents.
 
         Raises SpecError or UserError before anything is written; TrialFailed after the analysis, if a Session failed;
         Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
@@ -61,7 +79,8 @@ class Trial:
         ended = [end for end in ends if end.status != "stopped"]
         if stop.requested and len(ended) < self.spec.meta.max_session:  # some were stopped, or never begun
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
-        return metrics
+        assert self.paths is not None
+        return TrialResult(metrics, self.paths, self.index)
 
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
         sessions, engine = self.spec.meta.max_session, self.plan.engine or choose_engine(self.spec)
@@ -78,7 +97,7 @@ class Trial:
 
     def _open(self, display: ProgressDisplay, backend: str) -> RunPaths:
         """Make the run's folder and save the spec in it. Raises UserError, with nothing left behind."""
-        meta = self.spec.meta.model_copy(update={"run": provenance(backend)})
+        meta = self.spec.meta.model_copy(update={"run": provenance(backend, self.plan.mode)})
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
         paths = None
         try:

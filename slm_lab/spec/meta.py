@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from slm_lab.spec.base import Count, Flag, NonNegative, Positive, PositiveReal, Seed, SpecModel
+from slm_lab.spec.extension import PATTERN
 from slm_lab.spec.sampler import SamplerSpec
 
 
@@ -63,6 +64,8 @@ class MetaSpec(SpecModel):
     stall_limit: PositiveReal | None = None
     """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
     rollout workers, never for a Session."""
+    observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
+    """Observers of the user's, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None

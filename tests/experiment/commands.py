@@ -19,6 +19,7 @@ from typing import Any
 
 import slm_lab
 from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.result import TrialResult
 from slm_lab.experiment.trial import Trial
 
 Deed = Callable[[Trial], None]
@@ -146,7 +147,7 @@ def session_processes(paths: RunPaths | None) -> dict[int, int]:
     return found
 
 
-def run_while(trial: Trial, *deeds: Deed) -> dict[str, Any]:
+def run_while(trial: Trial, *deeds: Deed) -> TrialResult:
     """Run the trial in this process, while each deed is done in a thread."""
     with ThreadPoolExecutor(max(1, len(deeds))) as pool:
         done = [pool.submit(deed, trial) for deed in deeds]

@@ -144,8 +144,36 @@ def test_labels_group_and_name(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     words = [str(tmp_path / f"r{i}") for i in range(3)]
     assert [(one.name, len(one.seeds)) for one in read_settings(words, ["low", "low", "high"])] == [("low", 2), ("high", 1)]
     assert caplog.messages == []
-    assert [len(one.seeds) for one in read_settings(words)] == [3]
-    assert caplog.messages == ["the runs of 'a2c' differ in agent.net.lr; use --label to separate them"]
+    assert [len(one.seeds) for one in read_settings(words, ["all"] * 3)] == [3]
+    assert caplog.messages == ["the runs of 'all' differ in agent.net.lr"]
+
+
+def test_specs_of_one_name_that_differ_are_settings_named_by_the_keys_that_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What does not change the results is no difference: seeds, number of seeds, saving, provenance, an absent default."""
+    for i, (lr, meta) in enumerate(
+        [(0.1, {"max_session": 4, "random_seed": 1}), (0.5, {}), (0.1, {"save_interval": 1, "log_frequency": 10000})]
+    ):
+        make_run(tmp_path / f"r{i}", [[i, i]], spec={"agent": {"net": {"lr": lr, "name": "MLPNet"}}, "meta": meta})
+    settings = read_settings([str(tmp_path / "r*")])
+    assert [(one.name, len(one.runs)) for one in settings] == [("a2c lr=0.1", 2), ("a2c lr=0.5", 1)]
+    assert caplog.messages == []
+    for i, name in enumerate(("RecurrentNet", "ConvNet")):
+        make_run(tmp_path / f"s{i}", [[i, i]], name="b", spec={"agent": {"net": {"name": name, "lr": 0.1}, "algorithm": {"lr": i}}})
+    names = [one.name for one in read_settings([str(tmp_path / "s*")])]
+    assert names == ["b lr=0 net.name=RecurrentNet", "b lr=1 net.name=ConvNet"]
+
+
+def test_dev_and_failed_runs_are_compared_only_if_named_one_by_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_run(tmp_path / "good", [[0, 10], [2, 12]])
+    dev = make_run(tmp_path / "dev", [[90]], spec={"meta": {"run": {"mode": "dev"}}})
+    failed = make_run(tmp_path / "wrong", [[0, 10], [5]], failed=1)
+    (setting,) = read_settings([str(tmp_path / "*")])
+    assert len(setting.seeds) == 2
+    assert caplog.messages == [f"left out: {dev} (mode dev), {failed} (failed); name a run by its folder to compare it"]
+    names = [one.name for one in read_settings([str(tmp_path / "good"), str(dev)])]
+    assert names == ["a2c mode=train", "a2c mode=dev"], "never seeds of one setting"
+    with pytest.raises(UserError, match="matches only failed runs"):
+        read_settings([str(tmp_path / "[dw]*")])
 
 
 def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,16 +317,23 @@ def test_stopped_and_running_seeds_are_marked_and_left_out(tmp_path: Path, caplo
     assert text.splitlines()[3].startswith(f"[low, high]: {content['interval']}")
 
 
-def test_an_unfinished_run_and_different_envs_are_notices(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = make_run(tmp_path / "a", [[0, 10]])
     RunPaths(run, "a2c").trial_metrics().unlink()
     other = make_run(tmp_path / "b", [[0, 10]], name="b", spec={"env": {"name": "Pendulum-v1"}})
     graphs = comparison_graphs(read_settings([str(run), str(other)]), "frame")
     assert caplog.messages == [
         f"{run}: the run has not ended, or was killed; compared, since no seed of 'a2c' is done",
-        "the runs are of different envs: CartPole-v1 (a2c), Pendulum-v1 (b)",
     ]
-    assert graphs["mean_returns"].title.startswith("2 envs: ")
+    assert {name: graph.title.partition(":")[0] for name, graph in graphs.items() if "returns" in name} == {
+        "mean_returns_CartPole-v1": "CartPole-v1",
+        "mean_returns_Pendulum-v1": "Pendulum-v1",
+    }
+    assert all(len(graph.panel.lines) == 1 for graph in graphs.values())
+    labelled = read_settings([str(run), str(other)], ["mine", "mine"])
+    assert [one.name for one in labelled] == ["mine (CartPole-v1)", "mine (Pendulum-v1)"]
+    assert compare([str(run), str(other)], out=tmp_path / "out").splitlines()[0].split()[:2] == ["name", "env"]
+    assert (tmp_path / "out/compare_graph_mean_returns_Pendulum-v1_vs_frames.png").is_file()
 
 
 @pytest.mark.parametrize(

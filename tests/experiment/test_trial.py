@@ -12,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import slm_lab
 from slm_lab.cli import main
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths
@@ -75,7 +77,7 @@ print("metrics", Trial(load_spec({str(before.spec)!r}, "small"), plan=Plan(data_
 """)
     output = second.communicate()[0]
     assert second.returncode == 0, output
-    assert output.count("metrics {") == 1
+    assert output.count("metrics TrialResult in ") == 1
     assert "small: 2 ? 1,000 frames" in output
     after = run.paths
     assert after.root != before.root
@@ -138,6 +140,19 @@ def test_a_trial_of_which_every_session_fails(sessions: int, make_spec: Callable
     assert trial.paths.trial_graph("mean_returns", "png").is_file()
     for index in range(sessions):
         assert json.loads(trial.paths.session_metrics(index).read_text())["status"] == "failed"
+
+
+def test_the_result_of_a_trial(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    """Metrics by key, tables, files and agents of one run."""
+    result = slm_lab.Trial(make_spec(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}), tmp_path).run()
+    assert dict(result) == result.metrics == json.loads(result.paths.trial_metrics().read_text())
+    assert (result["sessions"], result.get("nothing"), len(result)) == (2, None, len(result.metrics))
+    assert result.train.groupby("session").frame.last().tolist() == [1000, 1000]
+    assert result.eval.groupby("session").frame.last().tolist() == [1000, 1000]
+    action, state = result.agent(session=1).act(np.zeros(4, np.float32))
+    assert (action in (0, 1), state, result.agent(1).path.name) == (True, None, "small_t0_s1_ckpt-best.pt")
+    assert repr(result).splitlines()[0] == f"TrialResult in {result.paths.root}"
+    assert any(line.split() == ["sessions", "2"] for line in repr(result).splitlines())
 
 
 def endless(spec_body: SpecBody, sessions: int = 2) -> dict[str, Any]:

@@ -6,12 +6,13 @@ one net.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
 from slm_lab.experiment.analysis.statistics import Estimate, average, estimate
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
+
+_SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
+"""Maximum number of keys in the name of a setting, and of letters of each value."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in their seeds only, drawn as one curve."""
+    """Runs of one env that differ in their seeds only, or have the same --label, drawn as one curve."""
 
     name: str
     runs: list[Run]
@@ -91,6 +95,11 @@ class Setting:
     def distributed(self) -> bool:
         return any(run.distributed for run in self.runs)
 
+    @property
+    def env(self) -> str:
+        """Name of the env, which all runs have in common."""
+        return self.runs[0].env
+
     def aligned(self, column: str, x_column: str) -> Aligned:
         """Return the seeds' curves, over the range that all seeds with points cover; value_SF is [seeds, F]."""
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
@@ -114,10 +123,13 @@ def seeds_of(run: Run) -> list[SeedResult]:
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
-    """Group the runs that `words` name, by their labels, or by the names of their specs if there are none.
+    """Group the runs that `words` name: by their labels, or if there are none by what their specs say, seeds aside (see Run.settings).
 
-    A word is a run folder or a pattern of such. Raises UserError. Runs of one group whose specs differ, runs of different envs, and runs
-    that failed or have not ended are notices.
+    A word is a run folder or a pattern of such; runs of mode dev and failed runs that only a pattern names are left out, with a notice.
+    Runs of different envs are different settings, also under one label. Specs of one name that differ are labelled by the keys that do:
+    "ppo_cartpole gamma=0.5".
+
+    Raises UserError. Runs of one label whose specs differ, and runs that failed or have not ended, are notices.
     """
     if not words:
         raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
@@ -126,24 +138,73 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
         raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
     if not all(label.strip() for label in labels):
         raise UserError("--label is empty; expected a name for each RUN")
-    groups: dict[str, dict[Path, Run]] = {}
+    groups: dict[tuple[str, str, str], dict[Path, Run]] = {}
+    seen: set[Path] = set()
     for index, word in enumerate(words):
-        for folder in run_folders(word):
-            run = load_run(folder)
+        for run in _named_runs(word):
             if not seeds_of(run):
-                raise UserError(f"'{folder}' has no rows yet: no Session table in {run.paths.info_dir}")
-            group = groups.setdefault(labels[index] if labels else run.name, {})
-            if folder.resolve() in group:
-                notice(f"{folder} is given more than once; duplicates are ignored")
-            group[folder.resolve()] = run
-    settings = [Setting(name, list(runs.values())) for name, runs in groups.items()]
+                raise UserError(f"'{run.paths.root}' has no rows yet: no Session table in {run.paths.info_dir}")
+            folder = run.paths.root.resolve()
+            if folder in seen:
+                notice(f"{run.paths.root} is given more than once; duplicates are ignored")
+                continue
+            seen.add(folder)
+            content = "" if labels else json.dumps(run.settings(), sort_keys=True)
+            groups.setdefault((labels[index] if labels else run.name, run.env, content), {})[folder] = run
+    settings = _labelled({key: list(runs.values()) for key, runs in groups.items()})
     for setting in settings:
         _report_status(setting)
-        _report_differences(setting)
-    envs = {run.env: setting.name for setting in settings for run in setting.runs}
-    if len(envs) > 1:
-        notice(f"the runs are of different envs: {', '.join(f'{env} ({name})' for env, name in envs.items())}")
+        if differing := differing_keys([run.settings() for run in setting.runs]):
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}")
     return settings
+
+
+def _named_runs(word: str) -> list[Run]:
+    """Return the runs that a word names, without those of mode dev and failed ones if it is a pattern. Raises UserError."""
+    runs = [load_run(folder) for folder in run_folders(word)]
+    if Path(word).is_dir():
+        return runs
+    out = [run for run in runs if run.mode == "dev" or run.status == "failed"]
+    why = [f"{run.paths.root} ({'mode dev' if run.mode == 'dev' else 'failed'})" for run in out]
+    if out and len(out) == len(runs):
+        raise UserError(f"'{word}' matches only failed runs and runs of mode dev: {', '.join(why)}; name a run by its folder to compare it")
+    if out:
+        notice(f"left out: {', '.join(why)}; name a run by its folder to compare it")
+    return [run for run in runs if run not in out]
+
+
+def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
+    """Return a setting of each group: named as its key says, with the env or the differing keys if another group has that name."""
+    settings: list[Setting] = []
+    names: Counter[str] = Counter()
+    for (name, env, content), runs in groups.items():
+        alike = {key: others[0].settings() for key, others in groups.items() if key[0] == name}
+        label = f"{name} ({env})" if len({key[1] for key in alike}) > 1 else name
+        same_env = [own for key, own in alike.items() if key[1] == env]
+        if content and len(same_env) > 1:
+            label += f" {_difference(runs[0].settings(), differing_keys(same_env))}"
+        names[label] += 1
+        settings.append(Setting(label if names[label] == 1 else f"{label} ({names[label]})", runs))
+    return settings
+
+
+def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the paths at which specs differ, sorted."""
+    return sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+
+
+def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
+    """Return a spec's values at the first of `keys`, each by the last part of its path if that is clear: "gamma=0.5 lr=0.1"."""
+    short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
+    counts = Counter(short.values())
+    shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
+    return " ".join([*shown, *(["…"] if len(keys) > _SHOWN_KEYS else [])])
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else "default" if value is None else json.dumps(value, separators=(",", ":"))
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
 
 
 def _report_status(setting: Setting) -> None:
@@ -158,18 +219,11 @@ def _report_status(setting: Setting) -> None:
             notice(f"{run.paths.root}: {count} Session{'s' if count > 1 else ''} {status}; {outcome}")
 
 
-def _report_differences(setting: Setting) -> None:
-    specs = [run.settings() for run in setting.runs]
-    differing = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
-    if differing:
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}; use --label to separate them")
-
-
 class Summary(NamedTuple):
     """The numbers of a setting, as the columns of the tables; None if unknown."""
 
     name: str
+    env: str
     seeds: int
     sessions: int
     status: str
@@ -194,6 +248,7 @@ def summarize(setting: Setting, threshold: float | None) -> Summary:
     finals = [seed.final_return() for seed in seeds]
     return Summary(
         name=setting.name,
+        env=setting.env,
         seeds=len(seeds),
         sessions=setting.sessions,
         status=setting.status,

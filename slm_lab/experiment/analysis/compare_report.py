@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, SESSION_COLOUR
 from slm_lab.experiment.analysis.statistics import INTERVAL, Estimate
 from slm_lab.experiment.analysis.trial_figures import FRAMES, SESSION_FRAMES, SHARED_AXES, Axis
 from slm_lab.experiment.analysis.writer import Writer
-from slm_lab.experiment.paths import ComparisonPaths, new_comparison
+from slm_lab.experiment.paths import ComparisonPaths, file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
 
@@ -63,8 +63,20 @@ def compare(
 
 
 def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None) -> dict[str, Figure]:
-    """Return figures of the return, the gradient norm and the variance of the return between seeds, each if a setting has it."""
-    axis, title = _axis(by, settings), _title(settings)
+    """Return figures of the return, the gradient norm and the variance of the return between seeds, each if a setting has it.
+
+    Each env has figures of its own: with several, the env is part of a figure's name.
+    """
+    envs = {setting.env: [one for one in settings if one.env == setting.env] for setting in settings}
+    return {
+        f"{name}_{file_stem(env)}" if len(envs) > 1 else name: figure
+        for env, of_env in envs.items()
+        for name, figure in _graphs(of_env, env, by, solve).items()
+    }
+
+
+def _graphs(settings: Sequence[Setting], title: str, by: str, solve: float | None) -> dict[str, Figure]:
+    axis = _axis(by, settings)
     returns = [setting.aligned("total_reward", by) for setting in settings]
     norms = [setting.aligned("grad_norm", by) for setting in settings]
     styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(_COLOURS))]
@@ -82,16 +94,22 @@ def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None 
 
 
 def text_table(summaries: Sequence[Summary]) -> str:
-    """Return the table for the terminal; with columns of solving only if there is a threshold, of status only if a seed is not done."""
+    """Return the table for the terminal; with columns of solving only if there is a threshold, of status only if a seed is not done.
+
+    The env is a column if there are several.
+    """
     has_threshold, has_status = any(one.solved is not None for one in summaries), any(one.status != "done" for one in summaries)
     solving = ("solved", "global frames to solve", "seconds to solve") if has_threshold else ()
-    head = ("name", "seeds", "sessions", *(("status",) if has_status else ()), *solving, "final return", "median", "updates/s", "grad norm")
+    has_envs = len({one.env for one in summaries}) > 1
+    optional = (*(("status",) if has_status else ()), *solving)
+    head = ("name", *(("env",) if has_envs else ()), "seeds", "sessions", *optional, "final return", "median", "updates/s", "grad norm")
     lines: list[tuple[str, ...]] = [head]
     for one in summaries:
         status = (one.status,) if has_status else ()
         solved = (f"{one.solved} of {one.seeds}", _text(one.steps_to_threshold), _text(one.seconds_to_threshold)) if has_threshold else ()
         others = (one.final_return_median, one.opt_steps_per_second, one.grad_norm)
-        lines.append((one.name, str(one.seeds), str(one.sessions), *status, *solved, _text(one.final_return), *map(number, others)))
+        env = (one.env,) if has_envs else ()
+        lines.append((one.name, *env, str(one.seeds), str(one.sessions), *status, *solved, _text(one.final_return), *map(number, others)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     explained = "; global frames and seconds to solve: median over the seeds that solved" if has_threshold else ""
@@ -103,11 +121,6 @@ def _axis(by: str, settings: Sequence[Setting]) -> Axis:
     if shared and by == "opt_step":
         return replace(AXES[by], label="optimizer steps (of each session)")
     return SESSION_FRAMES if shared and by == "frame" else AXES[by]
-
-
-def _title(settings: Sequence[Setting]) -> str:
-    envs = sorted({run.env for setting in settings for run in setting.runs})
-    return envs[0] if len(envs) == 1 else f"{len(envs)} envs"
 
 
 def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:

@@ -21,6 +21,7 @@ from slm_lab.experiment.analysis.curves import Table, curve
 from slm_lab.experiment.paths import DataMode, RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
+from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.report import nearest
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Status = Literal["done", "stopped", "failed", "running"]
 """stopped: ended early on request; failed: a Session failed; running: no metrics file yet, so still training, or killed."""
+_ASIDE = ("meta.random_seed", "meta.run.", "meta.save_", "meta.stall_", "meta.max_restart", "meta.observers")
+"""Beginnings of the paths of keys that do not change what is learned."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 
 
@@ -109,9 +112,20 @@ class Run:
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
+    @cached_property
+    def mode(self) -> str:
+        """The mode of the run: "train" or "dev"."""
+        return str((self.spec.get("meta", {}).get("run") or {}).get("mode", "train"))
+
     def settings(self) -> dict[str, Any]:
-        """Return every key of the spec by its path, without those that differ between two runs of one setting: seed and provenance."""
-        return {key: value for key, value in _flat(self.spec) if key != "meta.random_seed" and not key.startswith("meta.run.")}
+        """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.
+
+        Absent keys of meta have their defaults, so that a key that is newer than a run does not set it apart.
+        """
+        defaults = MetaSpec().model_dump(mode="json", exclude_none=True)
+        body = {**self.spec, "meta": defaults | self.spec.get("meta", {}), "mode": self.mode}
+        aside = _ASIDE if body["meta"]["distributed"] else (*_ASIDE, "meta.max_session")
+        return {key: value for key, value in _flat(body) if not key.startswith(aside)}
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from slm_lab.experiment.events import Row
 from slm_lab.lib.records import Episode, Metrics
+
+if TYPE_CHECKING:
+    from slm_lab.agent.agent import Agent
+    from slm_lab.lib.clock import Clock
+    from slm_lab.spec.spec import Spec
 
 EmitRow = Callable[[Row], None]
 
@@ -26,8 +32,37 @@ SAMPLER_COLUMNS = (
 max_policy_lag; shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
 
 
+@dataclass(frozen=True)
+class ObserverContext:
+    """What an observer of the user's is made with."""
+
+    spec: Spec
+    """The spec of the run."""
+    table: int
+    """Number of the Session; with P policies, s · P + p for policy p of Session s."""
+    agent: Agent
+    """The agent that learns; not to be changed."""
+    clock: Clock
+    """Frames, episodes, optimizer steps and wall time."""
+
+
+ObserverFactory = Callable[[ObserverContext], "Observer"]
+"""A subclass of Observer, or another callable that makes one."""
+
+
 class Observer:
-    """Hooks that a Session calls; an observer overrides those that it needs."""
+    """Hooks that a Session calls; an observer overrides those that it needs.
+
+    A user's own is named in the spec (meta.observers: ["package.module:Class"]) or handed to Session or Trial (observers=[Class]). One is
+    made for each policy that a Session trains, before the first step; an error that it raises ends the Session as failed.
+
+    >>> class Printer(slm_lab.Observer):
+    ...     def on_row(self, row):
+    ...         print(self.context.table, row.mode, row.values["frame"], row.values["total_reward"])
+    """
+
+    def __init__(self, context: ObserverContext) -> None:
+        self.context = context
 
     def on_step(self, episodes: list[Episode]) -> None:
         """Called after each vector step, and after the update that may follow it, with the episodes that ended in it."""
@@ -45,7 +80,7 @@ class Observer:
         """Called after the last step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a continued run needs."""
+        """Return what a continued run needs: tensors and plain Python."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from slm_lab.experiment.events import End, Event
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.process.supervisor import Child
+from slm_lab.experiment.result import TrialResult
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import complete_rows
 from slm_lab.experiment.trial import Trial
@@ -87,7 +88,7 @@ def child_of(pool: ProcessPool, name: str) -> Child:
     return next(child for child in [*pool.children, pool.server] if child is not None and child.name == name)
 
 
-def run_while(trial: Trial, action: Callable[[Trial], None]) -> dict[str, Any]:
+def run_while(trial: Trial, action: Callable[[Trial], None]) -> TrialResult:
     """Run a trial in this thread and `action` in another one."""
     errors: list[BaseException] = []
 

@@ -1,0 +1,71 @@
+"""What a finished trial returns: its metrics by key, and its tables, files and agents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.progress import number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from slm_lab.experiment.analysis.run import Run
+    from slm_lab.experiment.load import LoadedAgent
+    from slm_lab.experiment.sink import CheckpointKind
+
+
+class TrialResult(Mapping[str, Any]):
+    """The metrics of a trial by key, as in its metrics file, and what the run wrote.
+
+    >>> result = Trial(spec).run()
+    >>> result["strength"], result.train.groupby("session").total_reward.last(), result.paths.root
+    >>> action, state = result.agent().act(obs)
+
+    Attributes: metrics: the metrics as a dict. paths: the files of the run. trial: index of the trial.
+    """
+
+    def __init__(self, metrics: dict[str, Any], paths: RunPaths, trial: int = 0) -> None:
+        self.metrics, self.paths, self.trial = metrics, paths, trial
+
+    def __getitem__(self, key: str) -> Any:
+        return self.metrics[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def __repr__(self) -> str:
+        """Return the folder and the metrics that are defined, one per line."""
+        known = {name: value for name, value in self.metrics.items() if value is not None}
+        width = max(map(len, known), default=0)
+        shown = (number(value) if isinstance(value, int | float) else value for value in known.values())
+        lines = (f"  {name:<{width}}  {value}" for name, value in zip(known, shown, strict=True))
+        return "\n".join([f"TrialResult in {self.paths.root}", *lines])
+
+    @cached_property
+    def run(self) -> Run:
+        """The run folder, as `load_run` reads it."""
+        from slm_lab.experiment.analysis.run import Run
+
+        return Run(self.paths, self.trial)
+
+    @property
+    def train(self) -> pd.DataFrame:
+        """The rows of training of all Sessions: columns session and policy, then those of the CSV files."""
+        return self.run.train
+
+    @property
+    def eval(self) -> pd.DataFrame:
+        """The rows of evaluation in the same form; none without meta.rigorous_eval."""
+        return self.run.eval
+
+    def agent(self, session: int | None = None, which: CheckpointKind = "best") -> LoadedAgent:
+        """Load the trained agent of a Session; by default the one with the best weights. Raises UserError (see load_agent)."""
+        from slm_lab.experiment.load import load_agent
+
+        return load_agent(self.paths.root, which, session)

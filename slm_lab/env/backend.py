@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.atari import AtariSettings
+from slm_lab.env.wrappers import Wrap
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class EnvTarget:
     max_t: int | None = None
     threads: int = 1
     """Threads that a backend in C++ may use."""
+    wraps: tuple[Wrap, ...] = ()
+    """Wrappers of each env, in order."""
 
     @property
     def plain_id(self) -> str:
@@ -83,6 +86,8 @@ class Backend(ABC):
 
     name: ClassVar[str] = ""
     """Name in a spec; empty for a user's own backend."""
+    applies_wraps: ClassVar[bool] = False
+    """Whether the backend applies `EnvTarget.wraps`; if not, it is not used for targets that have any."""
     fresh: bool = False
     """Whether step and reset return new arrays, which are not written to later."""
     observation_space: gym.Space[Any]
@@ -110,6 +115,10 @@ class Backend(ABC):
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
         """Step every env. Raises RuntimeError, or what the env raises, if an env fails."""
+
+    def episode_info(self, row: int) -> Mapping[str, Any]:
+        """Return the env's info in the last step of an episode that has just ended; empty if the backend has none."""
+        return {}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
         """Return the states of the envs' random streams in plain Python; None if the backend does not expose them."""

@@ -11,7 +11,7 @@ import queue
 import time
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +23,7 @@ from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
+from slm_lab.env.info import row_info
 from slm_lab.env.single import SingleEnv
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group, lead_group
@@ -41,6 +42,7 @@ class _MinimalInfo:
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         if "final_obs" in env_info and "final_info" in env_info:
             vector_infos.setdefault("final", []).append((env_num, env_info["final_obs"]))
+            vector_infos.setdefault("final_info", {})[env_num] = env_info["final_info"]
         if isinstance(env_info.get("lives"), int | np.integer):
             vector_infos.setdefault("lives", np.zeros(self.num_envs, np.int64))[env_num] = env_info["lives"]
         return vector_infos
@@ -72,7 +74,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
     Each worker leads a process group, so that what its env starts (a simulator) ends with it.
     """
 
-    def __init__(self, make: SingleEnv, num_envs: int) -> None:
+    def __init__(self, make: SingleEnv, num_envs: int, shared_memory: bool = True) -> None:
         self.parent_pipes, self.processes = [], []
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would wait for ever
@@ -82,7 +84,8 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
                 worker: Any = _worker  # Gymnasium annotates it without the arguments
                 # spawn: a fork of a process with threads (torch's, envpool's) may hang
                 makers = _EnvFns(make, num_envs, self._starting)
-                super().__init__(makers, copy=False, context="spawn", worker=worker, autoreset_mode=AutoresetMode.SAME_STEP)
+                mode = AutoresetMode.SAME_STEP
+                super().__init__(makers, shared_memory, copy=False, context="spawn", worker=worker, autoreset_mode=mode)
         except BaseException:  # also Ctrl-C while a constructor blocks
             self.close(terminate=True)
             raise
@@ -128,11 +131,13 @@ def _close(reference: weakref.ref[_Async]) -> None:
 
 
 class _CopyFinalObs(gym.Wrapper[Any, Any, Any, Any]):
-    """Copy the last observation of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse its array."""
+    """Copy the last observation and info of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse them."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
+        if terminated or truncated:
+            obs, info = copy.deepcopy(obs), dict(info)
+        return obs, reward, terminated, truncated, info
 
 
 def _worker(
@@ -161,8 +166,11 @@ def _worker(
 class _GymVectorBackend(Backend):
     """Base of sync and async: SAME_STEP autoreset, so that no step is spent on dummy rows."""
 
+    applies_wraps = True
     _vec: Any
     _exposes_rng: bool
+    _infos: dict[int, Mapping[str, Any]]
+    """Row → info of its last episode's last step."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvTarget) -> str | None:
@@ -173,7 +181,7 @@ class _GymVectorBackend(Backend):
         return None
 
     def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: EnvTarget) -> None:
-        self._vec = vec
+        self._vec, self._infos = vec, {}
         self._exposes_rng = target.atari is None  # the emulator has its own random stream
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
@@ -182,7 +190,11 @@ class _GymVectorBackend(Backend):
 
     def step(self, action: np.ndarray) -> RawStep:
         obs, reward, terminated, truncated, info = self._vec.step(action)
+        self._infos = info.get("final_info", self._infos)
         return RawStep(obs, reward, terminated, truncated, info.get("final"), info.get("lives"))
+
+    def episode_info(self, row: int) -> Mapping[str, Any]:
+        return self._infos.get(row, {})
 
     def rng_states(self) -> list[dict[str, Any]] | None:
         return [generator_state(rng) for rng in self._vec.get_attr("np_random")] if self._exposes_rng else None
@@ -221,6 +233,7 @@ class Sync(_GymVectorBackend):
             if terminated or truncated:
                 final = final or []
                 final.append((i, copy.deepcopy(obs)))  # the env may write its next observation into the same array
+                self._infos[i] = dict(info)
                 obs, info = env.reset()
             obs_list.append(obs)
             if "lives" in info and isinstance(info["lives"], int | np.integer):
@@ -252,7 +265,13 @@ class Async(_GymVectorBackend):
 
     def __init__(self, target: EnvTarget) -> None:
         with _worker_death():
-            vec = _Async(SingleEnv.from_target(target), target.num_envs)
+            make = SingleEnv.from_target(target)
+            try:
+                vec = _Async(make, target.num_envs)
+            except ValueError as error:
+                if not isinstance(error.__cause__, gym.error.CustomSpaceError):
+                    raise
+                vec = _Async(make, target.num_envs, shared_memory=False)  # make_env explains that the space is not supported
         self._use(vec, target)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -312,6 +331,7 @@ class Native(Backend):
             vec.close()
             raise ValueError(f'unsupported metadata["autoreset_mode"] {mode}, expected NEXT_STEP or SAME_STEP; use "backend": "sync"')
         self._same_step = mode == AutoresetMode.SAME_STEP
+        self._info: dict[str, Any] = {}
         assert target.registration is not None
         self.fresh = target.registration.vector_entry_point == CARTPOLE  # it returns new observation arrays
         # decoded actions are always valid; CartPole's own check takes a quarter of its step
@@ -323,11 +343,15 @@ class Native(Backend):
 
     def step(self, action: np.ndarray) -> RawStep:
         obs, reward, terminated, truncated, info = self._vec.step(action)
+        self._info = info
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         final = None
         if self._same_step and (terminated | truncated).any():
             final = [(int(i), info["final_obs"][i]) for i in np.flatnonzero(terminated | truncated)]
         return RawStep(obs, reward, terminated, truncated, final)
+
+    def episode_info(self, row: int) -> Mapping[str, Any]:
+        return row_info(self._info.get("final_info", {}) if self._same_step else self._info, row)
 
     def rng_states(self) -> list[dict[str, Any]] | None:
         return [generator_state(rng) for rng in self._rngs()]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +22,7 @@ from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.single import quiet_spaces, register_atari
 from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec, space_to_dict
 from slm_lab.env.vec import Env
+from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
@@ -46,6 +50,7 @@ def make_env(
     gamma: float = 0.99,
     training: bool = True,
     threads: int = 1,
+    log_info: Sequence[str] = (),
 ) -> Env:
     """Build the vector env that a spec describes.
 
@@ -55,8 +60,9 @@ def make_env(
         gamma: discount of the returns that normalize_reward measures.
         training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`), rewards raw.
         threads: number of threads for a backend in C++.
+        log_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
 
-    Raises: SpecError with paths env.<key>: unknown id, backend or constructor argument, missing package, unsupported space.
+    Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
     _check_memory(spec, num_envs)
     target = find_target(spec, num_envs or spec.num_envs, threads)
@@ -68,15 +74,26 @@ def make_env(
         described = {"observation": space_to_dict(backend.observation_space), "action": space_to_dict(backend.action_space)}
     except UnsupportedSpace as error:
         backend.close()
-        raise _problem(spec, "name", f"{spec.name}: {error}") from None
-    if target.atari is not None:
+        raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
+    if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
     if normalizes_obs(spec) and observation.dtype == "uint8":
         notice(f"env: normalize_obs and clip_obs have no effect on the images of {spec.name}; a ConvNet's normalize scales them")
     name = spec.backend if spec.backend != "auto" else chosen.name
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, described)
     life_loss = target.atari is not None and target.atari.life_loss
-    return Env(backend, info, encode, decode, seed, normalizers=make_normalizers(spec, info, gamma, training), life_loss=life_loss)
+    normalizers = make_normalizers(spec, info, gamma, training)
+    return Env(backend, info, encode, decode, seed, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
+
+
+def _supported_parts(space: gym.Space[Any]) -> str:
+    """Return how to keep the parts of an observation that agents support; "" if that is all or none."""
+    parts, supported = parts_of(space) or {}, []
+    for key, part in parts.items():
+        with suppress(UnsupportedSpace):
+            observation_codec(part)
+            supported.append(key)
+    return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if 0 < len(supported) < len(parts) else ""
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
@@ -96,21 +113,28 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvTarget:
         atari, kwargs = _atari(spec), {}
     elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # its arguments are its own
         _check_arguments(spec, registration)
-    return EnvTarget(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads)
+    return EnvTarget(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec))
 
 
 def choose_backend(spec: EnvSpec, target: EnvTarget) -> type[Backend]:
     """Return the spec's backend, or for "auto" the first of BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
-        reason = backend.unsupported_reason(target)
+        reason = _unsupported_reason(backend, target)
         if reason:
             raise _problem(spec, "backend", f"cannot use backend {spec.backend!r}: {reason}")
         return backend
     for backend in BACKENDS.values():
-        if backend.preferred(target) and backend.unsupported_reason(target) is None:
+        if backend.preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
     raise _problem(spec, "name", f"no backend supports {spec.name}: {Sync.unsupported_reason(target)}")
+
+
+def _unsupported_reason(backend: type[Backend], target: EnvTarget) -> str | None:
+    if target.wraps and not backend.applies_wraps:
+        keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in target.wraps))
+        return f"its envs cannot be wrapped ({keys}); sync and async can"
+    return backend.unsupported_reason(target)
 
 
 def _import_backend(spec: EnvSpec) -> type[Backend]:
@@ -195,6 +219,8 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:
     try:
         with quiet_spaces():
             return backend(target)
+    except WrapperError as error:
+        raise _problem(spec, *error.args) from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _problem(spec, "name", _missing_package(error)) from error
     except Exception as error:

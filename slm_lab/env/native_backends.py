@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from gymnasium.vector import AutoresetMode
 
 from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
+from slm_lab.env.info import row_info
 from slm_lab.env.single import quiet_spaces, register_atari
 
 
 class Ale(Backend):
-    """ALE's own vector env of Atari games."""
+    """ALE's own vector env of Atari games. Where an episode ended, its infos are those of the reset, so there is no episode_info."""
 
     name = "ale"
     fresh = True
@@ -111,6 +112,8 @@ class EnvPool(Backend):
         self._pool: Any = None
         self._command: list[np.ndarray] | None = None
         self._slots: list[int] = []
+        self._state: Sequence[np.ndarray] = ()
+        self._info: dict[str, Any] = {}
         self._atari = target.atari is not None
         self.observation_space, self.action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
 
@@ -151,6 +154,7 @@ class EnvPool(Backend):
         keys = getattr(pool, "_state_keys", ())
         if not set(names).issubset(keys) or not hasattr(pool, "_send"):  # Dict observations, or another version of envpool
             obs, reward, terminated, _, info = pool.step(action)
+            self._info = info
             return obs, reward, terminated, info["elapsed_step"], info["lives"] if self._atari else None
         # like `pool.step`, without building trees and dicts: 319 µs instead of 433 for 8 HalfCheetahs
         if self._command is None:
@@ -158,9 +162,14 @@ class EnvPool(Backend):
             self._slots = [keys.index(name) for name in (*names, "info:lives" if self._atari else "obs")]
         self._command[-1] = np.ascontiguousarray(action, self._command[-1].dtype)
         pool._send(self._command)
-        state = pool._recv()
+        self._state = state = pool._recv()
         reward, done, truncated, elapsed, obs, lives = (state[slot] for slot in self._slots)
         return obs, reward, done & ~truncated, elapsed, lives if self._atari else None
+
+    def episode_info(self, row: int) -> Mapping[str, Any]:
+        keys = getattr(self._pool, "_state_keys", ())
+        infos = {key.removeprefix("info:"): values for key, values in zip(keys, self._state, strict=False) if key.startswith("info:")}
+        return row_info(infos or self._info, row)
 
     def close(self) -> None:
         if self._pool is not None:

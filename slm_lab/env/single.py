@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
 from slm_lab.env.backend import EnvTarget
+from slm_lab.env.wrappers import Wrap
 from slm_lab.lib.log import notice
 
 
@@ -54,6 +55,7 @@ class SingleEnv:
     max_t: int | None
     time_limit: int | None
     mujoco: bool
+    wraps: tuple[Wrap, ...]
     folder: str | None
     """Current folder when the vector env was built. Each env is constructed in it, also after another one called os.chdir."""
 
@@ -64,7 +66,8 @@ class SingleEnv:
             folder: str | None = os.getcwd()
         except OSError:  # it was deleted
             folder = None
-        return cls(target.id, target.kwargs, target.atari, target.max_t, target.time_limit, "mujoco" in target.entry_point, folder)
+        mujoco = "mujoco" in target.entry_point
+        return cls(target.id, target.kwargs, target.atari, target.max_t, target.time_limit, mujoco, target.wraps, folder)
 
     def __call__(self) -> gym.Env[Any, Any]:
         self.restore_folder()
@@ -72,8 +75,12 @@ class SingleEnv:
             quiet_mujoco()
         if "ALE/" in self.id:
             register_atari()
-        if self.atari is not None:
-            return self._atari(self.atari)
+        env = self._plain() if self.atari is None else self._atari(self.atari)
+        for wrap in self.wraps:
+            env = wrap(env)
+        return env
+
+    def _plain(self) -> gym.Env[Any, Any]:
         try:
             return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
         except gym.error.UnregisteredEnv as error:  # it is registered in the process that asked for it

@@ -68,6 +68,8 @@ class Episode(NamedTuple):
     """Sum of raw rewards: before clipping, scaling and normalising."""
     length: int
     """Steps taken."""
+    info: dict[str, float] = {}
+    """Numbers of the env's `info` in the last step, by the names that `make_env(log_info=…)` asked for."""
 
 
 class VecStep(NamedTuple):

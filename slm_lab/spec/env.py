@@ -4,12 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from slm_lab.spec.base import Flag, Positive, PositiveReal, SpecModel
 from slm_lab.spec.extension import PATTERN
 
 Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
+
+
+class WrapperSpec(SpecModel):
+    """A wrapper of each env. Other keys are passed to its constructor."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    """Class of gymnasium.wrappers (RescaleAction), or "package.module:Class" for another gymnasium.Wrapper."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Return the arguments of the wrapper's constructor."""
+        return dict(self.model_extra or {})
+
+
+def _allow_names(schema: dict[str, Any]) -> None:
+    """Let the JSON Schema of a list of wrappers accept names."""
+    schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
 
 
 class EnvSpec(SpecModel):
@@ -38,6 +61,13 @@ class EnvSpec(SpecModel):
     backend: Backend = "auto"
     """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async
     (Gymnasium), or "package.module:Class" for your own; auto: the first that supports the env."""
+
+    wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
+    """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),
+    others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env itself."""
+    obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
+    """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
+    Absent: all."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

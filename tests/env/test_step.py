@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from slm_lab.env import Env, make_env
+from slm_lab.env import Env, InvalidReward, make_env
 from slm_lab.env.vec import env_seeds
 from slm_lab.spec.env import EnvSpec
 from tests.env.by_hand import assert_same, play, play_single
@@ -212,3 +213,47 @@ def test_cartpole_step_is_lean() -> None:
             env.step(action)
         best = min(best, (perf_counter() - start) / 100)
     assert best < 40e-6
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite(value: float) -> None:
+    env = build(PREFIX + "Toy-v0", wrappers=[{"name": "tests.env.test_step:Broken", "value": value}])
+    env.reset()
+    env.step(env.sample())
+    with pytest.raises(InvalidReward, match=rf"^env 0 returned reward {value} in step 2$") as error:
+        env.step(env.sample())
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_huge_rewards_and_those_of_dummy_rows_are_no_error() -> None:
+    env = build(PREFIX + "ToyNextStep-v0", backend="native")
+    env.reset()
+    step = env._backend.step
+
+    def with_invalid_dummies(action: np.ndarray) -> Any:
+        pending_N = env._pending_N
+        raw = step(action)
+        return raw._replace(reward_N=np.full(3, 1e200) if pending_N is None else np.where(pending_N, np.nan, raw.reward_N))
+
+    env._backend.step = with_invalid_dummies  # type: ignore[method-assign]
+    dummies = 0
+    with np.errstate(over="ignore"):
+        for _ in range(60):
+            played = env.step(env.sample())
+            dummies += int((~played.valid_N).sum())
+            assert not np.isnan(played.reward_N).any()
+            assert not np.isnan([episode.total_reward for episode in played.episodes]).any()
+    assert dummies > 5
+
+
+class Broken(gym.Wrapper[Any, Any, Any, Any]):
+    """Returns `value` as the reward of the second step."""
+
+    def __init__(self, env: gym.Env[Any, Any], value: float) -> None:
+        super().__init__(env)
+        self.value, self.t = value, 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.t += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, self.value if self.t == 2 else reward, terminated, truncated, info

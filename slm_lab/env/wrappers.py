@@ -1,0 +1,124 @@
+"""Wrappers of single envs: those that a spec names, and the choice of parts of an observation."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+
+from slm_lab.env.arguments import accepted_arguments, unexpected_argument, unknown_key_message
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.extension import ExtensionError, import_class, is_extension
+from slm_lab.spec.report import nearest
+
+NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
+"""Gymnasium's own wrappers."""
+
+
+class WrapperError(Exception):
+    """A wrapper cannot be applied. Arguments: the key of the env section at fault, and the message."""
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """Applies one wrapper."""
+
+    key: str
+    """Place in the env section: "wrappers[0]"."""
+    wrapper: type[gym.Wrapper[Any, Any, Any, Any]]
+    kwargs: dict[str, Any]
+
+    def __call__(self, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+        """Return the wrapped env. Raises WrapperError."""
+        try:
+            return self.wrapper(env, **self.kwargs)
+        except WrapperError:
+            raise
+        except Exception as error:
+            key, name = unexpected_argument(error), self.wrapper.__name__
+            if key in self.kwargs:
+                raise WrapperError(f"{self.key}.{key}", unknown_key_message(str(key), _arguments(self.wrapper)[0], name)) from error
+            raise WrapperError(self.key, f"{name} cannot wrap {env}: {type(error).__name__}: {error}") from error
+
+
+class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
+    """Keep some parts of a Dict or Tuple observation (see `parts_of`); a single one becomes the observation itself."""
+
+    def __init__(self, env: gym.Env[Any, Any], keys: list[str]) -> None:
+        super().__init__(env)
+        parts = parts_of(env.observation_space)
+        if parts is None:
+            kind = type(env.observation_space).__name__
+            raise WrapperError("obs_keys", f"the observation space is a {kind}, which has no parts to choose from; expected Dict or Tuple")
+        for index, key in enumerate(keys):
+            if key not in parts:
+                raise WrapperError(f"obs_keys[{index}]", f"no part '{key}'{nearest(key, parts) or ';'} parts: {', '.join(parts)}")
+        indices = {key: int(key) if isinstance(env.observation_space, spaces.Tuple) else key for key in keys}
+        self._only = indices[keys[0]] if len(indices) == 1 else None
+        self._indices = indices
+        self.observation_space = parts[keys[0]] if len(indices) == 1 else spaces.Dict({key: parts[key] for key in indices})
+
+    def observation(self, observation: Any) -> Any:
+        """Return the parts."""
+        if self._only is not None:
+            return observation[self._only]
+        return {key: observation[index] for key, index in self._indices.items()}
+
+
+def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
+    """Return the parts of a Dict, or those of a Tuple under the keys "0", "1", …; None for other spaces."""
+    if isinstance(space, spaces.Tuple):
+        return {str(index): part for index, part in enumerate(space.spaces)}
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else None
+
+
+def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
+    """Return the wrappers that a spec asks for. Raises SpecError with a problem for each that is unknown or has unsuitable arguments."""
+    wraps, problems = list[Wrap](), list[Problem]()
+    for index, entry in enumerate(spec.wrappers):
+        key = f"wrappers[{index}]"
+        try:
+            wrapper = _find(entry.name)
+        except (ExtensionError, ImportError, gym.error.Error) as error:
+            problems.append(Problem(f"env.{key}", str(error)))
+            continue
+        wraps.append(Wrap(key, wrapper, _tuples(entry.kwargs) if wrapper.__module__.startswith("gymnasium.") else entry.kwargs))
+        known, open_ended, required = _arguments(wrapper)
+        unknown = [] if open_ended else [name for name in entry.kwargs if name not in known]
+        problems += [Problem(f"env.{key}.{name}", unknown_key_message(name, known, entry.name), "unknown") for name in unknown]
+        missing = [name for name in required if name not in entry.kwargs]
+        problems += [Problem(f"env.{key}.{name}", f"missing; {entry.name} requires it", "missing") for name in missing]
+    if problems:
+        raise SpecError(spec.name, problems)
+    if spec.obs_keys is not None:
+        wraps.append(Wrap("obs_keys", KeepParts, {"keys": spec.obs_keys}))
+    return tuple(wraps)
+
+
+def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
+    """Return the class. Raises ExtensionError, or what its import raises."""
+    if is_extension(name):
+        found: type[gym.Wrapper[Any, Any, Any, Any]] = import_class(name, gym.Wrapper)
+        return found
+    if name not in NAMES:
+        others = 'the name of a class of gymnasium.wrappers, or "package.module:Class"'
+        raise ExtensionError(f"unknown wrapper '{name}'{nearest(name, NAMES) or f'; expected {others}'}")
+    found = getattr(gym.wrappers, name)
+    return found
+
+
+def _tuples(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with lists as tuples, which Gymnasium's wrappers require and JSON does not have."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in kwargs.items()}
+
+
+def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
+    """Return the arguments after the env, whether others are accepted too, and which are required."""
+    own = list(inspect.signature(wrapper).parameters.values())
+    known, open_ended = accepted_arguments(wrapper)
+    required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [name for name in known if name != own[0].name], open_ended, required

@@ -63,12 +63,12 @@ class Agent:
         self.policy.version = self.clock.opt_step
         return metrics
 
-    def evaluator(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (obs_N, first_N) → action_N: the present policy, with a hidden state and random stream of its own."""
+    def evaluator(self, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """Return (obs_N, first_N) → action_N: the present policy (or its mode), with a hidden state and random stream of its own."""
         if self._shared is not None:
             self._shared.refresh()
         self.policy.explore_var = self.explore_var or 0.0
-        return self.policy.evaluator(np.random.default_rng(self._eval_seed))
+        return self.policy.evaluator(np.random.default_rng(self._eval_seed), deterministic)
 
     @property
     def diagnostics(self) -> tuple[str, ...]:

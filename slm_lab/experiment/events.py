@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,6 +34,8 @@ class Progress:
     fps: float
     row: Values | None = None
     """The row that was just made, if any."""
+    seconds_left: float = math.inf
+    """Until meta.max_seconds."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ from slm_lab.experiment.observers.base import (
     ObserverFactory,
     RowListeners,
     hooks,
+    info_column,
     mean,
 )
 from slm_lab.experiment.observers.checkpointer import Checkpointer, State
 from slm_lab.experiment.observers.dev_checks import DevChecks
-from slm_lab.experiment.observers.progress import ProgressReporter
+from slm_lab.experiment.observers.progress import ProgressReporter, TimeLimit
 from slm_lab.experiment.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.process.heartbeat import SAVING
@@ -76,6 +77,10 @@ class PolicyLearner:
         """Mean return of the last episodes; None before the first."""
         return mean(self.recorder.returns)
 
+    def _end_here(self) -> None:
+        """Have all frames now: meta.max_seconds."""
+        self.frames = min(self.frames, self.clock.frame)
+
     def take_update_times(self) -> tuple[float, float] | None:
         """Begin and end of the last update, in seconds of perf_counter; None if there was none since the last call."""
         times, self._update_times = self._update_times, None
@@ -93,13 +98,20 @@ class PolicyLearner:
         sink.open(self.table)
         self.clock.begin()
         meta, clock, agent = self.spec.meta, self.clock, self.agent
-        extra = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()), *agent.diagnostics)
+        sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
+        extra = (*sources, *agent.diagnostics, *map(info_column, meta.log_info))
         columns = (*COLUMNS, *dict.fromkeys(extra))
         rows = RowListeners([sink])
-        observers: dict[str, Observer] = {"recorder": Recorder(clock, agent, meta.log_frequency, rows, columns, self.table)}
+        recorder = Recorder(clock, agent, meta.log_frequency, rows, columns, self.table, meta.log_info)
+        observers: dict[str, Observer] = {"recorder": recorder}
         if meta.rigorous_eval:
             observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, rows, self.evaluate, columns, self.table)
-        observers["progress"] = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)))
+        learns, limit = self.spec.agent.algorithm.learns, meta.max_seconds
+        observers["progress"] = ProgressReporter(
+            clock, lambda *report: sink(Progress(self.table, *report)), learns=learns, max_seconds=limit
+        )
+        if limit is not None:
+            observers["time_limit"] = TimeLimit(clock, limit, self._end_here)
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
         observers |= self._user_observers
@@ -146,7 +158,8 @@ class PolicyLearner:
         """Mean return of one episode in each evaluation env; None if a stop is requested before all have ended."""
         assert self.eval_env is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
-        returns = play(self.eval_env, self.agent.evaluator(), self.stop, self.beat)
+        act = self.agent.evaluator(deterministic=self.spec.meta.eval_deterministic)
+        returns = play(self.eval_env, act, self.stop, self.beat)
         return sum(returns) / len(returns) if returns else None
 
     def close(self) -> None:

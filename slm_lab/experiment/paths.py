@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,11 @@ def file_stem(spec_name: str) -> str:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions, or their policies."""
+    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.
+
+    What each policy of a Session has for itself (tables, graphs, checkpoints) is numbered s · P + p if meta.sampler trains P policies, and
+    named s{s}_p{p}.
+    """
 
     root: Path
     spec_name: str
@@ -36,6 +41,20 @@ class RunPaths:
     def spec(self) -> Path:
         """The resolved spec, loadable again."""
         return self.root / f"{self.stem}_spec.json"
+
+    @cached_property
+    def policies(self) -> int:
+        """Policies of each Session, by the saved spec; 1 before it is saved."""
+        try:
+            ((_, body),) = json.loads(self.spec.read_text(encoding="utf-8")).items()
+            return int(body["meta"]["sampler"]["num_policies"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 1
+
+    def _of(self, index: int) -> str:
+        """Name the Session, or policy of a Session, with this number."""
+        session, policy = divmod(index, self.policies)
+        return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
 
     @property
     def graph_dir(self) -> Path:
@@ -70,14 +89,14 @@ class RunPaths:
         return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
-        """The Session's table of rows (CSV). With P = meta.sampler.num_policies policies, s · P + p is that of policy p of Session s."""
-        return self.info_dir / f"{self.stem}_t{t}_s{s}_session_df_{mode}.csv"
+        """The table of rows (CSV) of a Session, or of a policy."""
+        return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_df_{mode}.csv"
 
     def session_metrics(self, s: int, t: int = 0) -> Path:
-        return self.info_dir / f"{self.stem}_t{t}_s{s}_session_metrics_scalar.json"
+        return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_metrics_scalar.json"
 
     def session_graph(self, s: int, what: str, ext: str, mode: DataMode = "train", t: int = 0) -> Path:
-        return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_{mode}_{what}_vs_frames.{ext}"
+        return self.graph_dir / f"{self.stem}_t{t}_{self._of(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
         """What each process of the sampler did in a window of a few iterations (CSV: process, kind, begin, end, in seconds)."""
@@ -95,23 +114,23 @@ class RunPaths:
         return self.log_dir / f"{self.stem}_t{t}_s{s}.log"
 
     def tensorboard(self, s: int, t: int = 0) -> Path:
-        """Folder of the Session's TensorBoard events."""
-        return self.log_dir / f"{self.stem}_t{t}_s{s}_tensorboard"
+        """Folder of the TensorBoard events of a Session, or of a policy."""
+        return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
     def checkpoint(self, s: int, which: Literal["last", "best"], t: int = 0) -> Path:
-        return self.model_dir / f"{self.stem}_t{t}_s{s}_ckpt-{which}.pt"
+        return self.model_dir / f"{self.stem}_t{t}_{self._of(s)}_ckpt-{which}.pt"
 
     def trials(self) -> list[int]:
         """Indices of the trials of which a Session has a table."""
-        pattern = re.compile(re.escape(f"{self.stem}_t") + r"(\d+)_s\d+_session_df_train\.csv")
+        pattern = re.compile(re.escape(f"{self.stem}_t") + r"(\d+)_s\d+(?:_p\d+)?_session_df_train\.csv")
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
         return sorted({int(match[1]) for match in found if match})
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
-        """Indices of the Sessions that have a table."""
-        pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)_session_df_{mode}\.csv")
+        """Numbers of the Sessions, or of their policies, that have a table."""
+        pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(int(match[1]) * self.policies + int(match[2] or 0) for match in found if match)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,14 +18,17 @@ from rich.table import Table
 from slm_lab.experiment.events import End, Event, Notice, Progress, Values
 from slm_lab.experiment.screen import Screen
 
-_LINE_EVERY = 5.0
-"""Minimum seconds between two plain lines of a Session."""
+_LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
+"""Seconds: the least between two plain lines of a Session; until its first line, and from line to line, if there is no row."""
 _WIDE = 16
 """Maximum number of Sessions in the table; of more, only those that have not ended are shown."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
 _DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
 """Columns to leave out, in this order, if the terminal is narrow."""
+
+
+_QUEUED = "queued"
 
 
 @dataclass
@@ -35,7 +39,11 @@ class _State:
     fps: float = 0.0
     row: Values = field(default_factory=dict)
     status: str = "starts"
+    seconds_left: float = math.inf
     line_due: float = 0.0
+    """When the next line can be printed for a row."""
+    quiet_due: float | None = None
+    """When a line is printed even without a row."""
 
 
 class ProgressDisplay:
@@ -44,11 +52,15 @@ class ProgressDisplay:
     It refreshes when an event arrives, not by a thread of its own, which would take time from a Session in this process.
     """
 
-    def __init__(self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1) -> None:
+    def __init__(
+        self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1, at_once: int | None = None
+    ) -> None:
         self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
         self.max_frame, self.policies = max_frame, policies
         self.states = [_State() for _ in range(sessions * policies)]
         """Of each Session, or of each policy of each Session."""
+        for state in self.states[(at_once or sessions) * policies :]:
+            state.status = _QUEUED
         self.said: set[str] = set()
         self.begun = False
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
@@ -67,8 +79,8 @@ class ProgressDisplay:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         match event:
-            case Progress(table, frame, fps, row):
-                self.update(table, frame, fps, row)
+            case Progress(table, frame, fps, row, seconds_left):
+                self.update(table, frame, fps, row, seconds_left)
             case Notice(text):
                 self.notice(text)
             case End(session, status, detail):
@@ -84,22 +96,27 @@ class ProgressDisplay:
         self.begun = True
         self.say(text)
 
-    def update(self, index: int, frame: int, fps: float, row: Values | None) -> None:
-        """Show that Session (or policy) `index` is at `frame`; `row` is its new row, if any."""
-        state = self.states[index]
-        state.frame, state.fps, state.status = frame, fps, ""
+    def update(self, index: int, frame: int, fps: float, row: Values | None, seconds_left: float = math.inf) -> None:
+        """Show that Session (or policy) `index` is at `frame`; `row` is its new row, if any; `fps` 0: not known yet."""
+        state, now = self.states[index], perf_counter()
+        state.frame, state.fps, state.seconds_left, state.status = frame, fps, seconds_left, ""
+        if state.quiet_due is None:
+            state.quiet_due = now + _FIRST_LINE
         if row is not None:
             state.row = row
         if self.live:
             self._refresh()
-        elif row is not None and (perf_counter() >= state.line_due or frame >= self.max_frame):
-            state.line_due = perf_counter() + _LINE_EVERY
+        elif (row is not None and (now >= state.line_due or frame >= self.max_frame)) or now >= state.quiet_due:
+            state.line_due, state.quiet_due = now + _LINE_EVERY, now + _QUIET
             self.say(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
     def ended(self, index: int, status: str, detail: str) -> None:
         """Show that Session `index` has ended."""
         for state in self.states[index * self.policies : (index + 1) * self.policies]:
             state.status = status
+        queued = [state for state in self.states if state.status == _QUEUED]
+        for state in queued[: self.policies]:  # its process starts now
+            state.status = "starts"
         if self.live:
             self._refresh()
         if status == "failed":
@@ -152,7 +169,7 @@ class ProgressDisplay:
             "session": str(index) if self.policies == 1 else self._name(index),
             "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
             "frame": f"{state.frame:,}/{self.max_frame:,}",
-            "fps": f"{state.fps:,.0f}",
+            "fps": _speed(state.fps),
             "total_reward": number(state.row.get("total_reward")),
             "total_reward_ma": number(state.row.get("total_reward_ma")),
             "eta": state.status or self._eta(state),
@@ -160,15 +177,24 @@ class ProgressDisplay:
 
     def _line(self, state: _State) -> str:
         rewards = (f"{name} {number(state.row.get(name))}" for name in ("total_reward", "total_reward_ma"))
-        return "  ".join((f"fps {state.fps:,.0f}", *rewards, f"eta {self._eta(state)}"))
+        return "  ".join((f"fps {_speed(state.fps)}", *rewards, f"eta {self._eta(state)}"))
 
     def _eta(self, state: _State) -> str:
-        """Remaining time at the present speed, as h:mm:ss."""
+        """Remaining time at the present speed, or until meta.max_seconds, as h:mm:ss."""
         if state.fps <= 0:
             return "-"
-        minutes, seconds = divmod(max(0, round((self.max_frame - state.frame) / state.fps)), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        return duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
+
+
+def _speed(fps: float) -> str:
+    return f"{fps:,.0f}" if fps > 0 else "-"
+
+
+def duration(seconds: float) -> str:
+    """Format a time as m:ss or h:mm:ss."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
 def number(value: float | None) -> str:

@@ -21,6 +21,7 @@ from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
+from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.events import Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
@@ -31,6 +32,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
+from slm_lab.experiment.short import completed
 from slm_lab.experiment.sink import MemorySink, RunSink
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import cores
@@ -128,6 +130,7 @@ class Session:
             seed = draw_seed()
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
+        self.spec = completed(self.spec)
         self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
@@ -215,6 +218,7 @@ class Session:
             gamma=spec.agent.algorithm.gamma,
             training=training,
             threads=max(1, cores() // self.plan.at_once(spec.meta)),
+            **log_info(spec.meta),
         )
 
     def _check_memory(self, learner: PolicyLearner) -> None:
@@ -248,11 +252,15 @@ class Session:
             for experience in self.source:
                 self.learners[experience.policy].step(experience)
         except (WorkerFailed, Blocked) as error:
+            self._note_frame(error)
             self._blocked = isinstance(error, Blocked)
             self.end()
             if isinstance(error, WorkerFailed) or not self.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
+        except Exception as error:
+            self._note_frame(error)
+            raise
         else:
             self.end()
         finally:
@@ -261,6 +269,10 @@ class Session:
         interrupted = any(learner.interrupted for learner in self.learners)
         rows, eval_rows = memory.table_rows(first.table, "train"), memory.table_rows(first.table, "eval")
         return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
+
+    def _note_frame(self, error: BaseException) -> None:
+        """Tell where training was when it failed; see failures.cause."""
+        error.add_note(f"(at frame {self.clock.frame} of {self.spec.env.name})")
 
     def begin(self) -> None:
         """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""

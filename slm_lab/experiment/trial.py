@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
@@ -22,9 +23,10 @@ from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.process.interrupt import stop_on_signal
-from slm_lab.experiment.progress import ProgressDisplay, number
+from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.result import TrialResult
+from slm_lab.experiment.short import completed
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
@@ -55,6 +57,7 @@ class Trial:
         self.plan = plan or Plan(data_dir=Path(data_dir))
         sent = (self.plan.engine or choose_engine(spec)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
+        self._drawn = spec.meta.random_seed is None
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
@@ -84,12 +87,19 @@ class Trial:
 
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
         sessions, engine = self.spec.meta.max_session, self.plan.engine or choose_engine(self.spec)
-        with ProgressDisplay(sessions, self.spec.session_frames, policies=self.spec.policies) as display, _notices_to(display):
+        at_once = self.plan.at_once(self.spec.meta)
+        display = ProgressDisplay(sessions, self.spec.session_frames, policies=self.spec.policies, at_once=at_once)
+        with display, _notices_to(display):
             display.start(self.spec.name)
+            if self._drawn:
+                display.notice(f"no meta.random_seed given; using {self.spec.meta.random_seed}")
+            self.spec = completed(self.spec)
             if engine != "inline":
                 threading.Thread(target=_load_analysis, daemon=True).start()
+            begin = perf_counter()
             ends = ENGINES[engine](Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop))
-        metrics = self._analyze(ends, display, stop)
+            seconds = perf_counter() - begin
+        metrics = self._analyze(ends, display, stop, seconds)
         failed = sorted(failures(ends))
         if failed:
             raise TrialFailed(f"{len(failed)} of {sessions} Sessions failed: {', '.join(map(str, failed))}", metrics)
@@ -110,14 +120,13 @@ class Trial:
             raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
         self._shown = self.plan.data_dir / paths.root.name
         self.paths = paths
+        sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
-        display.begin(
-            f"{self.spec.name}: {meta.max_session} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}"
-        )
+        display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
         return paths
 
-    def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop) -> dict[str, Any]:
-        """Measure and draw all Sessions; the metrics are those of the Sessions that did not fail."""
+    def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
+        """Measure and draw all Sessions, which took so many seconds; the metrics are those of the Sessions that did not fail."""
         paths = self.paths
         if paths is None:
             return {}
@@ -125,18 +134,40 @@ class Trial:
 
         with _notices_to(display):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
-        if metrics:
-            display.say(_summary(metrics, self.spec.session_frames))
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
-        for file in (paths.root, *graphs, paths.trial_metrics(self.index)):
-            if file.is_dir() or (file.is_file() and file.stat().st_size > 0):
-                display.say(str(self._shown / file.relative_to(paths.root)))
+        files = [paths.root, *graphs, paths.trial_metrics(self.index)]
+        shown = [
+            str(self._shown / file.relative_to(paths.root))
+            for file in files
+            if file.is_dir() or (file.is_file() and file.stat().st_size > 0)
+        ]
+        if metrics:
+            display.say(_headline(metrics, self.spec, seconds))
+            if graphs[0].is_file():
+                display.say(f"open {shown.pop(1)}")
+            display.say(_summary(metrics, self.spec.session_frames))
+        for line in shown:
+            display.say(line)
         return metrics
 
 
+def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
+    """The final return and the time it took."""
+    sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
+    if not sessions:
+        return f"no session ended well, after {duration(seconds)}"
+    mean = f" (mean of {sessions} sessions)" if sessions > 1 else ""
+    result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
+    limit = spec.meta.max_seconds
+    timed_out = metrics["status"] == "done" and limit is not None and (frame or 0) < spec.session_frames
+    ended = f"; ended after {number(limit)} s of training (meta.max_seconds), before {spec.session_frames:,} frames" if timed_out else ""
+    stopped = "; stopped early" if metrics["status"] == "stopped" else ""
+    return f"{result} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
+
+
 def _summary(metrics: dict[str, Any], max_frame: int) -> str:
-    """The metrics in one line; those that are not defined are left out."""
-    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    """The metrics but final_return in one line; those that are not defined are left out."""
+    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "final_return"}
     return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
 
 

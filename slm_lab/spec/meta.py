@@ -52,6 +52,13 @@ class MetaSpec(SpecModel):
     """Frames between evaluations, with rigorous_eval."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation; 0: compute metrics from training episodes."""
+    eval_deterministic: Flag = False
+    """Evaluate with the mode of the action distribution instead of a sample."""
+    log_info: list[str] = []
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the mean over the last 100 episode ends is a column
+    info_{key} of the tables and a graph."""
+    max_seconds: PositiveReal | None = None
+    """Seconds of training after which a Session ends, saved, also before env.max_frame; absent: no limit."""
     random_seed: Seed | None = None
     """Random seed; absent: drawn, printed and saved."""
     save_interval: NonNegative = 10.0

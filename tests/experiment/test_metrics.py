@@ -10,7 +10,7 @@ from slm_lab.experiment.analysis.metrics import (
     Strengths,
     consistency,
     consistency_curve,
-    final_return_ma,
+    last_value,
     mean_scalars,
     metric_curves,
     session_metrics,
@@ -122,5 +122,5 @@ def test_mean_of_counts_is_a_count() -> None:
 
 def test_final_moving_average_is_the_last_there_is() -> None:
     table = {"frame": np.array([1.0, 2.0, 3.0]), "total_reward_ma": np.array([5.0, 6.0, np.nan])}
-    assert final_return_ma(table) == 6
-    assert final_return_ma({"frame": np.empty(0)}) is None
+    assert last_value(table, "total_reward_ma") == 6
+    assert last_value({"frame": np.empty(0)}, "total_reward_ma") is None

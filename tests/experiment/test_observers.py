@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -274,8 +274,8 @@ def test_hooks_are_those_that_are_overridden() -> None:
     class Updates(Observer):
         def on_update(self, metrics: Metrics) -> None: ...
 
-    observer = Updates()
-    assert hooks([observer, Observer()], "on_update") == [observer.on_update]
+    observer = Updates(cast(Any, None))
+    assert hooks([observer, Observer(cast(Any, None))], "on_update") == [observer.on_update]
     assert hooks([observer], "on_step") == []
 
 
@@ -335,8 +335,9 @@ def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
 def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
     clock, reports = Clock(), []
     reporter = ProgressReporter(clock, lambda *report: reports.append(report))
-    clock.moment = 1.0 + reporter.time
+    clock.moment = 1.0 + reporter.last[0]
     clock.tick(500)
+    reporter.on_update(Metrics(0.0))
     reporter.on_step([])
     assert reports == []
     reporter.on_row(Row(0, "train", {"frame": 500}))
@@ -344,5 +345,5 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
     reporter.due = 0.0
     reporter.on_step([])
     reporter.on_step([])
-    assert [(frame, row) for frame, _, row in reports] == [(500, {"frame": 500}), (500, None)]
+    assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, None)]
     assert reports[0][1] == pytest.approx(500)

@@ -35,6 +35,17 @@ def test_sessions_with_a_table(tmp_path: Path) -> None:
     assert paths.sessions("eval") == [3]
 
 
+def test_policies_are_told_from_sessions(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, "ppo")
+    paths.spec.write_text('{"ppo": {"meta": {"sampler": {"num_policies": 3}}}}')
+    assert paths.session_df(4) == paths.info_dir / "ppo_t0_s1_p1_session_df_train.csv"
+    assert paths.checkpoint(2, "best").name == "ppo_t0_s0_p2_ckpt-best.pt"
+    assert paths.pbt(1).name == "ppo_t0_s1_pbt.csv"
+    for index in (4, 0):
+        paths.session_df(index).touch()
+    assert (paths.sessions(), paths.trials()) == ([0, 4], [0])
+
+
 def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Still(datetime):
         @classmethod

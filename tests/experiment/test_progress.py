@@ -6,9 +6,13 @@ from typing import IO, cast
 import pytest
 from rich.console import Console
 
-from slm_lab.experiment.events import CheckpointWritten, End, Event, Notice, Progress
+from slm_lab.experiment import progress as progress_module
+from slm_lab.experiment.events import CheckpointWritten, End, Event, Notice, Progress, Row
+from slm_lab.experiment.observers.progress import ProgressReporter
 from slm_lab.experiment.progress import ProgressDisplay, number
 from slm_lab.experiment.screen import Screen
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import Metrics
 
 ROW: dict[str, float | int | None] = {"total_reward": 21.5, "total_reward_ma": None}
 
@@ -31,6 +35,81 @@ def test_plain_lines_without_a_terminal() -> None:
         "session 1  frame 500/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:01",
         "session 0  frame 1,000/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:00",
     ]
+
+
+def test_a_line_within_2_seconds_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever log_frequency is; then one from time to time."""
+    now = 100.0
+    monkeypatch.setattr(progress_module, "perf_counter", lambda: now)
+    progress, file = shown(terminal=False)
+    frames = []
+    with progress:
+        for frame in range(0, 400, 2):
+            now += 0.25
+            progress.update(0, frame, 0.0, None)
+            if len(lines := file.getvalue().splitlines()) > len(frames):
+                frames.append(now - 100.0)
+    assert frames[0] <= 2.0
+    assert 2 <= len(frames) <= 4
+    assert lines[0] == "session 0  frame 8/1,000  fps -  total_reward -  total_reward_ma -  eta -"
+
+
+def test_sessions_that_wait_are_queued() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80)
+    progress = ProgressDisplay(4, 1000, console, at_once=2)
+    with progress:
+        progress.update(0, 250, 0.0, None)
+        assert [state.status for state in progress.states] == ["", "starts", "queued", "queued"]
+        progress.ended(0, "done", "")
+        assert [state.status for state in progress.states] == ["done", "starts", "starts", "queued"]
+    assert "queued" in file.getvalue()
+
+
+def test_the_time_left_is_at_most_that_until_max_seconds() -> None:
+    progress, file = shown(terminal=False)
+    with progress:
+        progress.update(0, 500, 1.0, ROW, seconds_left=90.0)
+    assert "eta 1:30" in file.getvalue()
+
+
+@pytest.mark.parametrize("warm_up", [0, 3000])
+def test_the_speed_is_that_of_whole_updates(warm_up: int) -> None:
+    """An update that takes 100 times as long as a step: what is shown as the time left is right within a factor of 1.5."""
+    clock, step, rollout, frames = Clock(), 0.001, 128, 40_000
+    clock.begin()
+    now = clock.moment = 0.0
+    shown: list[tuple[float, int, float]] = []
+    reporter = ProgressReporter(clock, lambda frame, fps, row, left: shown.append((now, frame, fps)))
+    while clock.frame < frames:
+        now += step
+        clock.moment = now
+        clock.tick(1)
+        if clock.frame >= warm_up and clock.frame % rollout == 0:
+            now += 100 * step
+            clock.moment = now
+            reporter.on_update(Metrics(0.0))
+        reporter.on_row(Row(0, "train", {}))
+    known = [(at, frame, fps) for at, frame, fps in shown if fps > 0]
+    assert known[0][1] <= warm_up + 2 * rollout
+    for at, frame, fps in known:
+        left = now - at
+        if frame > warm_up + 2 * rollout and frame < frames - 4 * rollout:
+            assert 1 / 1.5 < (frames - frame) / fps / left < 1.5, frame
+
+
+def test_the_speed_of_an_agent_that_does_not_learn() -> None:
+    clock = Clock()
+    clock.begin()
+    clock.moment = 0.0
+    shown: list[float] = []
+    reporter = ProgressReporter(clock, lambda frame, fps, row, left: shown.append(fps), learns=False)
+    for second in range(1, 4):
+        clock.moment = float(second)
+        clock.tick(10)
+        reporter.due = 0.0
+        reporter.on_step([])
+    assert shown == [10.0, 10.0, 10.0]
 
 
 def test_one_live_table_fits_a_terminal_of_80_columns() -> None:

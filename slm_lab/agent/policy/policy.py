@@ -88,8 +88,8 @@ class Policy:
         """Choose actions by the outputs of `forward`, computed here or elsewhere."""
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
-    def evaluator(self, rng: np.random.Generator) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (obs_N, first_N) → action_N: this policy with a hidden state and a random stream of its own."""
+    def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """Return (obs_N, first_N) → action_N: this policy (or its mode) with a hidden state and a random stream of its own."""
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
 
@@ -97,10 +97,10 @@ class Policy:
             nonlocal state_N
             if policy.state_size:
                 before_N = policy.initial_state(len(obs_N)) if state_N is None else np.where(first_N[:, None], np.float32(0.0), state_N)
-                out = policy.act(obs_N, before_N)
+                out = policy.act(obs_N, before_N, deterministic)
                 state_N = out.state_N
             else:
-                out = policy.act(obs_N)
+                out = policy.act(obs_N, None, deterministic)
             return out.action_N
 
         return act

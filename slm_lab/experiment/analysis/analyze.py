@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from slm_lab.experiment.analysis.metrics import (
     Scalars,
     Strengths,
     consistency,
-    final_return_ma,
+    last_value,
     mean_scalars,
     session_metrics,
 )
@@ -28,6 +29,7 @@ from slm_lab.experiment.analysis.trial_figures import (
     SESSION_FRAMES,
     Labels,
     common_strengths,
+    draw_returns,
     draw_strengths,
     draw_tables,
 )
@@ -36,7 +38,7 @@ from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
 from slm_lab.spec.spec import Spec
 
-_NO_SCALARS: Scalars = dict.fromkeys(("total_reward_ma", *SESSION_METRICS, "frame"))
+_NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 
 
 def analyze_trial(
@@ -60,17 +62,19 @@ def analyze_trial(
     A baseline that is neither shipped nor cached is measured last, when everything else is written: at most 30 s, interrupted by `stop`.
     The metrics and figures of strengths follow.
 
-    The metrics: total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and
-    stability as means over Sessions, consistency, random_baseline, frame (mean of the Sessions' last), sessions (their number), status
-    ("done", "stopped" or "failed"), failed (number) and failures (Session → last line of the cause) if there are any; None if a
-    metric is not defined. If rollout workers and learner were measured: bottleneck and busy; if a Session trains several policies:
-    policies and best_policy (see sampler_metrics), and the other means are over all policies of all Sessions.
+    The metrics: final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
+    sample_efficiency, training_efficiency and stability as means over Sessions, consistency, random_baseline, frame (mean of the
+    Sessions' last), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last line
+    of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
+    if a Session trains several policies: policies and best_policy (see sampler_metrics), and the other means are over all policies of
+    all Sessions.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
         return {}
     baseline, writer = known_baseline(spec.env), Writer(paths.root)
     mean_return = baseline.mean_return if baseline else None
+    trial.labels = replace(trial.labels, baseline=mean_return)
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():
         draw_tables(writer, trial.run, trial.labels, trial.mode)
@@ -79,6 +83,9 @@ def analyze_trial(
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:
             metrics = trial.write_metrics(mean_return, writer)
+            trial.labels = replace(trial.labels, baseline=mean_return)
+            with writer.drawing():
+                draw_returns(writer, trial.run, trial.labels, trial.mode)
     if mean_return is not None:
         with writer.drawing():
             draw_strengths(writer, trial.run, trial.labels, trial.mode, trial.strengths(mean_return))
@@ -151,7 +158,8 @@ class _Trial:
 
     def _scalars(self, index: int, strengths: Strengths) -> Scalars:
         return {
-            "total_reward_ma": final_return_ma(self.metric_tables[index]),
+            "final_return": last_value(self.metric_tables[index], "total_reward"),
+            "total_reward_ma": last_value(self.metric_tables[index], "total_reward_ma"),
             **session_metrics(strengths),
             "frame": last_frame(self.train[index]),
         }
@@ -161,11 +169,16 @@ class _Trial:
         if index not in self.good:
             return "failed"
         may_stop = self.stop is None or self.stop.requested
-        return "stopped" if may_stop and (last_frame(self.train[index]) or 0) < self.spec.session_frames else "done"
+        table, limit = self.train[index], self.spec.meta.max_seconds
+        if limit is not None and (last_value(table, "wall_t") or 0.0) >= limit:
+            return "done"
+        return "stopped" if may_stop and (last_frame(table) or 0) < self.spec.session_frames else "done"
 
 
 def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "unknown cause")
+    """Return the last line of a cause, and the frame if that is on a line of its own."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown cause"]
+    return " ".join(lines[-2:]) if lines[-1].startswith("(at frame ") else lines[-1]
 
 
 def _finite(value: Any) -> Any:

@@ -107,7 +107,7 @@ def baseline_key(spec: EnvSpec) -> str:
 def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of fewer once `ended()`.
 
-    Raises SpecError if the env cannot be built, or what the env raises.
+    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or what the env raises.
     """
     from slm_lab.env.make import make_env
 
@@ -129,6 +129,8 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False) -> Baselin
     finally:
         env.close()
     counted = [value for of_env in returns for value in of_env[:wanted]]
+    if not all(map(math.isfinite, counted)):
+        raise ValueError("an episode's return is not finite")
     return Baseline(math.fsum(counted) / len(counted) if counted else None, len(counted))
 
 
@@ -166,7 +168,8 @@ def _read_cache(file: Path) -> Baseline | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(file.read_text(encoding="utf-8"))
         mean_return = content["mean_return"]
-        return Baseline(None if mean_return is None else float(mean_return), int(content["episodes"]))
+        if mean_return is None or math.isfinite(mean_return):
+            return Baseline(None if mean_return is None else float(mean_return), int(content["episodes"]))
     return None
 
 

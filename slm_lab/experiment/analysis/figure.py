@@ -53,6 +53,8 @@ class Line:
     """Drawn thin and pale, as the lines behind a mean."""
     steps: bool = False
     """The value holds until the next point."""
+    dashed: bool = False
+    """Drawn thin, without markers: a level to compare with."""
     marks: tuple[Mark, ...] = ()
 
     @property

@@ -105,9 +105,9 @@ def _mean(values: Sequence[float]) -> float:
     return round(mean) if all(isinstance(value, int) for value in values) else mean
 
 
-def final_return_ma(table: Table) -> float | None:
-    """Return the last known total_reward_ma."""
-    return _last(curve(table, "total_reward_ma").value)
+def last_value(table: Table, column: str) -> float | None:
+    """Return the last known value of a column."""
+    return _last(curve(table, column).value)
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

@@ -123,9 +123,11 @@ def _line_trace(line: Line) -> dict[str, Any]:
         "x": _positions(line.curve.frame),
         "legendgroup": line.name,
         "y": _digits(line.curve.value),
-        "mode": "lines+markers" if len(line.curve.frame) <= figures.MAX_MARKERS else "lines",
-        "marker": {"size": 4 if line.faint else 6},
-        "line": {"color": line.colour, "width": 1 if line.faint else 2.5} | ({"shape": "hv"} if line.steps else {}),
+        "mode": "lines+markers" if len(line.curve.frame) <= figures.MAX_MARKERS and not line.dashed else "lines",
+        "marker": {"size": 12 if len(line.curve.frame) == 1 else 4 if line.faint else 6},
+        "line": {"color": line.colour, "width": 1 if line.faint or line.dashed else 2.5}
+        | ({"shape": "hv"} if line.steps else {})
+        | ({"dash": "dash"} if line.dashed else {}),
         "opacity": figures.FAINT_OPACITY if line.faint else 1.0,
     }
 

@@ -172,9 +172,10 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
     return {
         "color": colour,
         "alpha": figures.FAINT_OPACITY if line.faint else 1.0,
-        "linewidth": 1.0 if line.faint else 2.0,
-        "marker": "o" if len(line.curve.frame) <= figures.MAX_MARKERS else "",
-        "markersize": 2.5 if line.faint else 4,
+        "linestyle": "--" if line.dashed else "-",
+        "linewidth": 1.0 if line.faint or line.dashed else 2.0,
+        "marker": "o" if len(line.curve.frame) <= figures.MAX_MARKERS and not line.dashed else "",
+        "markersize": 9 if len(line.curve.frame) == 1 else 2.5 if line.faint else 4,
     }
 
 

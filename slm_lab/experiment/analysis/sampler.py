@@ -10,7 +10,7 @@ import numpy as np
 
 from slm_lab.experiment.analysis.curves import Curve, Table, curve
 from slm_lab.experiment.analysis.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
-from slm_lab.experiment.analysis.metrics import final_return_ma
+from slm_lab.experiment.analysis.metrics import last_value
 from slm_lab.experiment.analysis.run import Run, numbers, read_columns
 from slm_lab.experiment.analysis.statistics import average
 from slm_lab.experiment.analysis.timeline import KIND_COLOURS, spans_of, timeline_figure
@@ -53,7 +53,7 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
     if (found := bottleneck(list(train.values()))) is not None:
         metrics |= {"bottleneck": found[0], "busy": found[1]}
     if policies > 1:
-        finals = {index: final_return_ma(table) for index, table in metric_tables.items()}
+        finals = {index: last_value(table, "total_reward_ma") for index, table in metric_tables.items()}
         means = [average(final for index, final in finals.items() if index % policies == policy) for policy in range(policies)]
         known = [policy for policy, mean in enumerate(means) if mean is not None]
         metrics |= {"policies": means, "best_policy": max(known, key=lambda policy: means[policy] or 0.0, default=None)}

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 
 from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
-from slm_lab.experiment.analysis.figure import POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.analysis.figure import GREY, POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve, metric_curves
 from slm_lab.experiment.analysis.run import Run, distributed
 from slm_lab.experiment.analysis.writer import Writer
+from slm_lab.experiment.observers.base import info_column
 from slm_lab.experiment.paths import DataMode
 
 Curves = dict[str, Curve]
@@ -85,6 +86,8 @@ class Labels:
     frames: Axis = FRAMES
     failed_tables: Set[int] = frozenset()
     """Indices of the tables of failed Sessions."""
+    baseline: float | None = None
+    """The env's random baseline, a line in figures of returns; None: not known."""
 
     def describe(self, index: int) -> str:
         """Return the Session, and its policy, that the table of this index belongs to."""
@@ -117,7 +120,7 @@ def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> Non
     train, metric_tables, graph = run.tables("train"), run.tables(mode), partial(run.paths.trial_graph, t=run.trial)
     learning = learning_curves(train)
     returns = {index: return_curves(table) for index, table in metric_tables.items()}
-    writer.draw(trial_figures(returns, labels, mode), graph)
+    draw_returns(writer, run, labels, mode)
     writer.draw(trial_figures(learning, labels, "train"), graph)
     writer.draw(policy_figures(returns, labels, mode), graph)
     for axis in SHARED_AXES if distributed(train) else ():
@@ -128,6 +131,12 @@ def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> Non
         _draw_session(writer, run, index, learning[index], labels, "train")
         if mode == "eval":
             _draw_session(writer, run, index, return_curves(table), labels, "train")
+
+
+def draw_returns(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
+    """Draw the returns of the trial over frames."""
+    returns = {index: return_curves(table) for index, table in run.tables(mode).items()}
+    writer.draw(trial_figures(returns, labels, mode), partial(run.paths.trial_graph, t=run.trial))
 
 
 def draw_strengths(writer: Writer, run: Run, labels: Labels, mode: DataMode, strengths: Mapping[int, Strengths]) -> None:
@@ -149,7 +158,8 @@ def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:
     """Return the curves of each table that describe its updates; without waits for the lock if there are none."""
     waits = any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values())
     shared = _DISTRIBUTED_COLUMNS if waits else _DISTRIBUTED_COLUMNS[:-1]
-    columns = (*_TRAINING_COLUMNS, *shared) if distributed(tables) else _TRAINING_COLUMNS
+    infos = dict.fromkeys(name for table in tables.values() for name in table if name.startswith(info_column("")))
+    columns = (*_TRAINING_COLUMNS, *(shared if distributed(tables) else ()), *infos)
     return {index: {column: curve(table, column) for column in columns} for index, table in tables.items()}
 
 
@@ -231,7 +241,12 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
 
 
 def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis | None = None) -> Figure:
-    what, y_label = _TEXTS[name]
+    key = name.removeprefix(info_column(""))
+    what, y_label = _TEXTS.get(name, (key, f"{key} at the end of episodes (last 100 episodes)"))
     y_label = y_label.format(episodes=labels.episodes[mode])
+    if labels.baseline is not None and lines and (name in RETURNS or name in _POLICY_RETURNS):
+        frame = max(float(line.curve.frame[-1]) for line in lines)
+        across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))
+        lines = [Line("random baseline", across, GREY, dashed=True), *lines]
     panel = Panel(y_label, lines, name in _CORE_RANGE, (axis or labels.frames).label, each=labels.each)
     return Figure(f"{labels.title}: {what}", (panel,))

@@ -32,6 +32,11 @@ SAMPLER_COLUMNS = (
 max_policy_lag; shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
 
 
+def info_column(key: str) -> str:
+    """Return the column of an entry of the env's `info` (meta.log_info)."""
+    return f"info_{key}"
+
+
 @dataclass(frozen=True)
 class ObserverContext:
     """What an observer of the user's is made with."""

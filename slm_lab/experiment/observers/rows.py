@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from slm_lab.experiment.events import Mode, Row, Values
-from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, mean
+from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import Episode, Metrics
 
 _EPISODES = 100
@@ -80,15 +81,26 @@ class Recorder(Observer):
     Args:
         columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
         index: of the table, see events.Row.
+        infos: entries of Episode.info, whose means over the same episodes as total_reward are columns too (see info_column).
     """
 
     mode: Mode = "train"
 
-    def __init__(self, clock: Clock, rates: Rates, every: int, emit: EmitRow, columns: Sequence[str] = COLUMNS, index: int = 0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        rates: Rates,
+        every: int,
+        emit: EmitRow,
+        columns: Sequence[str] = COLUMNS,
+        index: int = 0,
+        infos: Sequence[str] = (),
+    ) -> None:
         self.clock, self.every, self.emit, self.index = clock, every, emit, index
         self.table = Table(clock, rates, columns)
         self.returns: deque[float] = deque(maxlen=_EPISODES)
-        extra = [name for name in columns if name not in COLUMNS and name != "global_frame"]
+        self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=_EPISODES) for key in infos}
+        extra = [name for name in columns if name not in (*COLUMNS, "global_frame", *map(info_column, infos))]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
         self.scalars: dict[str, Mean] = {}
         """Means of what else updates report."""
@@ -96,6 +108,8 @@ class Recorder(Observer):
     def on_step(self, episodes: list[Episode]) -> None:
         if episodes:
             self.returns.extend([episode.total_reward for episode in episodes])
+            for key, values in self.infos.items():
+                values.extend([getattr(episode, "info", {}).get(key) for episode in episodes])
         if self.clock.due(self.every):
             self._write()
 
@@ -115,6 +129,9 @@ class Recorder(Observer):
     def on_end(self) -> None:
         if self.table.frame != self.clock.frame:
             self._write()
+        for key, values in self.infos.items():
+            if values and all(value is None for value in values):
+                notice(f"meta.log_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
     def resume(self, rows: Sequence[dict[str, str]]) -> None:
         """Continue after the rows in the file; a row that was due when the previous process died is written now."""
@@ -129,21 +146,28 @@ class Recorder(Observer):
     def _write(self) -> None:
         row = self.table.row(mean(self.returns))
         row.update((name, mean.drain()) for name, mean in self.means.items())
+        for key, values in self.infos.items():
+            row[info_column(key)] = mean([value for value in values if value is not None])
         self.emit(Row(self.index, self.mode, row, {name: mean.drain() for name, mean in self.scalars.items()}))
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
-        return {"table": self.table.state_dict(), "returns": list(self.returns), "means": means}
+        infos = {key: list(values) for key, values in self.infos.items()}
+        return {"table": self.table.state_dict(), "returns": list(self.returns), "means": means, "infos": infos}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.table.load_state_dict(state["table"])
         self.returns = deque(state["returns"], maxlen=_EPISODES)
+        for key, values in state.get("infos", {}).items():
+            self.infos[key] = deque(values, maxlen=_EPISODES)
         for name, (total, count) in state["means"].items():
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
         """Start the history of episodes anew: from here on another policy plays."""
         self.returns.clear()
+        for values in self.infos.values():
+            values.clear()
 
 
 class Evaluator(Observer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import worker_seeds
 from slm_lab.lib.store import SharedArrays
+from slm_lab.spec.meta import MetaSpec
 
 
 class Collected(NamedTuple):
@@ -195,7 +196,7 @@ class RolloutWorker:
         assert sampler is not None
         count = sampler.num_envs_per_worker // num_splits(sampler)
         seed = seeds.env if group == 0 else int(np.random.SeedSequence([seeds.env, group]).generate_state(1)[0]) & 0x7FFFFFFF
-        return make_env(spec.env, seed, num_envs=count, gamma=spec.agent.algorithm.gamma)
+        return make_env(spec.env, seed, num_envs=count, gamma=spec.agent.algorithm.gamma, **log_info(spec.meta))
 
     def collect(self, slot: int) -> Collected:
         """Collect a rollout of every group."""
@@ -228,6 +229,11 @@ class RolloutWorker:
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def log_info(meta: MetaSpec) -> dict[str, Any]:
+    """Return the arguments of make_env for meta.log_info."""
+    return {"log_info": tuple(meta.log_info)} if meta.log_info else {}
 
 
 def extras_count(env: Env) -> int:

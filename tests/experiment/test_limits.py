@@ -1,0 +1,198 @@
+"""How a Session ends early, what it evaluates and logs: meta.max_seconds, eval_deterministic, log_info; rewards that are not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from slm_lab.cli import main
+from slm_lab.experiment import short, state
+from slm_lab.experiment.analysis import analyze_trial
+from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
+from slm_lab.experiment.observers.rows import Recorder
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.trial import Trial
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import Episode
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.spec import Spec
+from tests.experiment.test_observers import Rates, Rows
+
+MakeSpec = Callable[..., Spec]
+
+
+class BadReward(CartPoleEnv):
+    """CartPole whose 60th step has a reward that is not finite."""
+
+    def __init__(self, reward: float = math.nan, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.reward, self.count = reward, 0
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, self.reward if self.count == 60 else reward, terminated, truncated, info
+
+
+class Wreck(CartPoleEnv):
+    """CartPole that raises in its 60th step."""
+
+    count = 0
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        if self.count == 60:
+            raise ArithmeticError("the pole is broken")
+        return super().step(action)
+
+
+gym.register("BadReward-v0", entry_point=BadReward, max_episode_steps=500)
+gym.register("Wreck-v0", entry_point=Wreck, max_episode_steps=500)
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_max_seconds_ends_a_session_saved_and_done(
+    sessions: int, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = make_spec(env={"max_frame": 10**8}, meta={"max_seconds": 0.5, "max_session": sessions})
+    begin = time.perf_counter()
+    result = Trial(spec, tmp_path).run()
+    assert time.perf_counter() - begin < 60
+    assert (result["status"], result["sessions"]) == ("done", sessions)
+    assert "ended after 0.5 s of training (meta.max_seconds), before 100,000,000 frames" in capsys.readouterr().out.replace("\n", " ")
+    last = result.train.groupby("session").last()
+    assert last.wall_t.between(0.5, 3.0).all()
+    for index in range(sessions):
+        assert state.load(result.paths.checkpoint(index, "last"))["clock"]["frame"] == last.frame[index] < 10**8
+    assert analyze_trial(spec, result.paths)["status"] == "done", "analysed again, when nobody remembers how it ended"
+
+
+def test_max_seconds_says_nothing_if_frames_end_first(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Trial(make_spec(meta={"max_seconds": 1000}), tmp_path).run()
+    assert "meta.max_seconds" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_evaluation_takes_the_mode_if_asked(deterministic: bool, make_spec: MakeSpec) -> None:
+
+    session = Session(make_spec(meta={"rigorous_eval": 2, "eval_deterministic": deterministic})).build()
+    learner = session.learners[0]
+    learner.stop, learner.beat = session.stop, session.beat
+    calls: list[bool] = []
+    policy_class = type(learner.agent.policy)
+    act = policy_class.act
+
+    def recorded(self: Any, obs_N: Any, state_N: Any = None, deterministic: bool = False) -> Any:
+        calls.append(deterministic)
+        return act(self, obs_N, state_N, deterministic)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_class, "act", recorded)
+        learner.evaluate()
+    session.close()
+    assert set(calls) == {deterministic}
+
+
+class Informed(Episode):
+    """An episode with the numbers of its env's info."""
+
+    info: dict[str, float] = {}
+
+
+def episode(**info: float) -> Episode:
+    one = Informed(0, 1.0, 9)
+    one.info = info
+    return one
+
+
+def test_columns_of_the_envs_info_are_means_over_the_last_100_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    rows, clock = Rows(), Clock()
+    recorder = Recorder(clock, Rates(), 10, rows, ("frame", "loss", "info_success", "info_never"), infos=["success", "never"])
+    for index in range(150):
+        clock.tick(1)
+        recorder.on_step([episode(success=float(index))] if index % 2 else [episode()])
+    recorder.on_end()
+    assert rows[0]["info_success"] == np.mean([1, 3, 5, 7, 9])
+    assert rows[-1]["info_success"] == np.mean([index for index in range(50, 150) if index % 2])
+    assert {row["info_never"] for row in rows} == {None}
+    assert [message for message in caplog.messages if "'never'" in message] == caplog.messages != []
+    other = Recorder(clock, Rates(), 10, Rows(), infos=["success", "never"])
+    other.load_state_dict(recorder.state_dict())
+    assert other.infos == recorder.infos
+
+
+def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slm_lab.experiment import session as module
+
+    make_env = module.make_env
+
+    def informed(*args: Any, log_info: tuple[str, ...] = (), **kwargs: Any) -> Any:
+        env = make_env(*args, **kwargs)
+        step = env.step
+
+        def with_info(action_N: np.ndarray) -> Any:
+            made = step(action_N)
+            return made._replace(episodes=[episode(**dict.fromkeys(log_info, float(one.length))) for one in made.episodes])
+
+        monkeypatch.setattr(env, "step", with_info)
+        return env
+
+    monkeypatch.setattr(module, "make_env", informed)
+    result = Trial(make_spec(meta={"log_info": ["steps"]}), tmp_path).run()
+    assert result.train.columns[-1] == "info_steps"
+    assert result.train.info_steps.iloc[-1] > 5
+    assert result.paths.trial_graph("info_steps", "png").is_file()
+    assert result.paths.session_graph(0, "info_steps", "html").is_file()
+
+
+@pytest.mark.parametrize(("env", "sessions"), [("Wreck-v0", 1), ("Wreck-v0", 2)])
+def test_a_failure_in_training_names_frame_and_env(
+    env: str,
+    sessions: int,
+    make_spec: MakeSpec,
+    spec_body: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "spec.json"
+    name = f"{__name__}:{env}"
+    body = spec_body(env={"name": name, "backend": "sync"}, meta={"max_session": sessions})
+    file.write_text(json.dumps({"small": body}))
+    assert main([str(file), "small", "--data-dir", str(tmp_path / "data")]) == 1
+    (folder,) = (tmp_path / "data").iterdir()
+    metrics = json.loads((folder / "small_t0_trial_metrics_scalar.json").read_text(), parse_constant=pytest.fail)
+    assert metrics["failures"]["0"] == f"ArithmeticError: the pole is broken (at frame 236 of {name})"
+    assert f"(at frame 236 of {name})" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_baseline_that_is_not_finite_is_not_cached(reward: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    spec = EnvSpec(name=f"{__name__}:BadReward-v0", max_frame=1, backend="sync", reward=reward)  # type: ignore[call-arg]
+    assert measure_baseline(spec) is None
+    assert not cache_folder().exists()
+    assert known_baseline(spec) is None
+
+
+def test_log_frequency_of_a_short_run(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    """Without one in the spec there are ten rows, with a notice; one in the spec is kept."""
+    spec = make_spec()
+    meta = {key: value for key, value in spec.meta.model_dump(exclude_unset=True).items() if key != "log_frequency"}
+    without = Spec.model_validate({**spec.model_dump(exclude={"meta"}, exclude_none=True), "meta": meta})
+    session = Session(without)
+    assert len(session.run().rows) == 10
+    assert session.spec.meta.log_frequency == 100
+    assert [message for message in caplog.messages if "log_frequency" in message]
+    assert len(Session(make_spec(meta={"log_frequency": 10_000})).run().rows) == 1
+    assert short.completed(session.spec) is session.spec
+    long = without.model_copy(update={"env": without.env.model_copy(update={"max_frame": 200_000})})
+    assert short.completed(long) is long

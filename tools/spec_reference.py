@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -23,7 +23,6 @@ from slm_lab.spec.net import NETS, LossSpec, LRSchedulerSpec, OptimSpec
 from slm_lab.spec.other_names import OTHER_NAMES
 from slm_lab.spec.sampler import PBTSpec, SamplerSpec
 from slm_lab.spec.schedule import Schedule
-from slm_lab.spec.search import DISTRIBUTIONS
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.text import read
 from slm_lab.spec.torch_check import ACTIVATIONS, INIT_FUNCTIONS, LOSSES, OPTIMIZERS, SCHEDULERS
@@ -63,19 +62,20 @@ too. The shortest spec names an algorithm and an env, and says for how long to t
 - `"package.module:Class"` as a `name` is a class of your own: see [extend.md](extend.md).
 """
 
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 LEADS = {
-    "agent.algorithm": "Which actions and which memories an algorithm supports; the first memory is the one that an absent section means.",
-    "agent.net": "`agent.critic_net` has the same keys; those that it leaves out have their defaults, not the values of `agent.net`. A net may "
-    "be named by `type` instead of `name`.",
-    "agent.net.optim_spec": "Further keys are arguments of the optimizer. Names: " + ", ".join(f"`{name}`" for name in sorted(OPTIMIZERS))
-    + ", and `Lookahead`, whose argument `optimizer` names the inner one.",
-    "agent.net.lr_scheduler_spec": "Further keys are arguments of the scheduler, which counts frames. Names: "
-    + ", ".join(f"`{name}`" for name in sorted(SCHEDULERS))
-    + ".",
-    "agent.net.loss_spec": "Further keys are arguments of the loss. Names: " + ", ".join(f"`{name}`" for name in sorted(LOSSES)) + ".",
-    "env": "Keys that are not listed here are arguments of the env's constructor (`continuous`, `repeat_action_probability`, …); one that it "
-    "does not accept is an error before training.",
-    "search": f"Nested like the spec: `\"key__distribution\": [arguments]`. Distributions: {', '.join(f'`{name}`' for name in DISTRIBUTIONS)}.",
+    "agent.algorithm": "The first memory of an algorithm is the one that an absent section means.",
+    "agent.net": "A net may be named by `type` instead of `name`. `agent.critic_net` has the same keys; those that it leaves out have their "
+    "defaults, not the values of `agent.net`.",
+    "agent.net.optim_spec": f"Names: {_listed(sorted(OPTIMIZERS))}, and `Lookahead`, whose argument `optimizer` names the inner one.",
+    "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. They count frames.",
+    "agent.net.loss_spec": f"Names: {_listed(sorted(LOSSES))}.",
+    "env": "Keys that are not listed here are arguments of the env's constructor (`continuous`, `repeat_action_probability`, …); one that "
+    "it does not accept is an error before training.",
 }
 """Section → text below its heading."""
 
@@ -197,10 +197,19 @@ SECTIONS = (
 
 def text() -> str:
     """Return the text of docs/spec.md."""
-    contents = [f"- [{section.title}](#{_anchor(section.heading)})" for section in SECTIONS]
-    others = ["## Names in other libraries", "", "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that tells the path here.", ""]
-    others += ["| there | here |", "|---|---|", *(f"| `{name}` | `{path.replace(' (', '` (')}{'' if ' (' in path else '`'} |" for name, path in OTHER_NAMES.items())]
-    parts = [INTRODUCTION, "\n".join(contents) + "\n", *map(_section, SECTIONS), "\n".join(others) + "\n"]
+    contents = "Sections: " + ", ".join(f"[{section.title}](#{_anchor(section.heading)})" for section in SECTIONS)
+    others = [
+        "## Names in other libraries",
+        "",
+        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that tells the path here.",
+        "",
+    ]
+    others += [
+        "| there | here |",
+        "|---|---|",
+        *(f"| `{name}` | `{path.replace(' (', '` (')}{'' if ' (' in path else '`'} |" for name, path in OTHER_NAMES.items()),
+    ]
+    parts = [INTRODUCTION, contents + "\n", *map(_section, SECTIONS), "\n".join(others) + "\n"]
     return "\n".join(parts)
 
 
@@ -236,7 +245,10 @@ def keys(section: Section) -> list[str]:
     everywhere = dict.fromkeys(key for model in section.models.values() for key in model.model_fields)
     components = "" not in section.models
     hidden = {"name"} if components or section.path == "" else set()
-    return sorted((key for key in everywhere if key not in hidden), key=lambda key: -sum(key in model.model_fields for model in section.models.values()))
+    return sorted(
+        (key for key in everywhere if key not in hidden),
+        key=lambda key: -sum(key in model.model_fields for model in section.models.values()),
+    )
 
 
 def _key(section: Section, key: str) -> Iterator[str]:
@@ -314,7 +326,7 @@ def _reference(schema: dict[str, Any]) -> str:
 def _code(words: str) -> str:
     """Return words with the quoted values in them as code."""
     parts = words.split("'")
-    return "".join(f"`\"{part}\"`" if index % 2 else part for index, part in enumerate(parts)) if len(parts) % 2 else words
+    return "".join(f'`"{part}"`' if index % 2 else part for index, part in enumerate(parts)) if len(parts) % 2 else words
 
 
 def _default(model: type[BaseModel], key: str) -> str:
@@ -331,7 +343,9 @@ def _default(model: type[BaseModel], key: str) -> str:
 def _short(value: Any) -> Any:
     """Return a default as JSON without the keys of a section that have their defaults."""
     if isinstance(value, SpecModel):
-        return to_jsonable_python(value.model_dump(exclude_defaults=True, exclude_none=True)) or to_jsonable_python(value.model_dump(exclude_none=True))
+        return to_jsonable_python(value.model_dump(exclude_defaults=True, exclude_none=True)) or to_jsonable_python(
+            value.model_dump(exclude_none=True)
+        )
     return to_jsonable_python(value)
 
 
@@ -341,7 +355,7 @@ def example(section: Section, key: str) -> Any:
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
     found = [value for path, value in _shipped() if _matches(section, path, key)]
-    values = sorted((json.dumps(value) for value in found if value not in defaults and "${" not in json.dumps(value)))
+    values = sorted(json.dumps(value) for value in found if value not in defaults and "${" not in json.dumps(value))
     if values:
         return json.loads(max((list(same) for _, same in groupby(values)), key=len)[0])
     return _short(defaults[0])

@@ -69,8 +69,8 @@ def _listed(names: Iterable[str]) -> str:
 
 LEADS = {
     "agent.algorithm": "The first memory of an algorithm is the one that an absent section means.",
-    "agent.net": "A net may be named by `type` instead of `name`. `agent.critic_net` has the same keys; those that it leaves out have their "
-    "defaults, not the values of `agent.net`.",
+    "agent.net": "A net may be named by `type` instead of `name`. `agent.critic_net` has the same keys; those that it leaves out have "
+    "their defaults, not the values of `agent.net`.",
     "agent.net.optim_spec": f"Names: {_listed(sorted(OPTIMIZERS))}, and `Lookahead`, whose argument `optimizer` names the inner one.",
     "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. They count frames.",
     "agent.net.loss_spec": f"Names: {_listed(sorted(LOSSES))}.",

@@ -274,7 +274,10 @@ def _key(section: Section, key: str) -> Iterator[str]:
 def _by(names: list[str], facts: Sequence[str]) -> str:
     """Return a fact about a key: once if all components agree, else by component."""
     groups = {fact: [name for name, own in zip(names, facts, strict=True) if own == fact] for fact in dict.fromkeys(facts)}
-    return facts[0] if len(groups) == 1 else ", ".join(f"{fact} ({', '.join(group)})" for fact, group in groups.items())
+    if len(groups) == 1:
+        return facts[0]
+    words = ", ".join(f"{fact[0].lower()}{fact[1:]} ({', '.join(group)})" for fact, group in groups.items())
+    return words if facts[0][0] == words[0] else words[0].upper() + words[1:]
 
 
 def _elsewhere(section: Section, key: str) -> list[str]:

@@ -4,7 +4,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 JOBS ?= 3
 
-.PHONY: demo setup test slow check format schema bench clean
+.PHONY: demo setup test slow check format schema docs bench clean
 
 demo: setup
 	$(BIN)/python run_lab.py
@@ -29,6 +29,7 @@ check: setup
 	$(BIN)/mypy --strict slm_lab
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -37,8 +38,12 @@ format: setup
 schema: setup
 	$(BIN)/python tools/generate.py
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html, or for its search: $(BIN)/python -m http.server --directory site"
+
 bench: setup
 	$(BIN)/python -m bench.speed
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,9 @@
-"""Write the generated files of slm_lab.spec: python tools/generate.py [--check]
+"""Write the generated files: python tools/generate.py [--check]
 
 - slm_lab/spec/known_envs.json from Gymnasium's registry and ALE's list of games,
 - slm_lab/spec/torch_names.json from torch,
-- slm_lab/spec/spec.schema.json from the models.
+- slm_lab/spec/spec.schema.json and docs/spec.md from the models.
+
 With --check nothing is written; exit status 1 if a file is out of date.
 """
 
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools import known_envs, torch_names
 
-SPEC = Path(__file__).resolve().parent.parent / "slm_lab" / "spec"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def _schema() -> str:
@@ -24,19 +25,30 @@ def _schema() -> str:
     return schema.text()
 
 
-FILES = {"known_envs.json": known_envs.text, "torch_names.json": torch_names.text, "spec.schema.json": _schema}
+def _reference() -> str:
+    from tools import spec_reference
+
+    return spec_reference.text()
+
+
+FILES = {
+    "slm_lab/spec/known_envs.json": known_envs.text,
+    "slm_lab/spec/torch_names.json": torch_names.text,
+    "slm_lab/spec/spec.schema.json": _schema,
+    "docs/spec.md": _reference,
+}
 
 
 def main() -> int:
     stale = []
     for name, text in FILES.items():
-        path, fresh = SPEC / name, text()
+        path, fresh = ROOT / name, text()
         if path.exists() and path.read_text(encoding="utf-8") == fresh:
             continue
         stale.append(name)
         if "--check" not in sys.argv[1:]:
             path.write_text(fresh, encoding="utf-8")
-    sys.stdout.write("".join(f"{'out of date' if '--check' in sys.argv[1:] else 'written'}: slm_lab/spec/{name}\n" for name in stale))
+    sys.stdout.write("".join(f"{'out of date' if '--check' in sys.argv[1:] else 'written'}: {name}\n" for name in stale))
     return int("--check" in sys.argv[1:] and bool(stale))
 
 

@@ -41,7 +41,7 @@ class MetaSpec(SpecModel):
     max_restart: Count = 1
     """Maximum restarts of a killed or hanging process: a Session of a global net, or a rollout worker."""
     sampler: SamplerSpec | None = None
-    """Collect with rollout workers, in turns with the learner or while it trains; absent: each Session steps its own envs."""
+    """Collect with rollout workers while a learner trains, synchronously or asynchronously; absent: each Session steps its own envs."""
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1

@@ -23,6 +23,7 @@ class NamedClass(SpecModel):
 
     model_config = ConfigDict(extra="allow")
     name: str
+    """Name of the class; other keys are its arguments."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,6 +45,7 @@ class OptimSpec(NamedClass):
     """An optimizer of torch.optim, GlobalAdam, GlobalRMSprop, or Lookahead, with its arguments."""
 
     name: str = "Adam"
+    """Name of the optimizer; other keys are its arguments."""
     lr: PositiveReal = 1e-3
     """Learning rate."""
 
@@ -56,6 +58,7 @@ class LossSpec(NamedClass):
     """A regression loss of torch.nn for the value function."""
 
     name: str = "MSELoss"
+    """Name of the loss; other keys are its arguments."""
 
 
 class NetSpec(Component):

@@ -38,10 +38,11 @@ class PBTSpec(SpecModel):
 
 
 class SamplerSpec(SpecModel):
-    """Rollout workers step envs, a learner trains."""
+    """Rollout workers step envs, and a learner trains, synchronously or asynchronously."""
 
     async_rl: Flag = True
-    """true: collect while the learner trains, with policy lag; false: collect and train in turns, without lag."""
+    """true: asynchronous, workers collect while the learner trains, with policy lag; false: synchronous, collecting and training alternate,
+    without lag."""
     num_workers: Positive = 2
     """Number of worker processes."""
     num_envs_per_worker: Positive = 8
@@ -56,7 +57,7 @@ class SamplerSpec(SpecModel):
     max_policy_lag: Positive = 1000
     """Maximum policy lag in gradient steps; older transitions are discarded."""
     serial_mode: Flag = False
-    """Run workers and learner in one process, in turns: for debugging and exact reproducibility."""
+    """Run workers and learner synchronously in one process: for debugging and exact reproducibility."""
     inference: Literal["auto", "local", "central"] = "auto"
     """Compute actions in each worker (local), or batched in one process for all (central); auto: central for nets on a GPU."""
     num_policies: Positive = 1

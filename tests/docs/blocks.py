@@ -1,0 +1,51 @@
+"""The code blocks of README.md and docs/."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"`(\w+\.json)`[^`]*$")
+_LOOP = re.compile(r"^\s*for (\w+) in (.*); do$|^\s*done$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its page, language and text, and the name of the file that the text before it mentions last."""
+
+    page: str
+    language: str
+    text: str
+    file: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the blocks of a page in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _BLOCK.finditer(text):
+        paragraph = text[: match.start()].rstrip().rpartition("\n\n")[2]
+        named = _FILE.search(paragraph)
+        found.append(Block(page.name, match[1], match[2], named[1] if named else ""))
+    return found
+
+
+def commands(block: Block) -> list[str]:
+    """Return the command lines of a shell block; of a loop those with the first value of its variable."""
+    lines, values = list[str](), dict[str, str]()
+    for raw in block.text.replace("\\\n", " ").splitlines():
+        line = raw.partition(" #")[0].strip()
+        if loop := _LOOP.match(line):
+            if loop[1]:
+                values[loop[1]] = loop[2].split()[0]
+            continue
+        for name, value in values.items():
+            line = line.replace(f"${name}", value)
+        if line:
+            lines.append(line)
+    return lines

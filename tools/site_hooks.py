@@ -1,0 +1,122 @@
+"""Hooks of mkdocs (mkdocs.yml): what docs/ needs so that the site is complete by itself, while GitHub shows the same files.
+
+- A link to a file outside docs/ becomes a page of the site that shows the file.
+- Formulas ($…$) become SVG, drawn by matplotlib: no script and no font is loaded.
+- A notebook becomes a page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+_OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+?)/?(#[^)\s]*)?\)")
+"""A link from a file in docs/ to a file or folder outside: its path, and an anchor."""
+_LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".yml": "yaml"}
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+_REPLACED = {r"\\big\b|\\Big\b": "", r"\\[lr]vert\b": "|", r"\\tfrac\s*12": r"\\frac{1}{2}", r"\s+": " "}
+"""What matplotlib does not know of TeX."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of files outside docs/ that a page refers to, and those of notebooks."""
+    for file in list(files):
+        if file.src_uri.endswith(".ipynb"):
+            page = notebook(json.loads(file.content_string))
+            files.append(File.generated(config, file.src_uri.replace(".ipynb", ".md"), content=page))
+    wanted = [path for file in list(files.documentation_pages()) for path, _ in _OUTSIDE.findall(file.content_string)]
+    done = set[str]()
+    while wanted:
+        path = wanted.pop()
+        if path in done:
+            continue
+        done.add(path)
+        inside = shown(ROOT / path)
+        wanted += [str(one.relative_to(ROOT)) for one in inside]
+        files.append(File.generated(config, _page_of(path), content=_source(ROOT / path, inside)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make links to files outside docs/, and to notebooks, links to their pages."""
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    linked = _OUTSIDE.sub(lambda match: f"]({_page_of(match[1])})", markdown)
+    return re.sub(r"\]\(([^)\s:]+)\.ipynb\)", r"](\1.md)", linked)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw formulas."""
+    return _MATH.sub(lambda match: formula(html.unescape(match[2]), block=match[1] == "div"), content)
+
+
+def shown(path: Path) -> list[Path]:
+    """Return the files and folders that the page of a folder lists. Raises FileNotFoundError for a broken link."""
+    if not path.exists():
+        raise FileNotFoundError(f"a page of docs/ refers to {path}")
+    if path.is_file():
+        return []
+    return sorted(one for one in path.iterdir() if one.suffix in _LANGUAGES or (one.is_dir() and not one.name.startswith(("__", "."))))
+
+
+def _page_of(path: str) -> str:
+    """Return the page of a path outside docs/."""
+    return f"source/{path}.md"
+
+
+def _source(path: Path, inside: list[Path]) -> str:
+    """Return the page of a file or folder."""
+    name = path.relative_to(ROOT).as_posix()
+    head = f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n"
+    if path.is_dir():
+        return head + "".join(f"- [{one.name}]({path.name}/{one.name}.md)\n" for one in inside)
+    return f"{head}``````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}\n``````\n"
+
+
+def formula(tex: str, block: bool) -> str:
+    """Return a formula as SVG, as high as the text around it; its TeX is the label for screen readers."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.path import Path as Outline
+    from matplotlib.textpath import text_to_path
+
+    known = tex.strip()
+    for pattern, other in _REPLACED.items():
+        known = re.sub(pattern, other, known)
+    size = FontProperties(math_fontfamily="stix", size=100)
+    width, _, _ = text_to_path.get_text_width_height_descent(f"${known}$", size, ismath=True)
+    outline = Outline(*text_to_path.get_text_path(size, f"${known}$", ismath=True))
+    letters = {Outline.MOVETO: "M", Outline.LINETO: "L", Outline.CURVE3: "Q", Outline.CURVE4: "C"}
+    drawn = "".join(
+        letters[code] + " ".join(f"{x:.0f} {-y:.0f}" for x, y in points.reshape(-1, 2)) if code in letters else "Z"
+        for points, code in outline.iter_segments(simplify=False)
+    )
+    bottom, top = outline.vertices[:, 1].min() - 2, outline.vertices[:, 1].max() + 2
+    svg = (
+        f'<svg class="math" role="img" aria-label="{html.escape(tex.strip())}" viewBox="0 {-top:.0f} {width:.0f} {top - bottom:.0f}" '
+        f'style="width:{width / 100:.2f}em;height:{(top - bottom) / 100:.2f}em;vertical-align:{bottom / 100:.2f}em">'
+        f'<path d="{drawn}"/></svg>'
+    )
+    return f'<div class="math">{svg}</div>' if block else svg
+
+
+def notebook(content: dict[str, Any]) -> str:
+    """Return the page of a notebook: its text, code and outputs."""
+    lines = list[str]()
+    for cell in content["cells"]:
+        source = "".join(cell["source"])
+        lines.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                lines.append(f'<img alt="plot" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">')
+            elif text := "".join(output.get("text", data.get("text/plain", ()))).rstrip():
+                lines.append(f"```text\n{text}\n```")
+    return "\n\n".join(lines) + "\n"

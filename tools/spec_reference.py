@@ -1,0 +1,403 @@
+"""docs/spec.md, the reference of all keys of a spec: made from the models, their docstrings and the shipped specs by tools/generate.py."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from slm_lab.spec.algorithm import ALGORITHMS
+from slm_lab.spec.base import SpecError, SpecModel
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.loader import SPEC_FOLDER
+from slm_lab.spec.memory import MEMORIES
+from slm_lab.spec.meta import MetaSpec, SearchResources, SearchScheduler
+from slm_lab.spec.net import NETS, LossSpec, LRSchedulerSpec, OptimSpec
+from slm_lab.spec.other_names import OTHER_NAMES
+from slm_lab.spec.sampler import PBTSpec, SamplerSpec
+from slm_lab.spec.schedule import Schedule
+from slm_lab.spec.spec import AgentSpec, Spec
+from slm_lab.spec.text import read
+from slm_lab.spec.torch_check import ACTIVATIONS, INIT_FUNCTIONS, LOSSES, OPTIMIZERS, SCHEDULERS
+from slm_lab.spec.validate import describe
+from tools.schema import key_descriptions
+
+Models = dict[str, type[BaseModel]]
+
+SCHEDULES: Models = {get_args(model.model_fields["name"].annotation)[0]: model for model in get_args(get_args(Schedule)[0])}
+
+INTRODUCTION = """\
+# Spec reference
+
+Written by `python -m tools.generate` from the models in `slm_lab/spec`, whose keys and descriptions are also those of
+[`spec.schema.json`](../slm_lab/spec/spec.schema.json) for editors.
+
+A spec file maps names to specs. A name that begins with `_` or `$` is not a spec. JSON may have comments and trailing commas; YAML works
+too. The shortest spec names an algorithm and an env, and says for how long to train:
+
+```json
+{
+  "cartpole": {
+    "agent": {"algorithm": {"name": "PPO"}},
+    "env": {"name": "CartPole-v1", "max_frame": 100000}
+  }
+}
+```
+
+- An absent section `agent.net` takes the values that are recommended for the algorithm and the spaces of the env, and so do the keys of
+  the algorithm that are then absent; the spec that a run saves contains them. If the section is present, its absent keys have the defaults
+  below. An absent `agent.memory` is the first memory of the algorithm in the table below.
+- `null` is the same as an absent key.
+- `"${name}"` is filled in by `--set name=value`; `--set agent.algorithm.gamma=0.98` overrides a key.
+- A key that exists nowhere is an error, with the nearest key. A key that exists for another algorithm, memory or net, but has no effect in
+  this spec, is a notice; with `--set` it is an error.
+- Whole numbers may be written as `1e6`. *Frames* are steps of the env, summed over parallel envs.
+- `"package.module:Class"` as a `name` is a class of your own: see [extend.md](extend.md).
+"""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+LEADS = {
+    "agent.algorithm": "The first memory of an algorithm is the one that an absent section means.",
+    "agent.net": "A net may be named by `type` instead of `name`. `agent.critic_net` has the same keys; those that it leaves out have "
+    "their defaults, not the values of `agent.net`.",
+    "agent.net.optim_spec": f"Names: {_listed(sorted(OPTIMIZERS))}, and `Lookahead`, whose argument `optimizer` names the inner one.",
+    "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. They count frames.",
+    "agent.net.loss_spec": f"Names: {_listed(sorted(LOSSES))}.",
+    "env": "Keys that are not listed here are arguments of the env's constructor (`continuous`, `repeat_action_probability`, …); one that "
+    "it does not accept is an error before training.",
+}
+"""Section → text below its heading."""
+
+_ARC = {
+    "modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": {}}]}},
+    "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"},
+}
+EXAMPLES: dict[str, Any] = {
+    "agent": {"algorithm": {"name": "PPO"}},
+    "env": {"name": "CartPole-v1", "max_frame": 100_000},
+    "name": "A2C",
+    "algorithm": {"name": "PPO", "gamma": 0.98},
+    "memory": {"name": "Replay", "batch_size": 64},
+    "net": {"name": "MLPNet", "hid_layers": [64, 64]},
+    "critic_net": {"name": "MLPNet", "hid_layers": [512, 512]},
+    "use_same_optim": False,
+    "actor_optim_spec": {"name": "Adam", "lr": 3e-4},
+    "critic_optim_spec": {"name": "Adam", "lr": 1e-3},
+    "actor_lr_scheduler_spec": {"name": "LinearToZero", "frame": 100_000},
+    "critic_lr_scheduler_spec": {"name": "LinearToZero", "frame": 100_000},
+    "use_cer": True,
+    "sil_replay_name": "Replay",
+    "actor_arc": _ARC,
+    "critic_arc": _ARC,
+    "with_vtrace": True,
+    "rho_bar": 2.0,
+    "c_bar": 1.0,
+    "center_return": True,
+    "policy_loss_coef": 0.5,
+    "normalize_v_targets": True,
+    "clip_vloss": True,
+    "symlog": True,
+    "normalize_advantages": "percentile",
+    "entropy_penalty_coef": 0.5,
+    "entropy_anneal": True,
+    "target_entropy": 0.3,
+    "fixed_alpha": 0.2,
+    "alpha_anneal_frames": 100_000,
+    "log_alpha_min": -5.0,
+    "log_alpha_max": 1.0,
+    "spectral_norm": True,
+    "policy_delay": 2,
+    "cross_entropy": 0.2,
+    "epsilon": 1e-4,
+    "beta": {"name": "linear_decay", "start_val": 0.4, "end_val": 1.0, "end_step": 100_000},
+    "layer_norm": True,
+    "batch_norm": True,
+    "out_layer_activation": "tanh",
+    "conv_hid_layers": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+    "normalize": False,
+    "cuda_id": 0,
+    "rnn_num_layers": 2,
+    "bidirectional": False,
+    "arc": _ARC,
+    "max_t": 500,
+    "clip_obs": 5.0,
+    "reward_scale": 0.1,
+    "backend": "sync",
+    "wrappers": ["FlattenObservation", {"name": "RescaleAction", "min_action": -1.0, "max_action": 1.0}],
+    "obs_keys": ["image"],
+    "random_seed": 7,
+    "save_interval": 60.0,
+    "stall_notice": 60.0,
+    "stall_limit": 600.0,
+    "max_seconds": 600.0,
+    "observers": ["my_package.observers:Printer"],
+    "log_info": ["is_success"],
+    "run": {"version": "0.1.0"},
+    "max_trial": 16,
+    "search_scheduler": {"grace_period": 10_000, "reduction_factor": 3.0},
+    "search": {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.999]}}},
+    "serial_mode": True,
+    "reward_gap_absolute": 1.0,
+    "perturb_min": 1.05,
+    "perturb_max": 2.0,
+    "start_step": 10_000,
+}
+"""Key → example, for keys whose examples in the shipped specs say little."""
+
+
+_NAMES = {"init_fn": INIT_FUNCTIONS, "hid_layers_activation": ACTIVATIONS, "out_layer_activation": ACTIVATIONS}
+"""Key → allowed values that the models do not list."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the reference."""
+
+    path: str
+    """"agent.net": path in a spec; of a schedule any key that has one."""
+    title: str
+    models: Models
+    """Component → model; one model under "" if the section has no components."""
+
+    @property
+    def heading(self) -> str:
+        """A heading that differs from those of keys."""
+        return self.title if self.title.istitle() else f"Section {self.title}"
+
+
+SECTIONS = (
+    Section("", "Spec", {"": Spec}),
+    Section("agent", "agent", {"": AgentSpec}),
+    Section("agent.algorithm", "agent.algorithm", dict(ALGORITHMS)),
+    Section("schedule", "Schedules", SCHEDULES),
+    Section("agent.memory", "agent.memory", dict(MEMORIES)),
+    Section("agent.net", "agent.net, agent.critic_net", dict(NETS)),
+    Section("agent.net.optim_spec", "optim_spec", {"": OptimSpec}),
+    Section("agent.net.lr_scheduler_spec", "lr_scheduler_spec", {"": LRSchedulerSpec}),
+    Section("agent.net.loss_spec", "loss_spec", {"": LossSpec}),
+    Section("env", "env", {"": EnvSpec}),
+    Section("meta", "meta", {"": MetaSpec}),
+    Section("meta.sampler", "meta.sampler", {"": SamplerSpec}),
+    Section("meta.sampler.pbt", "meta.sampler.pbt", {"": PBTSpec}),
+    Section("meta.search_resources", "meta.search_resources", {"": SearchResources}),
+    Section("meta.search_scheduler", "meta.search_scheduler", {"": SearchScheduler}),
+)
+
+
+def text() -> str:
+    """Return the text of docs/spec.md."""
+    contents = "Sections: " + ", ".join(f"[{section.title}](#{_anchor(section.heading)})" for section in SECTIONS)
+    others = [
+        "## Names in other libraries",
+        "",
+        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that tells the path here.",
+        "",
+    ]
+    others += [
+        "| there | here |",
+        "|---|---|",
+        *(f"| `{name}` | `{path.replace(' (', '` (')}{'' if ' (' in path else '`'} |" for name, path in OTHER_NAMES.items()),
+    ]
+    parts = [INTRODUCTION, contents + "\n", *map(_section, SECTIONS), "\n".join(others) + "\n"]
+    return "\n".join(parts)
+
+
+def _section(section: Section) -> str:
+    lines = [f"## {section.heading}", ""]
+    only = section.models.get("")
+    if only is not None and (doc := inspect.getdoc(only)):
+        lines += [doc, ""]
+    if lead := LEADS.get(section.path):
+        lines += [lead, ""]
+    if only is None:
+        lines += [*_components(section), ""]
+    lines += [line for key in keys(section) for line in _key(section, key)]
+    return "\n".join(lines)
+
+
+def _components(section: Section) -> list[str]:
+    """Return the table of the components of a section."""
+    models = section.models
+    if section.path != "agent.algorithm":
+        return ["| name | |", "|---|---|", *(f"| `{name}` | {_line(inspect.getdoc(model))} |" for name, model in models.items())]
+    lines = ["| name | | actions | memories |", "|---|---|---|---|"]
+    for name, model in models.items():
+        kinds: Any = model
+        actions = "all" if len(kinds.action_kinds) == 4 else ", ".join(kind.replace("_", " ") for kind in kinds.action_kinds)
+        memories = "any" if len(kinds.memories) > 3 else ", ".join(kinds.memories)
+        lines.append(f"| `{name}` | {_line(inspect.getdoc(model))} | {actions} | {memories} |")
+    return lines
+
+
+def keys(section: Section) -> list[str]:
+    """Return the keys of a section: those of most components first, `name` of components left out."""
+    everywhere = dict.fromkeys(key for model in section.models.values() for key in model.model_fields)
+    components = "" not in section.models
+    hidden = {"name"} if components or section.path == "" else set()
+    return sorted(
+        (key for key in everywhere if key not in hidden),
+        key=lambda key: -sum(key in model.model_fields for model in section.models.values()),
+    )
+
+
+def _key(section: Section, key: str) -> Iterator[str]:
+    """Yield the lines about a key."""
+    owners = {name: model for name, model in section.models.items() if key in model.model_fields}
+    facts = [(_line(_descriptions(model).get(key)), _type(model, key), _default(model, key)) for model in owners.values()]
+    texts, types, defaults = zip(*facts, strict=True)
+    meanings = list(dict.fromkeys(texts))
+    yield from (f"#### {key}", "")
+    if len(meanings) == 1 and texts[0]:
+        yield from (texts[0], "")
+    for meaning in meanings if len(meanings) > 1 else ():
+        yield f"- *{', '.join(name for name, text in zip(owners, texts, strict=True) if text == meaning)}*: {meaning}"
+    yield f"- {_by(list(owners), types)}; {_by(list(owners), defaults)}"
+    yield f'- Example: `"{key}": {json.dumps(example(section, key), ensure_ascii=False)}`'
+    if "" not in section.models:
+        yield f"- Used by {_users(list(owners), list(section.models))}"
+    if others := _elsewhere(section, key):
+        yield f"- Elsewhere: {', '.join(f'`{name}`' for name in others)}"
+    yield ""
+
+
+def _by(names: list[str], facts: Sequence[str]) -> str:
+    """Return a fact about a key: once if all components agree, else by component."""
+    groups = {fact: [name for name, own in zip(names, facts, strict=True) if own == fact] for fact in dict.fromkeys(facts)}
+    if len(groups) == 1:
+        return facts[0]
+    words = ", ".join(f"{fact[0].lower()}{fact[1:]} ({', '.join(group)})" for fact, group in groups.items())
+    return words if facts[0][0] == words[0] else words[0].upper() + words[1:]
+
+
+def _elsewhere(section: Section, key: str) -> list[str]:
+    """Return what other libraries call a key, or if they have none for it, the keys in it."""
+    path = f"{section.path}.{key}"
+    here = {name: place.split(" ")[0] for name, place in OTHER_NAMES.items()}
+    exact = [name for name, place in here.items() if place == path and name != key]
+    return exact or [name for name, place in here.items() if place.startswith(f"{path}.") and path.count(".") > 1]
+
+
+def _users(names: list[str], everyone: list[str]) -> str:
+    rest = [name for name in everyone if name not in names]
+    if not rest:
+        return "all"
+    return ", ".join(names) if len(names) <= len(rest) + 2 else f"all but {', '.join(rest)}"
+
+
+@cache
+def _descriptions(model: type[BaseModel]) -> dict[str, str]:
+    return key_descriptions(model)
+
+
+@cache
+def _properties(model: type[BaseModel]) -> dict[str, Any]:
+    return dict(model.model_json_schema()["properties"])
+
+
+def _type(model: type[BaseModel], key: str) -> str:
+    """Return what values are allowed."""
+    schema = _properties(model)[key]
+    if names := _NAMES.get(key):
+        return "One of " + ", ".join(f'`"{name}"`' for name in sorted(names))
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind != {"type": "null"}]
+    words = " or ".join(dict.fromkeys(_reference(kind) or _code(describe(kind)) for kind in kinds))
+    return words if words.startswith("[") else words[0].upper() + words[1:]
+
+
+def _reference(schema: dict[str, Any]) -> str:
+    """Return a link to the section of the models that a schema refers to; "" if it refers to none."""
+    ref = schema.get("$ref") or next((inner["$ref"] for inner in schema.get("oneOf", ()) if "$ref" in inner), "")
+    name = ref.rpartition("/")[2]
+    for section in SECTIONS:
+        if any(model.__name__ == name for model in section.models.values()):
+            title = {"Schedules": "a schedule", "agent.net, agent.critic_net": "a net"}.get(section.title, f"section {section.title}")
+            return f"[{title}](#{_anchor(section.heading)})"
+    return ""
+
+
+def _code(words: str) -> str:
+    """Return words with the quoted values in them as code."""
+    parts = words.split("'")
+    return "".join(f'`"{part}"`' if index % 2 else part for index, part in enumerate(parts)) if len(parts) % 2 else words
+
+
+def _default(model: type[BaseModel], key: str) -> str:
+    field = model.model_fields[key]
+    if field.is_required():
+        return "required"
+    if field.default is PydanticUndefined or field.default is None:
+        return "absent by default"
+    if isinstance(field.default, MetaSpec | SearchResources):
+        return "optional"
+    return f"default `{json.dumps(_short(field.default), ensure_ascii=False)}`"
+
+
+def _short(value: Any) -> Any:
+    """Return a default as JSON without the keys of a section that have their defaults."""
+    if isinstance(value, SpecModel):
+        return to_jsonable_python(value.model_dump(exclude_defaults=True, exclude_none=True)) or to_jsonable_python(
+            value.model_dump(exclude_none=True)
+        )
+    return to_jsonable_python(value)
+
+
+def example(section: Section, key: str) -> Any:
+    """Return an example value: by hand, else the most frequent one of the shipped specs that is not the default, else the default."""
+    if key in EXAMPLES and not (key == "name" and section.path != "agent"):
+        return EXAMPLES[key]
+    defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
+    found = [value for path, value in _shipped() if _matches(section, path, key)]
+    values = sorted(json.dumps(value) for value in found if value not in defaults and "${" not in json.dumps(value))
+    if values:
+        return json.loads(max((list(same) for _, same in groupby(values)), key=len)[0])
+    return _short(defaults[0])
+
+
+def _matches(section: Section, path: tuple[str, ...], key: str) -> bool:
+    where = tuple(section.path.split(".")) if section.path else ()
+    if section.path == "schedule":
+        return len(path) > 1 and path[-1] == key and path[-2].endswith("_spec") and path[-3] == "algorithm"
+    return path == (*where, key)
+
+
+@cache
+def _shipped() -> tuple[tuple[tuple[str, ...], Any], ...]:
+    """Return the path and value of every key in the shipped specs."""
+    found: list[tuple[tuple[str, ...], Any]] = []
+
+    def walk(value: Any, path: tuple[str, ...]) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                found.append(((*path, key), inner))
+                walk(inner, (*path, key))
+
+    for file in sorted(SPEC_FOLDER.rglob("*.json")):
+        try:
+            raw = read(file)
+        except SpecError:
+            continue
+        for name, spec in raw.items():
+            if isinstance(spec, dict) and isinstance(spec.get("agent"), dict) and not name.startswith(("$", "_")):
+                walk(spec, ())
+    return tuple(found)
+
+
+def _line(words: str | None) -> str:
+    """Return a docstring as one line, safe in a table."""
+    return " ".join((words or "").split()).replace("|", "\\|")
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that GitHub and mkdocs give to a heading."""
+    return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")

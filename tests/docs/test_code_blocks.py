@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from slm_lab.cli.commands import COMMANDS
@@ -41,6 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     for name in [path.stem for path in tmp_path.glob("*.py")]:
         sys.modules.pop(name, None)
+    gym.registry.pop("Line-v0", None)
     return tmp_path
 
 
@@ -69,13 +71,12 @@ def _merged(spec: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("page", "line"), LINES, ids=lambda text: text)
 def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
     words = shlex.split(line)
-    program = words[0].removeprefix(".venv/bin/")
-    if program == "make":
+    if words[0] == "make":
         assert f"\n{words[1]}: " in (ROOT / "Makefile").read_text(encoding="utf-8")
-    elif program == "python" and words[1] == "-m":
+    elif words[1] == "-m":
         assert importlib.util.find_spec(words[2])
     else:
-        arguments = _slm_lab(line)
+        arguments = make_parser().parse_intermixed_args(_words(line))
         words = arguments.words
         name = words.pop(0) if words and words[0] in COMMANDS else "run"
         check_options_apply(name, arguments)
@@ -85,37 +86,67 @@ def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for _, line in LINES if " train" in line or " check" in line], ids=lambda text: text)
+@pytest.mark.parametrize("line", [line for _, line in LINES if " train" in line or " check " in line], ids=lambda text: text)
 def test_commands_run(line: str, place: Path) -> None:
-    """Train for a few updates, with at most two Sessions."""
+    words = _words(line)
+    assert main([*words, *(_small(words) if "train" in words else ())]) == 0
+
+
+COMPARED = {
+    "ppo_cartpole_*": ("ppo_cartpole.json", "ppo_cartpole"),
+    "dqn_cartpole_*": ("dqn_cartpole.json", "dqn_cartpole"),
+    "a3c_gae_cartpole_2*": ("a3c_gae_cartpole.json", "a3c_gae_cartpole"),
+    "a3c_gae_cartpole_locked*": ("a3c_gae_cartpole.json", "a3c_gae_cartpole_locked"),
+    "a2c*": ("a3c_gae_cartpole.json", "a2c_gae_cartpole"),
+}
+"""Pattern of a run folder in a `compare` line → a spec whose runs it means."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for _, line in LINES if " enjoy@" in line or " compare " in line], ids=lambda text: text)
+def test_commands_about_runs_run(line: str, place: Path) -> None:
+    """`enjoy` and `compare`, after a short run of each spec that they mean."""
+    words = _words(line)
+    arguments = make_parser().parse_intermixed_args(words).words
+    runs = [(*arguments[:2], "data")] if arguments[0] != "compare" else []
+    for pattern in arguments[1:] if arguments[0] == "compare" else ():
+        folder, _, name = pattern.rpartition("/")
+        runs.append((*COMPARED[name], folder))
+    for file, name, folder in runs:
+        train = [file, name, "train", "--data-dir", folder]
+        assert main([*train, *_small(train)]) == 0
+    assert main(words) == 0
+
+
+def _words(line: str) -> list[str]:
+    """Return the words after the program's name."""
     words = shlex.split(line)
-    words = words[2:] if words[0] == "python" else words[1:]
-    arguments = _slm_lab(line)
-    if "train" in arguments.words:
-        file, name = resolve_file_and_name(list(arguments.words))
-        pytest.importorskip("ale_py") if "pong" in name else None
-        spec = load_spec(file, name, arguments.set)
-        frames = 2 * max(_frames_of_an_update(spec), 512) * (2 if spec.meta.distributed else 1)
-        words += [
-            "-s",
-            f"env.max_frame={frames}",
-            "-s",
-            f"meta.max_session={min(2, spec.meta.max_session)}",
-            "-s",
-            f"meta.log_frequency={frames}",
-        ]
-    assert main([*words]) == 0
+    if words[0] == "python":
+        assert words[1] == "run_lab.py"
+        return words[2:]
+    assert words[0].removeprefix(".venv/bin/") == "slm-lab"
+    return words[1:]
 
 
-def _frames_of_an_update(spec: Any) -> int:
-    """Return the frames until the first update of a Session."""
-    algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
+def _small(words: list[str]) -> list[str]:
+    """Return options that make a training short: a few updates, at most two Sessions."""
+    arguments = make_parser().parse_intermixed_args(words)
+    file, name = resolve_file_and_name(arguments.words)
+    if "pong" in name:
+        pytest.importorskip("ale_py")
+    spec = load_spec(file, name, arguments.set)
+    algorithm, sampler, sessions = spec.agent.algorithm, spec.meta.sampler, min(2, spec.meta.max_session)
+    small = {"meta.max_session": sessions}
     envs = spec.env.num_envs if sampler is None else sampler.num_envs
-    rows = getattr(algorithm, "training_start_step", 0) or 0
-    if not algorithm.on_policy:
-        return rows + 2 * envs
-    dataset = spec.dataset_columns * spec.rollout_rows if sampler is not None else 0
-    return max(spec.agent.rollout_len * envs, dataset)
+    if algorithm.on_policy:
+        dataset = 0 if sampler is None else spec.dataset_columns * spec.rollout_rows
+        frames = max(2 * max(spec.agent.rollout_len * envs, dataset), 1000)
+    else:
+        small["agent.algorithm.training_start_step"] = start = spec.agent.memory.batch_size
+        frames = start + max(4 * spec.agent.algorithm.training_frequency, 4 * envs)
+    small["env.max_frame"] = frames * (sessions if spec.meta.distributed else 1)
+    small["meta.log_frequency"] = frames
+    return [word for key, value in small.items() for word in ("-s", f"{key}={value}")]
 
 
 @pytest.mark.slow
@@ -138,11 +169,3 @@ def test_what_is_shown_as_an_error_is_the_error(place: Path, capsys: pytest.Capt
     assert main(["check", "wrong.json"]) == 2
     printed = capsys.readouterr().err
     assert [line for line in shown if line not in printed] == []
-
-
-def _slm_lab(line: str) -> Any:
-    """Return the parsed arguments of a command line of slm_lab."""
-    words = shlex.split(line)
-    program = words[0].removeprefix(".venv/bin/")
-    assert program == "slm-lab" or words[1] == "run_lab.py", line
-    return make_parser().parse_intermixed_args(words[1:] if program == "slm-lab" else words[2:])

@@ -56,7 +56,7 @@ class Plan:
     engine: str | None = None
     """A name in engine.ENGINES; None: as the spec needs."""
 
-    def at_once(self, meta: MetaSpec) -> int:
+    def concurrent_sessions(self, meta: MetaSpec) -> int:
         """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes."""
         if meta.distributed:
             return meta.max_session

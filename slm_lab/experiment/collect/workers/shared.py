@@ -244,17 +244,17 @@ def num_splits(sampler: SamplerSpec) -> int:
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
 
-def check_memory(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
-    """Raise SpecError if slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
+def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> None:
+    """Raise SpecError if slots and datasets of the Sessions that run concurrently do not fit this machine's memory."""
     sampler = spec.meta.sampler
     assert sampler is not None
     rows = spec.rollout_rows
     slots = SLOTS * slab_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
     datasets = sampler.num_policies * (waiting + 1)
-    needed = at_once * (slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1))
+    needed = concurrent_sessions * (slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1))
     if needed > memory_bytes():
         sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"
         advice = "use fewer envs (num_workers, num_envs_per_worker), shorter rollouts or smaller datasets"
-        advice += ", or run fewer Sessions at a time (--jobs)" if at_once > 1 else ""
+        advice += ", or run fewer Sessions at a time (--jobs)" if concurrent_sessions > 1 else ""
         raise SpecError(spec.name, [Problem("meta.sampler", f"{sizes}; {advice}")])

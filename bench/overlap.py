@@ -86,12 +86,12 @@ def main() -> None:
         for number in range(options.rounds):
             for async_rl in (False, True) if number % 2 == 0 else (True, False):
                 results[async_rl].append(measured(case, async_rl, epochs))
-        turns, at_once = ([one["fps"] for one in results[mode]] for mode in (False, True))
-        ratios = [b / a for a, b in zip(turns, at_once, strict=True)]
+        turns, concurrent_sessions = ([one["fps"] for one in results[mode]] for mode in (False, True))
+        ratios = [b / a for a, b in zip(turns, concurrent_sessions, strict=True)]
         busy = [mean(one["learner_busy"] for one in results[mode]) for mode in (False, True)]
         lag = mean(one["lag"] for one in results[True])
-        spread = f"{median(at_once) / median(turns):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        speeds = f"{median(turns):10,.0f} {median(at_once):10,.0f}"
+        spread = f"{median(concurrent_sessions) / median(turns):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        speeds = f"{median(turns):10,.0f} {median(concurrent_sessions):10,.0f}"
         sys.stdout.write(f"{case:10} {epochs:6} {speeds}  {spread:20} {busy[0]:5.0%} → {busy[1]:4.0%} {lag:6.1f}\n")
         sys.stdout.flush()
 

@@ -103,11 +103,11 @@ def _request(session: Session) -> None:
 
 
 def _time(spec: Spec, plan: Plan, speed: float | None) -> str:
-    frames, sessions, at_once = spec.session_frames, spec.meta.max_session, plan.at_once(spec.meta)
-    several = f" × {sessions} sessions, {at_once} at a time" if sessions > 1 else ""
+    frames, sessions, concurrent = spec.session_frames, spec.meta.max_session, plan.concurrent_sessions(spec.meta)
+    several = f" × {sessions} sessions, {concurrent} at a time" if sessions > 1 else ""
     if speed is None:
         return f"time unknown: no update within {_SECONDS:g} s"
-    seconds = frames / speed * -(-sessions // at_once)
+    seconds = frames / speed * -(-sessions // concurrent)
     return f"about {duration(seconds)} for {frames:,} frames{several} ({speed:,.0f} frames/s)"
 
 

@@ -143,12 +143,12 @@ class _SessionProcesses:
         self.supervisor = Supervisor(meta.stall_notice, meta.stall_limit)
 
     def run(self) -> list[End]:
-        at_once = self.job.plan.at_once(self.job.spec.meta)
+        concurrent_sessions = self.job.plan.concurrent_sessions(self.job.spec.meta)
         try:
             while self.waiting or self.tasks:
                 if self.job.stop.requested:
                     self._stop()
-                while self.waiting and len(self.tasks) < at_once:
+                while self.waiting and len(self.tasks) < concurrent_sessions:
                     self._start(self.waiting.popleft())
                 for event in self.supervisor.events(0.2):
                     self._handle(event)

@@ -59,7 +59,7 @@ class Plan:
     observers: tuple[Callable[..., Any], ...] = ()
     """Make the user's observers beside those of meta.observers (see observers.base.ObserverFactory)."""
 
-    def at_once(self, meta: MetaSpec) -> int:
+    def concurrent_sessions(self, meta: MetaSpec) -> int:
         """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes."""
         if meta.distributed:
             return meta.max_session

@@ -53,13 +53,13 @@ class ProgressDisplay:
     """
 
     def __init__(
-        self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1, at_once: int | None = None
+        self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1, concurrent: int | None = None
     ) -> None:
         self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
         self.max_frame, self.policies = max_frame, policies
         self.states = [_State() for _ in range(sessions * policies)]
         """Of each Session, or of each policy of each Session."""
-        for state in self.states[(at_once or sessions) * policies :]:
+        for state in self.states[(concurrent or sessions) * policies :]:
             state.status = _QUEUED
         self.said: set[str] = set()
         self.begun = False

@@ -170,8 +170,10 @@ class Session:
             raise UserError(f"{spec.env.name} cannot be built: {error}") from None
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
         learners = [self._build_learner(policy, info, normalizers) for policy in range(spec.policies)]
-        at_once = self.plan.at_once(spec.meta)
-        source = WorkerSource(spec, pool, info, learners, normalizers, pool.store, self.stop, self.beat, at_once=at_once)
+        concurrent_sessions = self.plan.concurrent_sessions(spec.meta)
+        source = WorkerSource(
+            spec, pool, info, learners, normalizers, pool.store, self.stop, self.beat, concurrent_sessions=concurrent_sessions
+        )
         self._closing.remove(pool.close)
         self._closing.append(source.close)
         return source
@@ -217,16 +219,16 @@ class Session:
             num_envs=None if training else spec.meta.rigorous_eval,
             gamma=spec.agent.algorithm.gamma,
             training=training,
-            threads=max(1, cores() // self.plan.at_once(spec.meta)),
+            threads=max(1, cores() // self.plan.concurrent_sessions(spec.meta)),
             **log_info(spec.meta),
         )
 
     def _check_memory(self, learner: PolicyLearner) -> None:
         """Raise SpecError if the replay memories of all Sessions that run at a time do not fit this machine."""
-        replay, at_once = learner.agent.replay, self.plan.at_once(self.spec.meta)
+        replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
         if replay is not None:
             fewer = "use fewer Sessions (meta.max_session)" if self.store is not None else "run fewer Sessions at a time (--jobs)"
-            check_replay_memory(replay.capacity, replay.nbytes, at_once, f"; or {fewer}")
+            check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}")
 
     def run(self, sink: RunSink | None = None) -> SessionResult:
         """Train, then release envs and processes; see `train`."""

@@ -87,8 +87,8 @@ class Trial:
 
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
         sessions, engine = self.spec.meta.max_session, self.plan.engine or choose_engine(self.spec)
-        at_once = self.plan.at_once(self.spec.meta)
-        display = ProgressDisplay(sessions, self.spec.session_frames, policies=self.spec.policies, at_once=at_once)
+        concurrent = self.plan.concurrent_sessions(self.spec.meta)
+        display = ProgressDisplay(sessions, self.spec.session_frames, policies=self.spec.policies, concurrent=concurrent)
         with display, _notices_to(display):
             display.start(self.spec.name)
             if self._drawn:

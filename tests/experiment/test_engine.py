@@ -81,7 +81,7 @@ def test_failures_are_those_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "jobs", "meta", "at_once"),
+    ("cores", "jobs", "meta", "concurrent_sessions"),
     [
         (4, None, {"max_session": 10}, 4),
         (4, None, {"max_session": 3}, 3),
@@ -95,11 +95,11 @@ def test_failures_are_those_that_failed() -> None:
     ],
 )
 def test_sessions_at_a_time(
-    cores: int, jobs: int | None, meta: dict[str, object], at_once: int, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+    cores: int, jobs: int | None, meta: dict[str, object], concurrent_sessions: int, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as this process has cores for, within the limits of its container: each with its workers, and the inference process."""
     monkeypatch.setattr(plan, "cores", lambda: cores)
-    assert Plan(jobs=jobs).at_once(make_spec(meta=meta).meta) == at_once
+    assert Plan(jobs=jobs).concurrent_sessions(make_spec(meta=meta).meta) == concurrent_sessions
 
 
 def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

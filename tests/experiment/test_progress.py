@@ -57,7 +57,7 @@ def test_a_line_within_2_seconds_without_a_row(monkeypatch: pytest.MonkeyPatch) 
 def test_sessions_that_wait_are_queued() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80)
-    progress = ProgressDisplay(4, 1000, console, at_once=2)
+    progress = ProgressDisplay(4, 1000, console, concurrent=2)
     with progress:
         progress.update(0, 250, 0.0, None)
         assert [state.status for state in progress.states] == ["", "starts", "queued", "queued"]

@@ -63,5 +63,5 @@ def test_each_session_has_its_share_of_the_frames(specs: Specs, max_frame: int, 
 
 def test_all_sessions_of_a_global_net_run_at_once(specs: Specs) -> None:
     many = {"meta.max_session": 16}
-    assert Plan(jobs=2).at_once(specs.load(many).meta) == 2
-    assert Plan(jobs=2).at_once(specs.load(SYNCED | many).meta) == 16
+    assert Plan(jobs=2).concurrent_sessions(specs.load(many).meta) == 2
+    assert Plan(jobs=2).concurrent_sessions(specs.load(SYNCED | many).meta) == 16

@@ -319,11 +319,11 @@ def checked(body: dict[str, Any]) -> Spec | list[str]:
 
 def test_a_process_of_central_inference_takes_a_core_too(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "cores", lambda: 6)
-    at_once = {}
+    concurrent_sessions = {}
     for inference in ("local", "central"):
         changes = {"meta.max_session": 4, "meta.sampler.num_workers": 2, "meta.sampler.inference": inference}
-        at_once[inference] = plan.Plan().at_once(specs.load(SAMPLED | changes).meta)
-    assert at_once == {"local": 2, "central": 1}
+        concurrent_sessions[inference] = plan.Plan().concurrent_sessions(specs.load(SAMPLED | changes).meta)
+    assert concurrent_sessions == {"local": 2, "central": 1}
 
 
 def test_a_problem_does_not_hide_the_others(specs: Specs) -> None:

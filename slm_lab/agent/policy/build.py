@@ -10,7 +10,7 @@ from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution, Categorical, Normal, SquashedNormal
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.fit import build_distribution, check_actions, check_soft
+from slm_lab.agent.policy.fit import build_distribution, check_actions, check_soft_actor_critic
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo
@@ -34,7 +34,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
         net, distribution = QNet(agent.net, info.observation, info.action.nvec[0]), build_distribution(algorithm, info.action)
     else:
         if isinstance(algorithm, SoftActorCriticSpec):
-            check_soft(algorithm, agent.net, info.action)
+            check_soft_actor_critic(algorithm, agent.net, info.action)
         distribution, log_std = _distribution(agent, agent.net, info.action)
         critic = algorithm.has_critic and not algorithm.soft
         net = ActorCriticNet(agent.net, info.observation, distribution.param_dim, log_std, critic)

@@ -48,7 +48,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     return kind(action)
 
 
-def check_soft(spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> None:
+def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> None:
     """Raise SpecError with every key of soft actor-critic that does not fit the env's actions."""
     discrete = action.kind == "discrete"
     problems = []

@@ -243,7 +243,7 @@ def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(shared, "memory_bytes", lambda: 4 * used)
     check_memory(spec, session.info)
     with pytest.raises(SpecError, match="--jobs"):
-        check_memory(spec, session.info, at_once=8)
+        check_memory(spec, session.info, concurrent_sessions=8)
     monkeypatch.setattr(shared, "memory_bytes", lambda: used // 2)
     with pytest.raises(SpecError) as error:
         open_session(spec).build()

@@ -255,11 +255,11 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     return slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1)
 
 
-def check_memory(spec: Spec, info: EnvInfo, at_once: int = 1) -> None:
-    """Raise SpecError if slots and datasets of the Sessions that run at a time do not fit this machine's memory."""
-    needed = at_once * rollout_bytes(spec, info)
+def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> None:
+    """Raise SpecError if slots and datasets of the Sessions that run concurrently do not fit this machine's memory."""
+    needed = concurrent_sessions * rollout_bytes(spec, info)
     if needed > memory_bytes():
         sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"
         advice = "use fewer envs (num_workers, num_envs_per_worker), shorter rollouts or smaller datasets"
-        advice += ", or run fewer Sessions at a time (--jobs)" if at_once > 1 else ""
+        advice += ", or run fewer Sessions at a time (--jobs)" if concurrent_sessions > 1 else ""
         raise SpecError(spec.name, [Problem("meta.sampler", f"{sizes}; {advice}")])

@@ -37,7 +37,7 @@ class WorkerSource:
         info: of all workers' envs.
         store: that the workers attach to; None if they run in this process.
         normalizers: take the statistics that all workers gather.
-        at_once: Sessions that run at a time on this machine.
+        concurrent_sessions: Sessions that run at a time on this machine.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class WorkerSource:
         stop: Stop,
         beat: Beat = no_beat,
         *,
-        at_once: int = 1,
+        concurrent_sessions: int = 1,
     ) -> None:
         assert spec.meta.sampler is not None
-        check_memory(spec, info, at_once)
+        check_memory(spec, info, concurrent_sessions)
         self.spec, self.sampler, self.pool, self.learners, self.normalizers = spec, spec.meta.sampler, pool, list(learners), normalizers
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.population: Population | None = None

@@ -277,7 +277,7 @@ def test_sarsa_loss_by_hand() -> None:
 
 
 def test_boltzmann_and_epsilon_explore_as_said() -> None:
-    _, algorithm = q_agent("DQN")
+    _, algorithm = q_agent("DQN", action_pdtype="Categorical")
     policy = algorithm.policy
     q = np.tile(np.array([[1.0, 2.0, 0.0]], np.float32), (30_000, 1))
     policy.explore_var = 0.3

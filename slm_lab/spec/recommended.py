@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from slm_lab.spec.algorithm import PPOSpec, QLearningSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec, SoftActorCriticSpec
 from slm_lab.spec.net import NETS, NetSpec
 from slm_lab.spec.schedule import LinearDecay, constant
 from slm_lab.spec.spec import Spec
 
-ObservationKind = Literal["vector", "image", "dict"]
-"""Vectors; images; a Dict or Tuple space with an image."""
-
-_CONV = {
-    "name": "ConvNet",
-    "conv_hid_layers": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
-    "fc_hid_layers": [512],
-}
-"""The network of Mnih et al. 2015."""
-_SMALL_CONV = _CONV | {"conv_hid_layers": [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]}
-"""For images of less than 36 × 36 pixels, too small for the network above (MiniGrid: 7 × 7)."""
 _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
 """Initialisation and gradient clipping of policy gradients (Engstrom et al. 2020, arXiv:2005.12729)."""
 
 
-def complete(spec: Spec, observation_kind: ObservationKind, action_kind: str, min_side: int | None = None) -> Spec:
+def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
     """Return a short spec with a net, and with recommended values of algorithm keys that are absent; another spec as it is.
 
     Args:
+        images: whether the env's observations are images, or contain some.
         action_kind: lib.records.ActionKind of the env's actions.
-        min_side: pixels of the shorter side of the env's images.
     """
     if not spec.is_short:
         return spec
     agent = spec.agent
-    keys = _algorithm(spec, observation_kind)
+    keys = _algorithm(spec, images)
     change = {key: value for key, value in keys.items() if key not in agent.algorithm.model_fields_set}
-    net = _net(spec, observation_kind, action_kind, min_side)
+    net = _net(spec, images, action_kind)
     agent = agent.model_copy(update={"algorithm": agent.algorithm.model_copy(update=change), "net": net})
     return spec.model_copy(update={"agent": agent})
 
 
-def _algorithm(spec: Spec, observation_kind: ObservationKind) -> dict[str, Any]:
+def _algorithm(spec: Spec, images: bool) -> dict[str, Any]:
     """Return recommended values of algorithm keys."""
-    algorithm, frames, images = spec.agent.algorithm, spec.session_frames, observation_kind != "vector"
+    algorithm, frames = spec.agent.algorithm, spec.session_frames
     if isinstance(algorithm, PPOSpec):
         keys: dict[str, Any] = {
             "val_loss_coef": 0.5,
@@ -75,15 +64,11 @@ def _algorithm(spec: Spec, observation_kind: ObservationKind) -> dict[str, Any]:
     return {}
 
 
-def _net(spec: Spec, observation_kind: ObservationKind, action_kind: str, min_side: int | None) -> NetSpec:
+def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     """Return the recommended net."""
-    algorithm, images = spec.agent.algorithm, observation_kind != "vector"
-    net: dict[str, Any]
-    if images:
-        net = dict(_SMALL_CONV if min_side is not None and min_side < 36 else _CONV)
-    else:
-        width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
-        net = {"name": "MLPNet", "hid_layers": [width, width]}
+    algorithm = spec.agent.algorithm
+    width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
+    net: dict[str, Any] = {"name": "ConvNet"} if images else {"name": "MLPNet", "hid_layers": [width, width]}
     optim: dict[str, Any] = {"name": "Adam"}
     if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
         optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 5e-4

@@ -20,7 +20,7 @@ from slm_lab.spec.recommended import complete
 )
 def test_a_short_spec_learns(algorithm: str, env: str, max_frame: int, least: float, seed: int) -> None:
     body = {"agent": {"algorithm": {"name": algorithm}}, "env": {"name": env, "max_frame": max_frame}, "meta": {"random_seed": seed}}
-    spec = complete(load_spec(body), "vector", "continuous" if env == "Pendulum-v1" else "discrete")
+    spec = complete(load_spec(body), False, "continuous" if env == "Pendulum-v1" else "discrete")
     total_reward = Session(spec).run().rows[-1]["total_reward"]  # the mean of the last 100 episodes
     assert isinstance(total_reward, float)
     assert total_reward >= least

@@ -3,12 +3,13 @@
 Of every env id that the extras install and that FILE (slm_lab/experiment/analysis/baselines.json) lacks; to measure one again, delete its
 line. FILE is written after each env. Gymnasium's envs come first, and those whose 100 episodes are short before those whose are long: an
 env that takes longer than the limit of a pass is measured again, from its first episode, in the next pass with four times the limit.
-Uses backend sync for Gymnasium's envs and ALE's vector env.
+Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -43,7 +44,21 @@ def all_envs() -> list[dict[str, Any]]:
     """Return the env sections of all ids, Atari last."""
     ids = [name for kind in KINDS for name, its_kind in KNOWN.items() if its_kind == kind]
     atari = [f"ALE/{game}-v5" for game in sorted(ATARI)]
-    return [*({"name": name, "backend": "sync"} for name in ids), *OTHERS, *({"name": name, "backend": "ale"} for name in atari)]
+    return [
+        *({"name": name, "backend": "sync"} for name in ids),
+        *OTHERS,
+        *({"name": f"minigrid:{name}", "backend": "sync", "obs_keys": ["image"]} for name in _minigrid_ids()),
+        *({"name": name, "backend": "ale"} for name in atari),
+    ]
+
+
+def _minigrid_ids() -> list[str]:
+    if importlib.util.find_spec("minigrid") is None:
+        return []
+    import gymnasium
+    import minigrid  # noqa: F401  # registers its ids
+
+    return [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
 
 
 def main(arguments: list[str] | None = None) -> None:

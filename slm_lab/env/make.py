@@ -24,7 +24,6 @@ from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec
 from slm_lab.env.vec import Env
 from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec
@@ -38,7 +37,9 @@ _LEAST_BYTES = 1024
 _SHOWN = 10
 """Maximum number of ids in a message."""
 
-EXTRAS = {"ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
+EXTRAS = {
+    "ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool", "minigrid": "minigrid",
+}  # fmt: skip
 """Package that an env needs → extra that installs it."""
 
 
@@ -77,8 +78,10 @@ def make_env(
         raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
     if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
-    if normalizes_obs(spec) and observation.dtype == "uint8":
-        notice(f"env: normalize_obs and clip_obs have no effect on the images of {spec.name}; a ConvNet's normalize scales them")
+    if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
+        backend.close()
+        key = "normalize_obs" if spec.normalize_obs else "clip_obs"
+        raise _problem(spec, key, f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it")
     name = spec.backend if spec.backend != "auto" else chosen.name
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, described)
     life_loss = target.atari is not None and target.atari.life_loss

@@ -53,7 +53,8 @@ def current_id(name: str) -> str:
 
 
 def _version(name: str) -> int:
-    return int(name.rpartition("-v")[2])
+    version = name.rpartition("-v")[2]
+    return int(version) if version.isdecimal() else 0
 
 
 def _newest(base: str, exact: bool = False) -> str | None:
@@ -89,12 +90,18 @@ def unavailable_reason(name: str) -> str | None:
 
 
 def _hint(name: str, ids: Iterable[str]) -> str:
-    """Return the nearest id, also without its namespace (Pong-v5 for ALE/Pong-v5), or how to name an env of another package."""
-    by_last = {known.rpartition("/")[2]: known for known in ids}
-    if name in by_last:
-        return f"; did you mean '{by_last[name]}'?"
+    """Return the nearest current id, that of the same env before all, or how to name an env of another package."""
+    current = [known for known in ids if current_id(known) == known]
+    same = [known for known in current if _base(known) == _base(name)]
+    if same:
+        return f"; did you mean '{max(same, key=_version)}'?"
     foreign = f" (for an env of another package write 'package.module:{name}')"
-    return nearest(name, [*ids], cutoff=0.85) or nearest(name, [*ids]) + foreign
+    return nearest(name, current, cutoff=0.85) or nearest(name, current) + foreign
+
+
+def _base(name: str) -> str:
+    """Return an id without namespace, version and kind of Atari observation: ALE/Pong-v5, Pong-ram-v4 → Pong."""
+    return re.sub(r"(NoFrameskip|Deterministic|-ram)?(-v\d+)?$", "", name.rpartition("/")[2])
 
 
 def missing_package(name: str) -> str | None:

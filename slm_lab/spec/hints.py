@@ -22,7 +22,7 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
     found = dict.fromkeys(path for raw in entries if isinstance(raw, dict) for path in _paths(raw))
     keys = {str(path[-1]) for path, _, _ in found}
     if name in OTHER_NAMES and name not in keys:
-        return f"; SLM Lab calls it {OTHER_NAMES[name]}"
+        return f"; slm_lab calls it {OTHER_NAMES[name]}"
     key = closest(name, keys, cutoff=0.75)
     ends = [path for path in found if path[0][-1] == key]
     ends = [path for path in ends if path[1]] or ends  # prefer keys that are in the file

@@ -189,6 +189,10 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
         report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+    if net.shared and algorithm.soft:
+        report.ineffective(
+            (*place, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
+        )
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
         rollout = agent.rollout_len
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
@@ -257,5 +261,5 @@ def _env(spec: Spec, report: Report) -> None:
         report.fail(("env", "backend"), message)
     for key in env.kwargs:
         other = OTHER_NAMES.get(key, "")
-        if hint := f"; SLM Lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
+        if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"is passed to the env's constructor{hint}")

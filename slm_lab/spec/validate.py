@@ -173,7 +173,7 @@ def _choices(path: Path, parents: list[Any]) -> list[str]:
 def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
     """Return a hint for an unknown key: its name here if it is one of another library, the nearest key, or the section that has it."""
     if key in OTHER_NAMES:
-        return f"; SLM Lab calls it {OTHER_NAMES[key]}"
+        return f"; slm_lab calls it {OTHER_NAMES[key]}"
     near = nearest(key, [name for parent in parents for name in parent.model_fields])
     others = (place for place, words in SECTION_KEYS.items() if place != section and key in words)
     return near or next((f"; it belongs in {show_path(place)}" for place in others), "")

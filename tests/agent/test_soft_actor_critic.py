@@ -604,15 +604,10 @@ def test_what_does_not_fit_is_refused(action: ActionSpace, kwargs: dict[str, Any
         assert word in str(caught.value)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(SpecError) as caught:
         build(DISCRETE, target_entropy=-1.0, action_pdtype="Normal", net={**MLP, "log_std_init": -1.0})
     assert len(caught.value.problems) == 3
-
-
-def test_shared_body_is_a_notice(caplog: pytest.LogCaptureFixture) -> None:
-    build(net={**MLP, "shared": True})
-    assert "agent.net.shared" in caplog.text
 
 
 def test_critic_net_is_the_critics_own() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slm_lab.env import make_normalizers
 from slm_lab.env.normalize import Moments, Normalizers, RewardNormalizer, RunningStats
 from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.spec.base import SpecError
 from slm_lab.spec.env import EnvSpec
 from tests.env.by_hand import play
 from tests.env.test_step import build, random_actions
@@ -167,13 +168,12 @@ def test_evaluation_is_frozen_and_raw() -> None:
         np.testing.assert_allclose(a.obs_N, np.clip((b.obs_N - mean) / std, -10, 10), rtol=1e-4, atol=1e-5)
 
 
-def test_images_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("key", "value"), [("normalize_obs", True), ("clip_obs", 5.0)])
+def test_images_are_not_normalised(key: str, value: Any) -> None:
     pytest.importorskip("Box2D")
-    env = build("CarRacing-v3", 1, normalize_obs=True)
-    assert env.reset().dtype == np.uint8
-    assert env.info.observation.shape == (3, 96, 96)
-    assert "no effect" in caplog.text
-    env.close()
+    with pytest.raises(SpecError) as error:
+        build("CarRacing-v3", 1, **{key: value})
+    assert [problem.path for problem in error.value.problems] == [f"env.{key}"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

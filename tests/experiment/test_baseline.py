@@ -47,6 +47,8 @@ def test_shipped_one_is_used_and_is_what_is_measured() -> None:
 def test_key_holds_what_a_random_return_depends_on() -> None:
     assert baseline_key(env("CartPole-v1", num_envs=7, normalize_obs=True)) == "CartPole-v1"
     assert baseline_key(env("CartPole-v1", max_t=9)) == 'CartPole-v1 {"max_t": 9}'
+    scaled = env("CartPole-v1", wrappers=[{"name": "TransformReward", "scale": 2}])
+    assert baseline_key(scaled) == 'CartPole-v1 {"wrappers": [{"name": "TransformReward", "scale": 2}]}', "its rewards are others"
     assert baseline_key(env("LunarLander-v3", continuous=True)) == 'LunarLander-v3 {"continuous": true}'
     assert baseline_key(env("ALE/Pong-v5", life_loss_info=True, repeat_action_probability=0.25, grayscale=False)) == "ALE/Pong-v5"
     assert baseline_key(env("ALE/Pong-v5", repeat_action_probability=0.0)) == 'ALE/Pong-v5 {"repeat_action_probability": 0.0}'

@@ -40,6 +40,7 @@ ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
         "agent.algorithm.explore_var_spec",
     ),
     (GREEDY, ["agent.algorithm.action_policy=boltzmann"], "agent.algorithm.action_policy"),
+    (DQN | {"agent.algorithm": {"name": "SoftActorCritic"}}, ["agent.net.shared=true"], "agent.net.shared"),
     ({"agent.algorithm.rho_bar": 2.0}, [], "agent.algorithm.rho_bar"),
     ({"meta.hogwild_lock": True}, [], "meta.hogwild_lock"),
     ({"meta.max_restart": 3}, [], "meta.max_restart"),

@@ -143,7 +143,7 @@ def test_a_variable_that_no_spec_has_may_be_a_key(specs: Specs, text: str, meant
         specs.load({"agent.net.optim_spec": {"lr": 0.1, "betas": [0, 0.9]}}, [text])
     (problem,) = caught.value.problems
     assert problem.message.partition("; did you mean ")[2] == meant
-    assert problem.message.endswith("; SLM Lab calls it meta.random_seed") == (text == "seed=1")
+    assert problem.message.endswith("; slm_lab calls it meta.random_seed") == (text == "seed=1")
 
 
 def test_a_variable_that_no_spec_has_may_be_another_variable(specs: Specs) -> None:

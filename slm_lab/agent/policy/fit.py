@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
@@ -66,8 +65,6 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: Act
         problems.append(Problem("agent.algorithm.entropy_penalty_coef", message))
     if problems:
         raise SpecError("agent", problems)
-    if net.shared:
-        notice(f"agent.net.shared: no effect in {spec.name}, whose actor and critics have separate bodies")
 
 
 def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:

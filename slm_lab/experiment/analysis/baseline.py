@@ -101,6 +101,8 @@ def baseline_key(spec: EnvSpec) -> str:
         kwargs = {name: value for name, value in kwargs.items() if name not in _OBSERVATION_KEYS and value != defaults.get(name, ...)}
     if spec.max_t is not None:
         kwargs["max_t"] = spec.max_t
+    if spec.wrappers:
+        kwargs["wrappers"] = [wrapper.model_dump() for wrapper in spec.wrappers]
     return f"{spec.name} {json.dumps(kwargs, sort_keys=True)}" if kwargs else spec.name
 
 

@@ -68,7 +68,7 @@ def test_a_short_spec_trains_and_acts(algorithm: str, env: str, keys: dict[str, 
         "env": {"name": env, "max_frame": FRAMES, **keys},
     })  # fmt: skip
     result = Trial(spec, tmp_path).run()
-    assert result.status == "done"
+    assert result["status"] == "done"
     assert result.train["frame"].max() == FRAMES
     assert result.train["opt_step"].max() >= 1
     assert np.isfinite(result.train["loss"].dropna()).all()

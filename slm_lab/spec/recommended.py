@@ -50,7 +50,7 @@ def _algorithm(spec: Spec, images: bool) -> dict[str, Any]:
     if isinstance(algorithm, ReinforceSpec):
         return {"center_return": True, "training_frequency": 4, "entropy_coef_spec": constant(0.01)}
     if isinstance(algorithm, QLearningSpec):
-        return {"training_frequency": 4 if images else 1, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
+        return {"training_frequency": 4 if images else 2, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SoftActorCriticSpec):
         return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SARSASpec):
@@ -78,7 +78,9 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             # a target net that follows slowly is steadier than one that is replaced
             net |= {"update_type": "replace", "update_frequency": 1_000} if images else {"update_type": "polyak", "polyak_coef": 0.005}
         if isinstance(algorithm, QLearningSpec):
-            net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
+            net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
+            if not images:
+                net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
         if algorithm.soft and not algorithm.has_target:
             net["batch_norm"] = True  # CrossQ's critics need it instead of target nets
     else:

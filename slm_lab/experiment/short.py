@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slm_lab.env.make import make_env
 from slm_lab.lib.log import notice
+from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.recommended import complete
 from slm_lab.spec.spec import Spec
 
@@ -17,7 +18,7 @@ def completed(spec: Spec) -> Spec:
     A short spec gets the recommended net and keys for the spaces of its env, of which one is made and closed. An absent
     meta.log_frequency is at most a tenth of a Session's frames, with a notice. Raises SpecError if the env cannot be built.
     """
-    return _with_log_frequency(_with_net(spec))
+    return _with_net(_with_log_frequency(spec))
 
 
 def _with_net(spec: Spec) -> Spec:
@@ -26,12 +27,13 @@ def _with_net(spec: Spec) -> Spec:
     env = make_env(spec.env, 0, num_envs=1, training=False)
     observation, action = env.info.observation, env.info.action
     env.close()
-    return complete(spec, any(len(part.shape) == 3 for part in observation.parts or (observation,)), action.kind)
+    images = any(len(part.shape) == 3 for part in observation.parts or (observation,))
+    return load_spec(dump_spec(complete(spec, images, action.kind)), spec.name)  # recommended and given values are checked together
 
 
 def _with_log_frequency(spec: Spec) -> Spec:
-    most = max(1, spec.session_frames // _ROWS)
-    if "log_frequency" in spec.meta.model_fields_set or spec.meta.log_frequency <= most:
+    if "log_frequency" in spec.meta.model_fields_set or spec.session_frames >= spec.meta.log_frequency:
         return spec
+    most = max(1, spec.session_frames // _ROWS)
     notice(f"{spec.name}: no meta.log_frequency given; using {most:,}, a tenth of a session's frames")
     return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": most})})

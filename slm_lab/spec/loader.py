@@ -25,8 +25,8 @@ from slm_lab.spec.sampler_rules import derive_sizes
 from slm_lab.spec.search import check_search, prune_search
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import plain, read
-from slm_lab.spec.tidy import drop_ineffective, drop_nulls
-from slm_lab.spec.validate import likely_names, validate, wrong_parts
+from slm_lab.spec.tidy import drop_ineffective, drop_nulls, fill_names
+from slm_lab.spec.validate import likely_names, models_at, validate, wrong_parts
 from slm_lab.spec.variables import Sets, combinations, fill, override, parse_sets
 
 SPEC_FOLDER = FilePath(__file__).parent
@@ -231,11 +231,16 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
     migrate(raw, report)
     for path, value in arguments.overrides.items():
+        if value is None and value_at(raw, path) is None:
+            names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
+            if names and path[-1] not in names:
+                report.fail(path, f"unknown key{nearest(str(path[-1]), names)}", "unknown")
         override(raw, path, copy.deepcopy(value), report)
         if path[:2] == ("meta", "run"):
             report.fail(path, "has no effect: written by a run, ignored on load")
     migrate(raw, report)
     drop_nulls(raw)
+    fill_names(raw)
     drop_ineffective(raw, report)
     prune_search(raw, report)
     raw["name"] = name

@@ -48,7 +48,8 @@ def _algorithm(spec: Spec, images: bool) -> dict[str, Any]:
             keys |= {"time_horizon": horizon, "minibatch_size": min(256 if images else 64, given * spec.env.num_envs)}
         return keys
     if isinstance(algorithm, ReinforceSpec):
-        return {"center_return": True, "training_frequency": 4, "entropy_coef_spec": constant(0.01)}
+        episodes = {"training_frequency": 4} if spec.agent.memory.episodes else {}
+        return {"center_return": True, **episodes, "entropy_coef_spec": constant(0.01)}
     if isinstance(algorithm, QLearningSpec):
         return {"training_frequency": 4 if images else 2, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SoftActorCriticSpec):

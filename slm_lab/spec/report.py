@@ -99,11 +99,15 @@ class Report:
 
     def ineffective(self, path: Path, message: str) -> None:
         """Add a note on a key without effect, as SLM Lab ignores it in that place too; a problem if it was given by --set."""
-        place = self.origin(path)
-        if any(_at_or_below(place, given) for given in self._set):
+        if self.is_set(path):
             self.fail(path, message.replace("; ignored", ""))
         else:
             self.note(path, message)
+
+    def is_set(self, path: Path) -> bool:
+        """Return whether the value at `path` was given by --set."""
+        place = self.origin(path)
+        return any(_at_or_below(place, given) for given in self._set)
 
     def note(self, path: Path, message: str) -> None:
         """Add a note, once."""

@@ -9,7 +9,7 @@ from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec, SoftActorCriticSpec, VTr
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
-from slm_lab.spec.rules import ALGORITHM
+from slm_lab.spec.rules import ALGORITHM, value_of
 from slm_lab.spec.sampler_rules import SAMPLER, resolve_sampler
 from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
@@ -44,21 +44,15 @@ class _Draft:
         elif note:
             self.report.note(path, note)
         for end in range(len(path) - 1, -1, -1):
-            value = self._model(path[:end]).model_copy(update={str(path[end]): value})
+            value = value_of(self.spec, path[:end]).model_copy(update={str(path[end]): value})
         self.spec = value
 
     def ignore(self, place: Path, keys: Iterable[str], why: str) -> None:
         """Set each of `keys` to its default, with a note if it had another value."""
-        model = self._model(place)
+        model = value_of(self.spec, place)
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default:
                 self.set((*place, key), field.default, f"has no effect: {why}; ignored")
-
-    def _model(self, place: Path) -> Any:
-        model: Any = self.spec
-        for key in place:
-            model = getattr(model, str(key))
-        return model
 
 
 def resolve(spec: Spec, report: Report) -> Spec:
@@ -90,8 +84,8 @@ def _meta(draft: _Draft) -> None:
         draft.set(SAMPLER, resolve_sampler(draft.spec, meta.sampler, draft.report))
         draft.set(("env", "num_envs"), meta.sampler.num_envs)
     if meta.distributed and meta.max_session == 1:
-        why = f"meta.distributed '{meta.distributed}' has no effect with one Session; use 2 or more"
-        draft.report.note(("meta", "max_session"), f"1: {why}")
+        why = f"'{meta.distributed}' is the same as false with one session; set meta.max_session to 2 or more"
+        draft.report.note(("meta", "distributed"), why)
 
 
 def _global_optimizers(net: NetSpec, place: Path, distributed: bool, report: Report) -> None:
@@ -141,7 +135,8 @@ def _algorithm(draft: _Draft) -> None:
         _vtrace(algorithm, draft)
     if isinstance(algorithm, PPOSpec):
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
-        if algorithm.minibatch_size > rollout and spec.meta.sampler is None:
+        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
+        if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
             why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
             draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "")
         given = algorithm.training_frequency not in (None, steps)

@@ -15,7 +15,7 @@ from slm_lab.spec.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, Recurr
 from slm_lab.spec.other_names import OTHER_NAMES
 from slm_lab.spec.report import Path, Report, nearest, show
 from slm_lab.spec.sampler_rules import SAMPLER, check_sampler
-from slm_lab.spec.schedule import LinearDecay, PeriodicDecay, RateDecay
+from slm_lab.spec.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, check_net
 from slm_lab.spec.validate import SECTION_KEYS
@@ -42,6 +42,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _global_nets(spec.agent, report)
     if algorithm_known:
         _meta(spec, report)
+        _without_effect(spec, report)
     if spec.meta.sampler is not None and algorithm_known:
         check_sampler(spec, spec.meta.sampler, report)
 
@@ -97,8 +98,43 @@ def _meta(spec: Spec, report: Report) -> None:
     if not meta.distributed:
         keys = ("hogwild_lock",) if meta.sampler is not None else ("hogwild_lock", "max_restart")
         _defaults_only(meta, keys, ("meta",), "meta.distributed is false", report)
+    if meta.rigorous_eval == 0:
+        _defaults_only(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
     if algorithm.on_policy and not algorithm.self_imitation:
         _defaults_only(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
+
+
+def _without_effect(spec: Spec, report: Report) -> None:
+    """Refuse values given by --set that change nothing. In a file they are ignored, as SLM Lab does."""
+    algorithm, meta = spec.agent.algorithm, spec.meta
+    groups: list[tuple[Path, Iterable[str], bool, str]] = [
+        (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0"),
+    ]
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is None:
+            continue
+        place: Path = ("agent", key)
+        groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
+        if algorithm.learns and not algorithm.soft and not algorithm.has_critic:
+            groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
+        groups.append((place, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
+        groups.append((place, ("loss_spec",), algorithm.on_policy and not (algorithm.has_critic or algorithm.values), "it has no critic"))
+    section: SpecModel
+    for section, place in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
+        constant = [key for key in type(section).model_fields if isinstance(getattr(section, key), NoDecay)]
+        groups += [((*place, key), ("end_val", "start_step", "end_step"), True, "no_decay is constant") for key in constant]
+    for place, keys, applies, why in groups:
+        for key in keys:
+            if applies and report.is_set((*place, key)) and key in value_of(spec, place).model_fields_set:
+                report.fail((*place, key), f"has no effect: {why}")
+
+
+def value_of(spec: Spec, path: Path) -> Any:
+    """Return the section of a spec at `path`."""
+    section: Any = spec
+    for key in path:
+        section = getattr(section, str(key))
+    return section
 
 
 def check_updates(spec: Spec, report: Report) -> None:
@@ -120,7 +156,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[Path, str] | None:
     algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
     path = (*ALGORITHM, keys[0] if keys else "training_frequency")
-    if spec.is_short and not (keys and keys[0] in algorithm.model_fields_set):
+    if spec.is_short and isinstance(algorithm, PPOSpec) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
         return None  # a value that fits is recommended
     if spec.agent.memory.episodes:
         late = rows > spec.session_frames

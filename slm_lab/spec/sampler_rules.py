@@ -123,9 +123,25 @@ def resolve_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> Sampler
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
     if sampler.serial_mode and sampler.async_rl:
-        report.note((*SAMPLER, "async_rl"), "serial_mode collects and trains in turns, as with async_rl false")
+        asked = "async_rl" in sampler.model_fields_set and report.is_set((*SAMPLER, "async_rl"))
+        (report.fail if asked else report.note)((*SAMPLER, "async_rl"), "serial_mode collects and trains in turns, as with async_rl false")
     if sampler.inference == "central" and (sampler.serial_mode or spec.agent.algorithm.action_policy == "random"):
         why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
-        report.note((*SAMPLER, "inference"), f"{why}: each worker computes its own actions")
+        report.ineffective((*SAMPLER, "inference"), f"has no effect: {why}; each worker computes its own actions")
         change["inference"] = "local"
+    for key, why in _inert(sampler).items():
+        default = SamplerSpec.model_fields[key].default
+        if getattr(sampler, key) != default:
+            report.ineffective((*SAMPLER, key), f"has no effect: {why}; ignored")
+            change[key] = default
     return sampler.model_copy(update=change)
+
+
+def _inert(sampler: SamplerSpec) -> dict[str, str]:
+    """Return the keys that have no effect, and why."""
+    inert = {"worker_num_splits": "inference is 'local'"} if sampler.inference == "local" else {}
+    if not sampler.async_rl:
+        inert |= dict.fromkeys(("num_batches_to_accumulate", "max_policy_lag"), "async_rl is false")
+    if sampler.serial_mode:
+        inert |= dict.fromkeys(("worker_num_splits", "num_batches_to_accumulate", "max_policy_lag"), "serial_mode is true")
+    return inert

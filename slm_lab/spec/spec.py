@@ -18,8 +18,10 @@ REPLAY_ROWS = 16
 """Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
 
 
-def default_memory(algorithm: AlgorithmSpec) -> Any:
-    """Return the memory of an algorithm whose section is absent: the first built-in one that it can learn from."""
+def default_memory(algorithm: AlgorithmSpec | None) -> Any:
+    """Return the memory of an algorithm whose section is absent: the first built-in one that it can learn from. None: an invalid one."""
+    if algorithm is None:
+        return MEMORIES["OnPolicyBatchReplay"].model_validate({"name": "OnPolicyBatchReplay"})
     name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
     keys = {} if algorithm.batch_size is None else {"batch_size": algorithm.batch_size}
     return MEMORIES[name].model_validate({"name": name, **keys})
@@ -32,7 +34,7 @@ class AgentSpec(SpecModel):
     """A label (A2C, PPO, …)."""
     algorithm: Algorithm
     """Algorithm and its hyperparameters."""
-    memory: Memory = Field(default_factory=lambda data: default_memory(data["algorithm"]))
+    memory: Memory = Field(default_factory=lambda data: default_memory(data.get("algorithm")))
     """Memory that the algorithm learns from; absent: one that is recommended for the algorithm."""
     net: Net | None = None
     """Networks, optimizers and learning rates; absent: recommended ones for the algorithm and the env's spaces (Random needs none)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slm_lab.spec.algorithm import ALGORITHMS
+from slm_lab.spec.env_ids import KNOWN
 from slm_lab.spec.report import Path, Report, value_at
 from slm_lab.spec.validate import SECTION_KEYS, models_at
 
@@ -21,6 +23,25 @@ def drop_nulls(node: dict[str, Any], path: Path = ()) -> None:
     for key, value in node.items():
         if isinstance(value, dict) and key not in _FREE and path != ("env",):
             drop_nulls(value, (*path, key))
+
+
+def fill_names(raw: dict[str, Any]) -> None:
+    """Add, in place, the names that agent.net and agent.memory lack, as algorithm, env and keys suggest; remove an empty agent.net."""
+    agent, env = raw.get("agent"), raw.get("env")
+    if not isinstance(agent, dict):
+        return
+    net, memory, algorithm = agent.get("net"), agent.get("memory"), agent.get("algorithm")
+    if net == {}:
+        del agent["net"]
+    elif isinstance(net, dict) and "name" not in net:
+        env_name = str(env.get("name")) if isinstance(env, dict) else ""
+        if net.keys() & {"conv_hid_layers", "fc_hid_layers", "normalize"} or env_name.startswith(("ALE/", "CarRacing-")):
+            net["name"] = "ConvNet"
+        elif "hid_layers" in net or env_name in KNOWN:  # the spaces of other envs are not known here
+            net["name"] = "MLPNet"
+    model = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
+    if isinstance(memory, dict) and "name" not in memory and model is not None:
+        memory["name"] = model.memories[0]
 
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> None:

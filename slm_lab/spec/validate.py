@@ -44,7 +44,8 @@ def wrong_parts(raw: dict[str, Any]) -> list[Path]:
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
-    return error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return [item for item in found if item["type"] != "default_factory_not_called"]  # the consequence of another error
 
 
 def likely_names(raw: dict[str, Any], wrong: list[Path]) -> dict[Path, str]:

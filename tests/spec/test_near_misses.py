@@ -15,9 +15,12 @@ from tests.spec.conftest import PPO, Specs, changed
 DECAY = {"name": "linear_decay", "start_val": 1.0, "end_val": 0.1, "start_step": 0, "end_step": 100}
 DQN: dict[str, Any] = {"agent.algorithm": {"name": "DQN"}, "agent.memory": {"name": "Replay"}}
 GREEDY: dict[str, Any] = DQN | {"agent.algorithm": {"name": "DQN", "action_pdtype": "Argmax", "explore_var_spec": DECAY}}
+LONG: dict[str, Any] = {"env.max_frame": 100_000}
 SAMPLED: dict[str, Any] = {"env.num_envs": ..., "meta.sampler": {}}
 SYNCED: dict[str, Any] = {"meta.distributed": "synced", "agent.net.optim_spec": {"name": "GlobalAdam"}}
 A2C: dict[str, Any] = {"agent.algorithm": {"name": "ActorCritic"}}
+CONSTANT = '{"name": "no_decay", "start_val": 0.1, "end_val": 0.2}'
+SHORT: dict[str, Any] = {"agent.net": ..., "agent.memory": ...}
 RNN: dict[str, Any] = {"agent.net": {"type": "RecurrentNet", "seq_len": 64}}
 
 ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
@@ -69,6 +72,23 @@ ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
     ({}, ["agent.critic_net.type=MLPNet"], "agent.critic_net"),
     ({}, ["env.frame_op=concat"], "env.frame_op"),
     ({}, ["meta.run.git_sha=abc"], "meta.run.git_sha"),
+    ({}, ["agent.algorithm.foo=null"], "agent.algorithm.foo (unknown)"),
+    ({}, ["env.nonsense=null"], "env.nonsense (unknown)"),
+    ({}, ["meta.eval_frequency=100"], "meta.eval_frequency"),
+    ({"meta.eval_deterministic": True}, [], "meta.eval_deterministic"),
+    ({}, ["agent.net.cuda_id=1"], "agent.net.cuda_id"),
+    (DQN, ["agent.net.actor_init_std=0.1"], "agent.net.actor_init_std"),
+    (DQN, ["agent.net.shared=true"], "agent.net.shared"),
+    ({}, [f"agent.algorithm.clip_eps_spec={CONSTANT}"], "agent.algorithm.clip_eps_spec.end_val"),
+    (SAMPLED | LONG | {"meta.sampler": {"async_rl": False}}, ["meta.sampler.max_policy_lag=5"], "meta.sampler.max_policy_lag"),
+    (SAMPLED | LONG | {"meta.sampler": {"inference": "local"}}, ["meta.sampler.worker_num_splits=4"], "meta.sampler.worker_num_splits"),
+    (SAMPLED | LONG | {"meta.sampler": {"serial_mode": True}}, ["meta.sampler.async_rl=true"], "meta.sampler.async_rl"),
+    (SAMPLED | LONG | {"meta.sampler": {"serial_mode": True}}, ["meta.sampler.inference=central"], "meta.sampler.inference"),
+    # short specs
+    (SHORT | {"agent.algorithm.gama": 0.5}, [], "agent.algorithm.gama (unknown)"),
+    (SHORT, ["agent.algorithm.gamma=0,5"], "agent.algorithm.gamma"),
+    (SHORT | A2C, ["env.max_frame=100"], "agent.algorithm.training_frequency"),
+    (SHORT | {"meta.sampler": {}, "env.num_envs": ...}, [], "meta.sampler.num_batches_per_epoch"),
     ({"agent.net.polyak_coef": "${polyak}"}, ["polyak=0.1"], "agent.net.polyak_coef"),
     # sizes: no update within max_frame (1000 frames of 4 envs: 250 steps)
     ({"agent.algorithm.time_horizon": 251}, [], "agent.algorithm.time_horizon"),
@@ -114,6 +134,11 @@ RUNS: list[tuple[dict[str, Any], list[str], str, Any, list[str]]] = [
     ),
     ({"agent.algorithm.minibatch_size": 1000}, [], "agent.algorithm.minibatch_size", 512, ["agent.algorithm.minibatch_size"]),
     ({"agent.algorithm.training_start_step": 8}, [], "agent.algorithm.gamma", 0.99, ["agent.algorithm.training_start_step"]),
+    (SHORT, ["agent.net.optim_spec.lr=0.1"], "agent.net.name", "MLPNet", []),
+    (SHORT, ["agent.memory.sil_replay_name=null"], "agent.memory.name", "OnPolicyBatchReplay", []),
+    (SHORT | {"agent.net": {}}, [], "agent.net", None, []),
+    (SHORT | {"env.name": "ALE/Pong-v5"}, ["agent.net.optim_spec.lr=0.1"], "agent.net.name", "ConvNet", []),
+    (SHORT | {"agent.algorithm.minibatch_size": 1000}, [], "agent.algorithm.minibatch_size", 1000, []),  # if a rollout has so many
     ({"meta.hogwild_lock": False}, [], "meta.hogwild_lock", False, []),
     ({"env.clip_rewards": 1}, [], "env.clip_rewards", 1, ["env.clip_rewards"]),  # the env's constructor must take it
     ({"env.max_frame": "${frames}"}, ["frames=1e5"], "env.max_frame", 100_000, []),

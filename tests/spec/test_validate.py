@@ -166,7 +166,6 @@ TORCH_NAMES = {
     [
         ({"agent.net.gpu": "yes"}, "agent.net.gpu"),
         ({"agent.net.type": "MLPNt"}, "agent.net.type"),
-        ({"agent.net.type": ...}, "agent.net.name"),
         ({"agent.net.type": "ConvNet", "agent.net.conv_hid_layers": []}, "agent.net.conv_hid_layers"),
         ({"agent.net.hid_layers": [64, -1]}, "agent.net.hid_layers[1]"),
         ({"agent.net.type": "HydraMLPNet"}, "agent.net.hid_layers"),

@@ -12,9 +12,9 @@ from slm_lab.agent.ops.distributions import ActionDistribution, Categorical, Nor
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.fit import build_distribution, check_actions, check_soft_actor_critic
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.spec.algorithm import SoftActorCriticSpec
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.spec import AgentSpec
 
@@ -61,6 +61,6 @@ def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[
     if log_std is None:
         return distribution, None
     if not isinstance(distribution, Normal):
-        notice(f"agent.net.log_std_init: no effect with {type(distribution).__name__}, only with Normal")
-        return distribution, None
+        why = f"has no effect with {type(distribution).__name__}, only with Normal; remove it"
+        raise SpecError("agent", [Problem("agent.net.log_std_init", why)])
     return Normal(action, log_std), log_std

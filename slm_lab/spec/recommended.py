@@ -51,7 +51,7 @@ def _algorithm(spec: Spec, images: bool) -> dict[str, Any]:
         episodes = {"training_frequency": 4} if spec.agent.memory.episodes else {}
         return {"center_return": True, **episodes, "entropy_coef_spec": constant(0.01)}
     if isinstance(algorithm, QLearningSpec):
-        return {"training_frequency": 4 if images else 2, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
+        return {"training_frequency": 4, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SoftActorCriticSpec):
         return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SARSASpec):
@@ -77,7 +77,7 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
             # a target net that follows slowly is steadier than one that is replaced
-            net |= {"update_type": "replace", "update_frequency": 1_000} if images else {"update_type": "polyak", "polyak_coef": 0.005}
+            net |= {"update_type": "replace", "update_frequency": 1_000} if images else {"update_type": "polyak", "polyak_coef": 0.01}
         if isinstance(algorithm, QLearningSpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
             if not images:

@@ -14,7 +14,7 @@ from slm_lab.spec.recommended import complete
     ("algorithm", "env", "max_frame", "least"),
     [
         ("PPO", "CartPole-v1", 100_000, 400.0),
-        ("DQN", "CartPole-v1", 100_000, 400.0),
+        ("DQN", "CartPole-v1", 200_000, 400.0),
         ("SoftActorCritic", "Pendulum-v1", 30_000, -200.0),
     ],
 )

@@ -53,7 +53,8 @@ too. The shortest spec names an algorithm and an env, and says for how long to t
 
 - An absent section `agent.net` takes the values that are recommended for the algorithm and the spaces of the env, and so do the keys of
   the algorithm that are then absent; the spec that a run saves contains them. If the section is present, its absent keys have the defaults
-  below. An absent `agent.memory` is the first memory of the algorithm in the table below.
+  below; without a `name` it is an MLPNet, or a ConvNet for Atari and if it has keys of one. An absent `agent.memory`, or one without a
+  `name`, is the first memory of the algorithm in the table below.
 - `null` is the same as an absent key.
 - `"${name}"` is filled in by `--set name=value`; `--set agent.algorithm.gamma=0.98` overrides a key.
 - A key that exists nowhere is an error, with the nearest key. A key that exists for another algorithm, memory or net, but has no effect in

@@ -202,9 +202,12 @@ def test_a_run_is_enjoyed(make_spec: Callable[..., Spec], spec_body: SpecBody, t
     trial.run()
     assert trial.paths is not None
     trial.paths.checkpoint(0, "best").write_bytes(b"PK half")
-    (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body()}))
+    (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body(env={"num_envs": "${envs}"})}))
+    words = ["enjoy@latest", "--data-dir", str(tmp_path)]
+    for refused in (["smal", *words], ["small_2", *words], ["small", *words, "-s", "envs=8"], ["small", *words, "--jobs", "3"]):
+        assert main([str(tmp_path / "spec.json"), *refused]) == 2
     capsys.readouterr()
-    assert main([str(tmp_path / "spec.json"), "small", "enjoy@latest", "--data-dir", str(tmp_path)]) == 0
+    assert main([str(tmp_path / "spec.json"), "small", *words]) == 0
     output = capsys.readouterr()
     assert str(trial.paths.checkpoint(1, "best")) in output.out
     assert "10 episodes:" in output.out

@@ -32,7 +32,7 @@ def run(words: list[str], arguments: Namespace) -> int:
     spec = load_spec(file, name, arguments.set)
     plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
-        notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} Sessions all run at once")
+        notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} sessions all run at once")
     if unused := search_keys(spec):
         notice(f"{spec.name}: {', '.join(unused)}: only for a search; not used by {mode}")
     from slm_lab.experiment.trial import Trial

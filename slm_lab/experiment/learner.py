@@ -78,7 +78,7 @@ class PolicyLearner:
         return mean(self.recorder.returns)
 
     def _end_here(self) -> None:
-        """Have all frames now: meta.max_seconds."""
+        """End training at the present frame (meta.max_seconds)."""
         self.frames = min(self.frames, self.clock.frame)
 
     def take_update_times(self) -> tuple[float, float] | None:

@@ -100,9 +100,12 @@ class Trial:
             ends = ENGINES[engine](Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop))
             seconds = perf_counter() - begin
         metrics = self._analyze(ends, display, stop, seconds)
-        failed = sorted(failures(ends))
-        if failed:
-            raise TrialFailed(f"{len(failed)} of {sessions} Sessions failed: {', '.join(map(str, failed))}", metrics)
+        if causes := metrics.get("failures") or failures(ends):
+            (failed, why), several = (
+                next(iter(causes.items())),
+                f"{len(causes)} of {sessions} sessions failed: {', '.join(map(str, causes))}",
+            )
+            raise TrialFailed(several if len(causes) > 1 else f"session {failed} failed: {why}", metrics)
         return metrics, ends
 
     def _open(self, display: ProgressDisplay, backend: str) -> RunPaths:
@@ -143,7 +146,7 @@ class Trial:
         ]
         if metrics:
             display.say(_headline(metrics, self.spec, seconds))
-            if graphs[0].is_file():
+            if graphs[0].is_file() and metrics["sessions"]:
                 display.say(f"open {shown.pop(1)}")
             display.say(_summary(metrics, self.spec.session_frames))
         for line in shown:
@@ -155,7 +158,7 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
     """The final return and the time it took."""
     sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
     if not sessions:
-        return f"no session ended well, after {duration(seconds)}"
+        return f"all sessions failed, after {duration(seconds)}"
     mean = f" (mean of {sessions} sessions)" if sessions > 1 else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
     limit = spec.meta.max_seconds

@@ -143,7 +143,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
     for index, word in enumerate(words):
         for run in _named_runs(word):
             if not seeds_of(run):
-                raise UserError(f"'{run.paths.root}' has no rows yet: no Session table in {run.paths.info_dir}")
+                raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")
             folder = run.paths.root.resolve()
             if folder in seen:
                 notice(f"{run.paths.root} is given more than once; duplicates are ignored")
@@ -216,7 +216,7 @@ def _report_status(setting: Setting) -> None:
             continue
         sessions = Counter(status for status in run.sessions.values() if status != "done")
         for status, count in sessions.items():
-            notice(f"{run.paths.root}: {count} Session{'s' if count > 1 else ''} {status}; {outcome}")
+            notice(f"{run.paths.root}: {count} session{'s' if count > 1 else ''} {status}; {outcome}")
 
 
 class Summary(NamedTuple):

@@ -101,11 +101,8 @@ class Trial:
             seconds = perf_counter() - begin
         metrics = self._analyze(ends, display, stop, seconds)
         if causes := metrics.get("failures") or failures(ends):
-            (failed, why), several = (
-                next(iter(causes.items())),
-                f"{len(causes)} of {sessions} sessions failed: {', '.join(map(str, causes))}",
-            )
-            raise TrialFailed(several if len(causes) > 1 else f"session {failed} failed: {why}", metrics)
+            several = f"{len(causes)} of {sessions} sessions failed: {', '.join(map(str, causes))}"
+            raise TrialFailed(several if sessions > 1 else f"session 0 failed: {next(iter(causes.values()))}", metrics)
         return metrics, ends
 
     def _open(self, display: ProgressDisplay, backend: str) -> RunPaths:

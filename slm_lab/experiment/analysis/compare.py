@@ -190,8 +190,15 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the paths at which specs differ, sorted."""
-    return sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+    """Return the paths at which specs differ, sorted; without keys that only some have because the names of components differ."""
+    keys = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+    sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+
+    def implied(key: str) -> bool:
+        own = [spec[key] for spec in specs if key in spec]
+        return len(own) < len(specs) and all(value == own[0] for value in own)
+
+    return [key for key in keys if key.endswith(".name") or not key.startswith(sections) or not implied(key)]
 
 
 def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:

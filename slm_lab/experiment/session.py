@@ -28,7 +28,7 @@ from slm_lab.experiment.failures import WorkerFailed
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories, load_observers
-from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.plan import Plan, Stop, UserError, check_spec
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
@@ -86,6 +86,7 @@ class Session:
         beat: Beat = no_beat,
         observers: Sequence[ObserverFactory] = (),
     ) -> None:
+        check_spec(spec)
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
         self._factories = [*self.plan.observers, *check_factories(observers)]
         self._observers: list[ObserverFactory] = []

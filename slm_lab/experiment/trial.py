@@ -21,7 +21,7 @@ from slm_lab.experiment.events import End
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
@@ -54,6 +54,7 @@ class Trial:
         index: int = 0,
         observers: Sequence[ObserverFactory] = (),
     ) -> None:
+        check_spec(spec)
         self.plan = plan or Plan(data_dir=Path(data_dir))
         sent = (self.plan.engine or choose_engine(spec)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))

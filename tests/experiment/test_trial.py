@@ -150,6 +150,7 @@ def test_the_result_of_a_trial(make_spec: Callable[..., Spec], tmp_path: Path) -
     result = slm_lab.Trial(make_spec(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}), tmp_path).run()
     assert dict(result) == result.metrics == json.loads(result.paths.trial_metrics().read_text())
     assert (result["sessions"], result.get("nothing"), len(result)) == (2, None, len(result.metrics))
+    assert json.loads(json.dumps(result)) == json.loads(json.dumps(result.metrics))
     assert result.train.groupby("session").frame.last().tolist() == [1000, 1000]
     assert result.eval.groupby("session").frame.last().tolist() == [1000, 1000]
     action, state = result.agent(session=1).act(np.zeros(4, np.float32))
@@ -194,6 +195,12 @@ def test_signals_to_the_whole_group(number: signal.Signals, sessions: int, comma
     assert str(run.paths.root) in output
     check_saved(run.paths, sessions)
     run.leaves_nothing()
+
+
+def test_what_is_not_a_spec(spec_body: SpecBody, tmp_path: Path) -> None:
+    for kind in (Trial, slm_lab.Session):
+        with pytest.raises(TypeError, match="load_spec"):
+            kind({"small": spec_body()})  # type: ignore[operator]
 
 
 def test_a_run_is_enjoyed(make_spec: Callable[..., Spec], spec_body: SpecBody, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,14 +15,22 @@ def check(words: list[str], arguments: Namespace) -> int:
         raise UsageError("check: FILE is missing; expected check FILE [NAME]")
     if len(words) > 2:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
-    from slm_lab.spec.loader import find_spec_file, load_specs
+    from slm_lab.spec.base import SpecError
+    from slm_lab.spec.loader import find_spec_file, load_specs, spec_names
 
     file = check_file_argument(words[0])
-    specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
+    try:
+        specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
+    except SpecError as error:
+        paths = [problem.path for problem in error.problems]
+        if len(words) == 1 and all(paths):  # a problem without a path is one of the file or of --set
+            valid = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
+            if valid:
+                print_result("\n".join(f"{name}: valid" for name in valid))
+        raise
     if arguments.build:
         from slm_lab.experiment.engine import check_builds
         from slm_lab.experiment.plan import Plan
-        from slm_lab.spec.base import SpecError
         from slm_lab.spec.variables import mark_sets
 
         try:

@@ -23,14 +23,14 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
 
   FILE   a spec file, as given or under slm_lab/spec/
   NAME   a spec in it; optional if the file has only one
-  MODE   train                         run every Session, then compute metrics and draw graphs (default)
-         dev                           one Session with extra checks: weights change, gradients are finite
+  MODE   train                         run every session, then compute metrics and draw graphs (default)
+         dev                           one session with extra checks: weights change, gradients are finite
          enjoy@{run folder | latest}   play episodes with the best checkpoint of a run
 
   check    validate one or all specs of a file; with --build also build their env and agent
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve"""
-_EPILOG = "exit codes: 0 done, 1 a Session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
+_EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 
 
 class UsageError(Exception):
@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("words", nargs="*", help=argparse.SUPPRESS)
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="fill ${KEY}, or override a key by path; repeatable")
-    add("--jobs", type=_jobs, metavar="N", help="Sessions at a time (default: as many as the cores allow)")
+    add("--jobs", type=_jobs, metavar="N", help="sessions at a time (default: as many as the cores allow)")
     add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
     add("--build", action="store_true", help="check: also build env and agent")
@@ -84,7 +84,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"invalid number of Sessions '{text}'; expected 1 or more")
+        raise argparse.ArgumentTypeError(f"invalid number of sessions '{text}'; expected 1 or more")
     return int(text)
 
 

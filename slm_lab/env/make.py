@@ -19,7 +19,7 @@ from slm_lab.env.backend import Backend, EnvTarget
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
-from slm_lab.env.single import quiet_spaces, register_atari
+from slm_lab.env.single import quiet_gymnasium, register_atari
 from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec, space_to_dict
 from slm_lab.env.vec import Env
 from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
@@ -220,7 +220,7 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
 
 def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:
     try:
-        with quiet_spaces():
+        with quiet_gymnasium():
             return backend(target)
     except WrapperError as error:
         raise _problem(spec, *error.args) from error

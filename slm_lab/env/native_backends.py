@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.info import row_info
-from slm_lab.env.single import quiet_spaces, register_atari
+from slm_lab.env.single import quiet_gymnasium, register_atari
 
 
 class Ale(Backend):
@@ -120,7 +120,7 @@ class EnvPool(Backend):
     def reset(self, seeds: Sequence[int] | None) -> Any:
         import envpool
 
-        with quiet_spaces():
+        with quiet_gymnasium():
             if seeds is not None or self._pool is None:
                 self.close()
                 # a pool's seeds are fixed when it is created

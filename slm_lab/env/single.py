@@ -30,10 +30,11 @@ def quiet_mujoco() -> None:
 
 
 @contextmanager
-def quiet_spaces() -> Iterator[None]:
-    """Suppress Gymnasium's warnings that bounds of a space were rounded; a user can do nothing about them."""
+def quiet_gymnasium() -> Iterator[None]:
+    """Suppress Gymnasium's warnings that bounds of a space were rounded, or that an env has a newer version than the one asked for."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        warnings.filterwarnings("ignore", message=".*is out of date")
         yield
 
 
@@ -75,7 +76,8 @@ class SingleEnv:
             quiet_mujoco()
         if "ALE/" in self.id:
             register_atari()
-        env = self._plain() if self.atari is None else self._atari(self.atari)
+        with quiet_gymnasium():
+            env = self._plain() if self.atari is None else self._atari(self.atari)
         for wrap in self.wraps:
             env = wrap(env)
         return env

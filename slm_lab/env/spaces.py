@@ -87,7 +87,7 @@ def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
 
 
 Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
-"""An entry that is no Dict or Tuple: the keys that lead to it, and its space."""
+"""An entry that is not a Dict or Tuple: the keys that lead to it, and its space."""
 
 
 def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:

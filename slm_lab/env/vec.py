@@ -12,11 +12,12 @@ from slm_lab.env.backend import Backend, RawStep
 from slm_lab.env.info import picked_numbers
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.spaces import Codec, batch_of_one
+from slm_lab.lib.errors import PlainError
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 
 
-class InvalidReward(RuntimeError):
+class InvalidReward(PlainError, RuntimeError):
     """An env returned a reward that is NaN or infinite."""
 
 

@@ -98,6 +98,8 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
         problems += [Problem(f"env.{key}.{name}", unknown_key_message(name, known, entry.name), "unknown") for name in unknown]
         missing = [name for name in required if name not in entry.kwargs]
         problems += [Problem(f"env.{key}.{name}", f"missing; {entry.name} requires it", "missing") for name in missing]
+    parts = spec.obs_keys or []
+    problems += [Problem(f"env.obs_keys[{i}]", f"duplicate '{key}'; remove it") for i, key in enumerate(parts) if key in parts[:i]]
     if problems:
         raise SpecError(spec.name, problems)
     if spec.obs_keys is not None:

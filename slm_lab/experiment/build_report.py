@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from time import perf_counter
 
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.experiment.collect.workers.shared import rollout_bytes
+from slm_lab.experiment.failures import cause
 from slm_lab.experiment.observers.base import Observer, ObserverContext
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.progress import duration
@@ -53,16 +55,22 @@ class _Speed(Observer):
 
 def build_report(session: Session) -> str:
     """Return one line on a Session that is built; train it for at most 3 s to measure its speed, without the user's observers."""
-    spec, plan = session.spec, session.plan
-    learner = session.learners[0]
-    algorithm = learner.agent.algorithm
+    spec, algorithm = session.spec, session.agent.algorithm
     flats = {id(part.flat): part.flat.param.numel() for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
     if spec.meta.sampler is not None:
         stored += rollout_bytes(spec, session.info)
     memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
     sizes = [f"{name} {_size(nbytes)}" for name, nbytes in memories.items() if nbytes]
-    return ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _time(spec, plan, measure(session))])
+    return ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time(session)])
+
+
+def _measured_time(session: Session) -> str:
+    try:
+        return _time(session.spec, session.plan, measure(session))
+    except Exception as error:  # the env's
+        last = cause(error).rstrip().rpartition("\n")[2]
+        return f"time unknown: {last}"
 
 
 def measure(session: Session) -> float | None:
@@ -107,8 +115,11 @@ def _time(spec: Spec, plan: Plan, speed: float | None) -> str:
     several = f" × {sessions} sessions, {concurrent} at a time" if sessions > 1 else ""
     if speed is None:
         return f"time unknown: no update within {_SECONDS:g} s"
-    seconds = frames / speed * -(-sessions // concurrent)
-    return f"about {duration(seconds)} for {frames:,} frames{several} ({speed:,.0f} frames/s)"
+    limit = spec.meta.max_seconds or math.inf
+    seconds = min(frames / speed, limit) * -(-sessions // concurrent)
+    ended = " (meta.max_seconds)" if frames / speed > limit else ""
+    evaluation = ", without evaluation" if spec.meta.rigorous_eval else ""
+    return f"about {duration(seconds)}{ended} for {frames:,} frames{several} ({speed:,.0f} frames/s{evaluation})"
 
 
 def _size(nbytes: float) -> str:

@@ -239,7 +239,7 @@ def run_processes(job: Job) -> list[End]:
     """Run each Session in a process of its own, so many at a time as the plan says. Raises UserError on Windows."""
     if sys.platform == "win32":
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
-        raise UserError(f"several Sessions and meta.distributed require Linux or macOS; {advice}")
+        raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:
         _check_memory(job.spec)
     return _SessionProcesses(job).run()
@@ -259,7 +259,7 @@ def _check_memory(spec: Spec) -> None:
     sessions, available = spec.meta.max_session, memory_bytes()
     if sessions * _WORKER_BYTES > available:
         each, has, fit = _WORKER_BYTES / 2**20, available / 2**30, available // _WORKER_BYTES
-        needed = f"{sessions} concurrent Sessions (meta.distributed) need at least {each:.0f} MiB each"
+        needed = f"{sessions} concurrent sessions (meta.distributed) need at least {each:.0f} MiB each"
         message = f"{needed}; this machine has {has:,.1f} GiB, enough for {fit}"
         raise SpecError(spec.name, [Problem("meta.max_session", message)])
 
@@ -284,6 +284,7 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
     """
     from slm_lab.experiment.build_report import build_report, quick
     from slm_lab.experiment.session import Session, with_seed
+    from slm_lab.experiment.short import completed
 
     problems: list[Problem] = []
     reports: list[str] = []
@@ -291,7 +292,7 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
             with _store_to_check(spec) as store:
-                session = Session(quick(with_seed(spec, 0)), plan=plan, store=store).build()
+                session = Session(quick(completed(with_seed(spec, 0))), plan=plan, store=store).build()
                 try:
                     reports += [build_report(session)] if not problems else []
                 finally:

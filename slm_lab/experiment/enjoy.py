@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, runs
+from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, run_paths_in, runs
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
@@ -22,12 +22,16 @@ def find_run(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     known = runs(data_dir, spec_name)
     if where == "latest":
         if not known:
-            raise UserError(f"no run of '{spec_name}' in {data_dir}; train it first")
+            others = names_with_runs(data_dir, spec_name)
+            hint = f"did you mean {' or '.join(others)}?" if others else "train it first"
+            raise UserError(f"no run of '{spec_name}' in {data_dir}; {hint}")
         return RunPaths(known[-1], spec_name)
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
         if paths.spec.is_file() and not belongs_to_other_spec(folder, spec_name):
             return paths
+        if folder.name and (other := run_paths_in(folder)) and other.stem.startswith(f"{paths.stem}_"):
+            raise UserError(f"no run of '{spec_name}' in the folder '{where}'; did you mean {other.spec_name}?")
     latest = f"; the latest is {known[-1]}" if known else ""
     raise UserError(f"no run of '{spec_name}' in the folder '{where}'{latest}")
 

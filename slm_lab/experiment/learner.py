@@ -29,7 +29,7 @@ from slm_lab.experiment.observers.checkpointer import Checkpointer, State
 from slm_lab.experiment.observers.dev_checks import DevChecks
 from slm_lab.experiment.observers.progress import ProgressReporter, TimeLimit
 from slm_lab.experiment.observers.rows import Evaluator, Recorder
-from slm_lab.experiment.plan import Plan, Stop
+from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.sink import CheckpointKind, RunSink
 from slm_lab.lib.clock import Clock
@@ -63,9 +63,12 @@ class PolicyLearner:
         self._on_update: list[Callable[..., None]] = []
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
-        """Make the user's observers."""
+        """Make the user's observers. Raises UserError for what is not an Observer."""
         context = ObserverContext(self.spec, self.table, self.agent, self.clock)
         self.user_observers = [factory(context) for factory in factories]
+        for factory, made in zip(factories, self.user_observers, strict=True):
+            if not isinstance(made, Observer):
+                raise UserError(f"observers: {factory!r} returned {made!r}; expected a slm_lab.Observer")
 
     @property
     def finished(self) -> bool:
@@ -78,7 +81,7 @@ class PolicyLearner:
         return mean(self.recorder.returns)
 
     def _end_here(self) -> None:
-        """Have all frames now: meta.max_seconds."""
+        """End training at the present frame (meta.max_seconds)."""
         self.frames = min(self.frames, self.clock.frame)
 
     def take_update_times(self) -> tuple[float, float] | None:

@@ -195,6 +195,13 @@ def runs(data_dir: Path, spec_name: str) -> list[Path]:
     )
 
 
+def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
+    """Names, as they stand in file names, of runs whose specs are `spec_name` with the values of variables appended."""
+    pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
+    found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
+    return sorted({match[1] for match in found if match})
+
+
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
     """Whether a run folder is that of a spec whose name looks the same in file names: "a b" and "a+b" are both a_b there."""
     try:

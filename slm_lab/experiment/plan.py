@@ -10,10 +10,17 @@ from typing import Any, Literal
 
 from slm_lab.lib.limits import cores
 from slm_lab.spec.meta import MetaSpec
+from slm_lab.spec.spec import Spec
 
 
 class UserError(Exception):
     """An error that the user can correct: shown without a traceback, exit code 2."""
+
+
+def check_spec(spec: object) -> None:
+    """Raise TypeError for what is not a Spec."""
+    if not isinstance(spec, Spec):
+        raise TypeError(f"expected a Spec, not a {type(spec).__name__}; slm_lab.load_spec makes one of a dict or a file")
 
 
 class TrialFailed(Exception):

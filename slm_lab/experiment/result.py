@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from slm_lab.experiment.sink import CheckpointKind
 
 
-class TrialResult(Mapping[str, Any]):
-    """The metrics of a trial by key, as in its metrics file, and what the run wrote.
+class TrialResult(dict[str, Any]):
+    """A dict of the metrics of a trial, as in its metrics file, with what the run wrote.
 
     >>> result = Trial(spec).run()
     >>> result["strength"], result.train.groupby("session").total_reward.last(), result.paths.root
@@ -28,16 +27,8 @@ class TrialResult(Mapping[str, Any]):
     """
 
     def __init__(self, metrics: dict[str, Any], paths: RunPaths, trial: int = 0) -> None:
+        super().__init__(metrics)
         self.metrics, self.paths, self.trial = metrics, paths, trial
-
-    def __getitem__(self, key: str) -> Any:
-        return self.metrics[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.metrics)
-
-    def __len__(self) -> int:
-        return len(self.metrics)
 
     def __repr__(self) -> str:
         """Return the folder and the metrics that are defined, one per line."""

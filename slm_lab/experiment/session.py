@@ -16,7 +16,7 @@ from slm_lab.agent.build import build_agent, resolve_device
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.vec import Env
+from slm_lab.env.vec import Env, InvalidReward
 from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
@@ -28,7 +28,7 @@ from slm_lab.experiment.failures import WorkerFailed
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories, load_observers
-from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.plan import Plan, Stop, UserError, check_spec
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
@@ -86,6 +86,7 @@ class Session:
         beat: Beat = no_beat,
         observers: Sequence[ObserverFactory] = (),
     ) -> None:
+        check_spec(spec)
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
         self._factories = [*self.plan.observers, *check_factories(observers)]
         self._observers: list[ObserverFactory] = []
@@ -227,7 +228,7 @@ class Session:
         """Raise SpecError if the replay memories of all Sessions that run at a time do not fit this machine."""
         replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
         if replay is not None:
-            fewer = "use fewer Sessions (meta.max_session)" if self.store is not None else "run fewer Sessions at a time (--jobs)"
+            fewer = "use fewer sessions (meta.max_session)" if self.store is not None else "run fewer sessions at a time (--jobs)"
             check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}")
 
     def run(self, sink: RunSink | None = None) -> SessionResult:
@@ -274,7 +275,8 @@ class Session:
 
     def _note_frame(self, error: BaseException) -> None:
         """Tell where training was when it failed; see failures.cause."""
-        error.add_note(f"(at frame {self.clock.frame} of {self.spec.env.name})")
+        frame = self.clock.frame + self.info.num_envs * isinstance(error, InvalidReward)  # of the step that raised it
+        error.add_note(f"(at frame {frame} of {self.spec.env.name})")
 
     def begin(self) -> None:
         """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""

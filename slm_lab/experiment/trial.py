@@ -21,7 +21,7 @@ from slm_lab.experiment.events import End
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
@@ -54,6 +54,7 @@ class Trial:
         index: int = 0,
         observers: Sequence[ObserverFactory] = (),
     ) -> None:
+        check_spec(spec)
         self.plan = plan or Plan(data_dir=Path(data_dir))
         sent = (self.plan.engine or choose_engine(spec)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
@@ -100,9 +101,9 @@ class Trial:
             ends = ENGINES[engine](Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop))
             seconds = perf_counter() - begin
         metrics = self._analyze(ends, display, stop, seconds)
-        failed = sorted(failures(ends))
-        if failed:
-            raise TrialFailed(f"{len(failed)} of {sessions} Sessions failed: {', '.join(map(str, failed))}", metrics)
+        if causes := metrics.get("failures") or failures(ends):
+            several = f"{len(causes)} of {sessions} sessions failed: {', '.join(map(str, causes))}"
+            raise TrialFailed(several if sessions > 1 else f"session 0 failed: {next(iter(causes.values()))}", metrics)
         return metrics, ends
 
     def _open(self, display: ProgressDisplay, backend: str) -> RunPaths:
@@ -143,7 +144,7 @@ class Trial:
         ]
         if metrics:
             display.say(_headline(metrics, self.spec, seconds))
-            if graphs[0].is_file():
+            if graphs[0].is_file() and metrics["sessions"]:
                 display.say(f"open {shown.pop(1)}")
             display.say(_summary(metrics, self.spec.session_frames))
         for line in shown:
@@ -155,7 +156,7 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
     """The final return and the time it took."""
     sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
     if not sessions:
-        return f"no session ended well, after {duration(seconds)}"
+        return f"all sessions failed, after {duration(seconds)}"
     mean = f" (mean of {sessions} sessions)" if sessions > 1 else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
     limit = spec.meta.max_seconds

@@ -22,6 +22,10 @@ LEGACY_ATARI = frozenset[str](_GENERATED["_atari_legacy"])
 """Games X that ale-py also registers as X-v0, X-v4, XNoFrameskip-v0 and XNoFrameskip-v4; XDeterministic-v… is older still."""
 _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
+_NOT_SUPPORTED = frozenset({"Pusher-v4"})
+"""Ids of Gymnasium that need older packages than its newest version of that env: mujoco < 3."""
+_MODULES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+"""Beginning of an id → the module that registers it."""
 _PACKAGES = {
     "atari": ("ale_py", "slm-lab[atari]"),
     "box2d": ("Box2D", "slm-lab[box2d]"),
@@ -35,7 +39,7 @@ def current_id(name: str) -> str:
     """Return the current id of an old one; `name` itself if no rule applies.
 
     Rules: legacy Atari ids are ALE/X-v5; an id that the installed packages can make stays; Roboschool and PyBullet ids are MuJoCo's; an
-    older version of one of Gymnasium's own envs is its newest.
+    older version of one of Gymnasium's own envs, and one that current packages do not support, is its newest.
     """
     match = _VERSIONED.fullmatch(name)
     if not match:
@@ -44,7 +48,7 @@ def current_id(name: str) -> str:
     game = re.sub(r"(NoFrameskip|Deterministic)$", "", base)
     if game in LEGACY_ATARI and match["version"] in ("0", "4"):
         return f"ALE/{game}-v5"
-    if name in KNOWN or name in _registered():
+    if name not in _NOT_SUPPORTED and (name in KNOWN or name in _registered()):
         return name
     if base.startswith("Roboschool") or base.endswith("BulletEnv"):
         return _newest(base.removeprefix("Roboschool").removesuffix("BulletEnv")) or name
@@ -82,11 +86,19 @@ def unavailable_reason(name: str) -> str | None:
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
         ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
-        return None if name in ids else f"unknown env '{name}'{_hint(name, ids)}"
+        return None if name in ids else f"unknown env '{name}'{_module_hint(name) or _hint(name, ids)}"
     if kind in _PACKAGES and not _installed(_PACKAGES[kind][0]):
         package, extra = _PACKAGES[kind]
         return f"{name} needs the package {package}: pip install '{extra}'"
     return None
+
+
+def _module_hint(name: str) -> str:
+    """Return how to name an env of a module in _MODULES."""
+    module = next((module for begin, module in _MODULES.items() if name.startswith(begin)), None)
+    if module is None:
+        return ""
+    return f"; did you mean '{module}:{name}'?" + ("" if _installed(module) else f" It needs pip install 'slm-lab[{module}]'")
 
 
 def _hint(name: str, ids: Iterable[str]) -> str:

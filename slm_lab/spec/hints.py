@@ -14,7 +14,7 @@ from slm_lab.spec.validate import models_at
 
 
 def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
-    """Return `; did you mean …?` for `--set name=value`: an unfilled variable, or paths in raw specs that end in that key or a near one."""
+    """Return a hint for `--set name=value`: an unfilled variable, or paths in raw specs that end in that key or a near one, if any."""
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest(name, unfilled)
     if variable is not None:
@@ -26,8 +26,15 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
     key = closest(name, keys, cutoff=0.75)
     ends = [path for path in found if path[0][-1] == key]
     ends = [path for path in ends if path[1]] or ends  # prefer keys that are in the file
-    words = [f"{show_path(path)}.name={text}" if is_section else f"{show_path(path)}={text}" for path, _, is_section in ends]
-    return f"; did you mean {' or '.join(words[:3])}?" if words else ""
+    words = []
+    for path, _, is_section in ends:
+        if is_section and isinstance(value, str):
+            words.append(f"{show_path(path)}.name={text}")
+        elif len(path) > 1:  # a single word is always the name of a variable
+            words.append(f"{show_path(path)}={text}")
+    if not words:
+        return "; a name without a dot is a variable of the spec, a key is named by its path (env.max_frame)"
+    return f"; did you mean {' or '.join(words[:3])}?"
 
 
 def _paths(raw: dict[str, Any]) -> Iterator[tuple[Path, bool, bool]]:

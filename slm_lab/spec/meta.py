@@ -72,7 +72,7 @@ class MetaSpec(SpecModel):
     """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
     rollout workers, never for a Session."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
-    """Observers of the user's, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
+    """User observers, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None

@@ -59,3 +59,16 @@ OTHER_NAMES = {
     "n_eval_episodes": "meta.rigorous_eval",
 }
 """Name of a key in other libraries (Stable-Baselines3, CleanRL, RLlib, …) → path of the key here."""
+
+OTHER_ALGORITHMS = {
+    "A2C": "ActorCritic",
+    "A3C": "ActorCritic, with meta.distributed",
+    "SAC": "SoftActorCritic",
+    "DDQN": "DoubleDQN",
+    "RAINBOW": "DoubleDQN, with PrioritizedReplay",
+    "PPO2": "PPO",
+    "IMPALA": "PPO, with meta.sampler and with_vtrace",
+    "REINFORCE": "Reinforce",
+    "VPG": "Reinforce",
+}
+"""Name of an algorithm elsewhere, in capitals → the nearest here."""

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from slm_lab.spec.base import Component, SpecModel
 from slm_lab.spec.extension import ERROR as EXTENSION
 from slm_lab.spec.extension import ExtensionError, find_model, is_extension, kind_of
-from slm_lab.spec.other_names import OTHER_NAMES
+from slm_lab.spec.other_names import OTHER_ALGORITHMS, OTHER_NAMES
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, value_at
 from slm_lab.spec.spec import Spec
 
@@ -162,6 +162,8 @@ def _explain(path: Path, kind: str, message: str, raw: Any, report: Report) -> N
         report.fail(path, f"missing; must be {allowed}", "missing")
     else:
         hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
+        if path == ("agent", "algorithm", "name") and (other := OTHER_ALGORITHMS.get(str(value).upper().replace("-", ""))):
+            hint = f"; slm_lab calls it {other}"
         report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -73,6 +74,16 @@ def test_an_error_of_the_user(
     check_wording(
         "test_cli.test_an_error_of_the_user", [text.replace(str(tmp_path), "FOLDER").replace(sys.argv[0].rsplit("/")[-1], "PROG")]
     )
+
+
+def test_check_names_the_valid_specs_beside_the_problems(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = json.loads(spec_file.read_text())
+    specs["other"] = specs["other"] | {"env": {"name": "CartPole-v1", "max_frame": -1}}
+    spec_file.write_text(json.dumps(specs))
+    assert main(["check", str(spec_file)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "small: valid\n"
+    assert "other.env.max_frame" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ def test_auto(name: str, keys: dict[str, Any], backend: str, needs: str) -> None
     assert chosen(name, **keys) == backend
 
 
+def test_an_older_version_is_made_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    build("CartPole-v0", backend="sync").close()
+    assert not [warning for warning in recwarn if "out of date" in str(warning.message)]
+
+
 def test_lunar_lander_continuous_in_envpool() -> None:
     pytest.importorskip("envpool")
     env = build("LunarLander-v3", continuous=True, backend="envpool")

@@ -132,6 +132,8 @@ def test_parts_of_a_dict() -> None:
     assert unknown.path == "env.obs_keys[1]"
     assert "did you mean 'way'" in unknown.message
     assert "mission" in unknown.message
+    (twice,) = problems(**mixed, obs_keys=["way", "way"])
+    assert twice.path == "env.obs_keys[1]"
     (unsupported,) = problems(**mixed)
     assert '"obs_keys": ["image", "way"]' in unsupported.message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import logging
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.analysis.compare import SeedResult, Setting, read_settings, summarize
+from slm_lab.experiment.analysis.compare import SeedResult, Setting, differing_keys, read_settings, summarize
 from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
 from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.experiment.analysis.run import load_run
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
 from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
+from slm_lab.spec.loader import dump_spec, load_spec
 
 Rows = Sequence[float | str]
 
@@ -158,7 +161,12 @@ def test_specs_of_one_name_that_differ_are_settings_named_by_the_keys_that_do(tm
     assert [(one.name, len(one.runs)) for one in settings] == [("a2c lr=0.1", 2), ("a2c lr=0.5", 1)]
     assert caplog.messages == []
     for i, name in enumerate(("RecurrentNet", "ConvNet")):
-        make_run(tmp_path / f"s{i}", [[i, i]], name="b", spec={"agent": {"net": {"name": name, "lr": 0.1}, "algorithm": {"lr": i}}})
+        make_run(
+            tmp_path / f"s{i}",
+            [[i, i]],
+            name="b",
+            spec={"agent": {"net": {"name": name, "lr": 0.1, "fc_hid_layers": []}, "algorithm": {"lr": i}}},
+        )
     names = [one.name for one in read_settings([str(tmp_path / "s*")])]
     assert names == ["b lr=0 net.name=RecurrentNet", "b lr=1 net.name=ConvNet"]
 
@@ -184,6 +192,23 @@ def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [(one.name, len(one.runs)) for one in read_settings([pattern], ["all"])] == [("all", 3)]
     assert len(only(pattern, tmp_path / "r1").runs) == 3
     assert caplog.messages == [f"{tmp_path}/r1 is given more than once; duplicates are ignored"]
+
+
+def test_a_pattern_leaves_out_folders_that_are_not_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "a_0", [[0, 10]])
+    (tmp_path / "compare_0").mkdir()
+    assert len(only(tmp_path / "*").runs) == 1
+    with pytest.raises(UserError):
+        read_settings([str(tmp_path / "compare_0")])
+
+
+def test_keys_newer_than_a_run_do_not_set_it_apart(tmp_path: Path) -> None:
+    (body,) = dump_spec(load_spec("demo.json", "ppo_cartpole")).values()
+    old = copy.deepcopy(body)
+    del old["env"]["wrappers"], old["meta"]["stall_notice"], old["agent"]["algorithm"]["symlog"], old["agent"]["net"]["layer_norm"]
+    old["agent"]["net"]["optim_spec"] |= {"betas": [0.9, 0.999]}
+    settings = [load_run(make_run(tmp_path / name, [[0, 10]], spec=spec)).settings() for name, spec in (("new", body), ("old", old))]
+    assert differing_keys(settings) == ["agent.net.optim_spec.betas"]
 
 
 def test_global_frames_of_a_plain_run_are_its_frames(tmp_path: Path) -> None:
@@ -287,7 +312,7 @@ def test_failed_sessions_are_left_out_and_told(tmp_path: Path, caplog: pytest.Lo
     RunPaths(run, "a2c").session_metrics(0).write_text("{}")
     with caplog.at_level(logging.WARNING):
         setting = only(run)
-    assert caplog.messages == [f"{run}: 1 Session failed; left out"]
+    assert caplog.messages == [f"{run}: 1 session failed; left out"]
     assert (len(setting.seeds), setting.status) == (1, "1 failed (left out)")
     assert [line.name for line in comparison_graphs([setting], "frame")["mean_returns"].panel.lines] == ["a2c (1 seed)"]
 
@@ -307,9 +332,9 @@ def test_stopped_and_running_seeds_are_marked_and_left_out(tmp_path: Path, caplo
     assert "2 stopped  " in other
     assert "65 [1.47, 128.5]" in other
     assert caplog.messages == [
-        f"{stopped}: 1 Session stopped; left out",
+        f"{stopped}: 1 session stopped; left out",
         f"{running}: the run has not ended, or was killed; left out",
-        f"{alone}: 2 Sessions stopped; compared, since no seed of 'alone' is done",
+        f"{alone}: 2 sessions stopped; compared, since no seed of 'alone' is done",
     ]
     content = json.loads((tmp_path / "out/compare_table.json").read_text())
     assert [row["status"] for row in content["settings"]] == ["1 stopped, 1 running (left out)", "2 stopped"]
@@ -342,11 +367,11 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
         ([], "RUN is missing; expected run folders, such as data/"),
         (["RUNS/god"], "'RUNS/god' is not a folder; did you mean 'good'?; expected a run folder"),
         (["RUNS/e"], "'RUNS/e' is not a folder; did you mean 'empty'?"),
-        (["RUNS/z*"], "no folder matches 'RUNS/z*'"),
+        (["RUNS/z*"], "no run folder matches 'RUNS/z*'"),
         ([""], "'' is not a folder"),
         (["RUNS"], "'RUNS' is not a run folder: it has no *_spec.json; did you mean RUNS/broken?"),
         (["RUNS/good", "RUNS/nothing"], "'RUNS/nothing' is not a run folder: it has no *_spec.json\n"),
-        (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no Session table in RUNS/empty/info"),
+        (["RUNS/good", "RUNS/empty"], "'RUNS/empty' has no rows yet: no session table in RUNS/empty/info"),
         (["RUNS/broken"], "broken_spec.json cannot be read as a saved spec"),
         (["RUNS/two"], "'RUNS/two' contains 2 trials; expected one"),
         (["RUNS/good", "--by", "frames"], "invalid column 'frames'; expected one of frame, global_frame"),

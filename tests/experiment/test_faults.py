@@ -87,7 +87,7 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
         running = session_processes(trial.paths)
         os.kill(min(running.items(), key=lambda item: frame_of(trial.paths, item[0]))[1], signal.SIGKILL)
 
-    with pytest.raises(TrialFailed, match="1 of 2 Sessions failed"):
+    with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
     assert len(simulators(tmp_path)) == 2
@@ -128,7 +128,7 @@ def test_an_env_that_blocks_in_this_process(
             trial.run()
         assert trial.paths is None
         return
-    with pytest.raises(TrialFailed, match="1 of 1 Sessions failed"):
+    with pytest.raises(TrialFailed, match="session 0 failed"):
         trial.run()
     output = capsys.readouterr().out
     phase = {"reset": "resetting", "step": "stepping"}[where]
@@ -150,7 +150,7 @@ def test_an_env_that_blocks_in_one_of_two_sessions(
 ) -> None:
     """That Session fails with the cause, the other one goes on."""
     trial = Trial(make_spec(env=env_of(tmp_path, blocks=where, after=70 * (where == "step")), meta={"max_session": 2, **STALL}), tmp_path)
-    with pytest.raises(TrialFailed, match="1 of 2 Sessions failed"):
+    with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         trial.run()
     output = capsys.readouterr().out
     phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]

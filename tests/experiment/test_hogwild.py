@@ -313,7 +313,7 @@ def test_a_dead_process_holds_no_lock() -> None:
 def test_a_session_that_is_killed_too_often_fails(max_restart: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = Trial(spec_of(meta={"max_restart": max_restart}), tmp_path)
     moments = [200, 400][: max_restart + 1]
-    with pytest.raises(TrialFailed, match="1 of 2 Sessions failed: 0") as failed:
+    with pytest.raises(TrialFailed, match="1 of 2 sessions failed: 0") as failed:
         run_while(trial, kill_at(0, moments, [0.0] * len(moments)))
     check_complete(trial, [1])
     assert (failed.value.metrics["sessions"], failed.value.metrics["failed"]) == (1, 1)
@@ -377,7 +377,7 @@ def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command]) 
     assert process.returncode == 1, said
     assert 'raise ArithmeticError("the pole is broken")' in said
     assert "restarting" not in said
-    failed = re.fullmatch(r"1 of 2 Sessions failed: (\d)", said.splitlines()[-1])
+    failed = re.fullmatch(r"1 of 2 sessions failed: (\d)", said.splitlines()[-1])
     assert failed is not None
     assert table(run.paths, 1 - int(failed[1]))[-1]["frame"] == 1000
     metrics = json.loads(run.paths.trial_metrics().read_text())

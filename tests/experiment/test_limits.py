@@ -19,8 +19,9 @@ from slm_lab.cli import main
 from slm_lab.experiment import short, state
 from slm_lab.experiment.analysis import analyze_trial
 from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
+from slm_lab.experiment.engine import check_builds
 from slm_lab.experiment.observers.rows import Recorder
-from slm_lab.experiment.plan import TrialFailed
+from slm_lab.experiment.plan import Plan, TrialFailed
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.clock import Clock
@@ -177,7 +178,9 @@ def test_a_failure_in_training_names_frame_and_env(
 
 
 @pytest.mark.parametrize(("reward", "sessions"), [(math.nan, 1), (-math.inf, 2)])
-def test_a_reward_that_is_not_finite_fails_the_session(reward: float, sessions: int, make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_a_reward_that_is_not_finite_fails_the_session(
+    reward: float, sessions: int, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With frame and env, without a traceback; no metric is wrong."""
     name = f"{__name__}:BadReward-v0"
     spec = make_spec(env={"name": name, "backend": "sync", "reward": reward}, meta={"max_session": sessions})
@@ -185,8 +188,24 @@ def test_a_reward_that_is_not_finite_fails_the_session(reward: float, sessions: 
         Trial(spec, tmp_path).run()
     causes = failed.value.metrics["failures"]
     assert len(causes) == sessions
-    assert all(re.fullmatch(rf"env 0 .*{reward}.* \(at frame 236 of {name}\)", cause) for cause in causes.values())
+    assert all(re.fullmatch(rf"env 0 .*{reward} in step 60 \(at frame 240 of {name}\)", cause) for cause in causes.values())
     assert failed.value.metrics["final_return"] is None
+    printed = capsys.readouterr().out
+    assert "open " not in printed
+    assert "baseline" not in printed
+
+
+def test_a_reward_that_is_not_finite_in_a_rollout_worker(make_spec: MakeSpec, tmp_path: Path) -> None:
+    """One line, as in the process of the Session."""
+    env = {"name": f"{__name__}:BadReward-v0", "backend": "sync"}
+    with pytest.raises(TrialFailed) as failed:
+        Trial(make_spec(env=env, meta={"sampler": {"num_workers": 1, "num_envs_per_worker": 4, "async_rl": False}}), tmp_path).run()
+    assert re.fullmatch(r".*: env 0 returned reward nan in step 60 \(at frame .*\)", failed.value.metrics["failures"]["0"])
+
+
+def test_the_build_of_an_env_that_fails_at_once_is_checked(make_spec: MakeSpec) -> None:
+    (line,) = check_builds([make_spec(env={"name": f"{__name__}:BadReward-v0", "backend": "sync"})], Plan(), "x.json")
+    assert line.endswith("time unknown: env 0 returned reward nan in step 60")
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])

@@ -86,6 +86,14 @@ def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
     assert runs(tmp_path, "a b") == [made["a b"].root], "whoever loads it says what is wrong"
 
 
+def test_a_run_whose_name_has_the_value_of_a_variable(tmp_path: Path) -> None:
+    paths = new_run(tmp_path, "ppo_pong")
+    paths.spec.write_text('{"ppo_pong": {}}')
+    for where in ("latest", paths.root.name):
+        with pytest.raises(UserError, match=r"did you mean ppo_pong\?"):
+            find_run(where, "ppo", tmp_path)
+
+
 def test_a_name_stays_inside_the_data_folder(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "../../evil name")
     assert paths.root.parent == tmp_path

@@ -19,6 +19,7 @@ from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import LocalSink
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import rows
 
@@ -149,6 +150,15 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
     assert found[2].endswith("KiB")
     hours, minutes, seconds = map(int, ("0:0:" + found[3]).split(":")[-3:])
     assert hours * 3600 + minutes * 60 + seconds == pytest.approx(2 * 10**6 / int(found[4].replace(",", "")), rel=0.05, abs=1)
+
+
+def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec) -> None:
+    limited = make_spec(env={"max_frame": 10**9}, meta={"max_session": 3, "max_seconds": 60, "rigorous_eval": 1})
+    short = load_spec({"agent": {"algorithm": {"name": "DQN"}}, "env": {"name": "tests.experiment.faulty_env:Slow-v0", "max_frame": 10**5}})
+    first, second = check_builds([limited, short], Plan(jobs=2), "x.json")
+    assert "about 2:00 " in first
+    assert "without evaluation" in first
+    assert "frames/s" in second, "updates begin after a batch, not after 1,000 steps of 5 ms"
 
 
 def test_what_the_user_can_correct(make_spec: MakeSpec) -> None:

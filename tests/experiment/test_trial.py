@@ -106,7 +106,7 @@ def test_a_session_that_fails_and_one_that_is_killed(command: Callable[..., Comm
     assert process.returncode == 1, output
     assert 'raise ArithmeticError("the pole is broken")' in output, "no traceback"
     assert "killed by SIGKILL" in output
-    assert output.splitlines()[-1] == "2 of 3 Sessions failed: 0, 1"
+    assert output.splitlines()[-1] == "2 of 3 sessions failed: 0, 1"
     assert "begins: index" not in output, "what it logged is no cause"
     assert "frame 1000/1000" in output
     paths = run.paths
@@ -134,7 +134,7 @@ def test_a_trial_of_which_every_session_fails(sessions: int, make_spec: Callable
     monkeypatch.syspath_prepend(tmp_path)
     env = {"name": "wreck:Trouble-v0", "num_envs": 1, "backend": "sync", "marks": str(tmp_path)}
     trial = Trial(make_spec(env=env, meta={"max_session": sessions, "log_frequency": 20}), tmp_path)
-    with pytest.raises(TrialFailed, match=f"{sessions} of {sessions} Sessions failed") as failed:
+    with pytest.raises(TrialFailed, match="session 0 failed: " if sessions == 1 else "2 of 2 sessions failed: 0, 1") as failed:
         trial.run()
     assert trial.paths is not None
     metrics = json.loads(trial.paths.trial_metrics().read_text())
@@ -150,6 +150,7 @@ def test_the_result_of_a_trial(make_spec: Callable[..., Spec], tmp_path: Path) -
     result = slm_lab.Trial(make_spec(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}), tmp_path).run()
     assert dict(result) == result.metrics == json.loads(result.paths.trial_metrics().read_text())
     assert (result["sessions"], result.get("nothing"), len(result)) == (2, None, len(result.metrics))
+    assert json.loads(json.dumps(result)) == json.loads(json.dumps(result.metrics))
     assert result.train.groupby("session").frame.last().tolist() == [1000, 1000]
     assert result.eval.groupby("session").frame.last().tolist() == [1000, 1000]
     action, state = result.agent(session=1).act(np.zeros(4, np.float32))
@@ -196,15 +197,24 @@ def test_signals_to_the_whole_group(number: signal.Signals, sessions: int, comma
     run.leaves_nothing()
 
 
+def test_what_is_not_a_spec(spec_body: SpecBody, tmp_path: Path) -> None:
+    for kind in (Trial, slm_lab.Session):
+        with pytest.raises(TypeError, match="load_spec"):
+            kind({"small": spec_body()})  # type: ignore[operator]
+
+
 def test_a_run_is_enjoyed(make_spec: Callable[..., Spec], spec_body: SpecBody, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the best checkpoint of its Sessions, of which one is damaged."""
     trial = Trial(make_spec(meta={"max_session": 2}), tmp_path)
     trial.run()
     assert trial.paths is not None
     trial.paths.checkpoint(0, "best").write_bytes(b"PK half")
-    (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body()}))
+    (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body(env={"num_envs": "${envs}"})}))
+    words = ["enjoy@latest", "--data-dir", str(tmp_path)]
+    for refused in (["smal", *words], ["small_2", *words], ["small", *words, "-s", "envs=8"], ["small", *words, "--jobs", "3"]):
+        assert main([str(tmp_path / "spec.json"), *refused]) == 2
     capsys.readouterr()
-    assert main([str(tmp_path / "spec.json"), "small", "enjoy@latest", "--data-dir", str(tmp_path)]) == 0
+    assert main([str(tmp_path / "spec.json"), "small", *words]) == 0
     output = capsys.readouterr()
     assert str(trial.paths.checkpoint(1, "best")) in output.out
     assert "10 episodes:" in output.out
@@ -271,7 +281,7 @@ def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, mo
 
     monkeypatch.setattr(state, "save", full)
     trial = Trial(make_spec(), tmp_path)
-    with pytest.raises(TrialFailed, match="1 of 1 Sessions failed: 0"):
+    with pytest.raises(TrialFailed, match="session 0 failed: "):
         trial.run()
     assert trial.paths is not None
     output = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""Observers of the user's, named in the spec or handed over in Python."""
+"""User observers, named in the spec or handed over in Python."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ class Broken(slm_lab.Observer):
         raise ArithmeticError("no more rows")
 
 
+def no_observer(context: ObserverContext) -> Any:
+    return None
+
+
 NAME = f"{__name__}:Counter"
 
 
@@ -78,6 +82,13 @@ def test_observers_in_the_processes_of_sessions(make_spec: MakeSpec, tmp_path: P
         slm_lab.Trial(spec, tmp_path, observers=[lambda context: Counter(context)])
     with pytest.raises(UserError, match=r"not a subclass of slm_lab\.Observer"):
         slm_lab.Trial(spec, tmp_path, observers=[dict])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_factory_that_returns_no_observer_is_an_error_before_the_start(sessions: int, make_spec: MakeSpec, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        slm_lab.Trial(make_spec(meta={"max_session": sessions}), tmp_path, observers=[no_observer]).run()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_of_an_observer_fails_the_session(make_spec: MakeSpec, tmp_path: Path) -> None:

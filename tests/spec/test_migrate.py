@@ -114,6 +114,7 @@ def test_migrating_twice_changes_nothing_more() -> None:
         ("CartPole-v0", "CartPole-v0"),  # the installed Gymnasium can make these
         ("Blackjack-v1", "Blackjack-v1"),
         ("Hopper-v4", "Hopper-v4"),
+        ("Pusher-v4", "Pusher-v5"),
         ("CartPole-v1", "CartPole-v1"),
         ("Pong-v6", "Pong-v6"),
         ("Pong-ram-v4", "Pong-ram-v4"),

@@ -166,6 +166,8 @@ def test_runs_as_asked(specs: Specs, changes: dict[str, Any], sets: list[str], k
         ["search"],
         ["enjoy@latest", "-s", "env.name=Acrobot-v1"],
         ["enjoy@latest", "-s", "agent.algorithm.gamma=0.5"],
+        ["enjoy@latest", "-s", "env=CartPole-v1"],
+        ["enjoy@latest", "--jobs", "3"],
         ["train", "-s", "search.agent.algorithm.gamma__choice=[0.5]"],
         ["train", "-s", "meta.max_trial=4"],
     ],

@@ -91,7 +91,7 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
         ({"env.backend": "ale"}, "env.backend"),
         ({"env.name": ""}, "env.name"),
         (
-            {"env.name": "MiniGrid-Empty-5x5-v0"},
+            {"env.name": "MyGrid-Empty-5x5-v0"},
             "env.name",
         ),
         ({"env.name": "CartPol-v1"}, "env.name"),
@@ -214,6 +214,14 @@ def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.setattr(importlib.util, "find_spec", lambda module, *more: None if module == package else find(module, *more))
     monkeypatch.delitem(sys.modules, package, raising=False)
     assert env_ids.unavailable_reason(name) == f"{name} needs the package {package}: pip install '{extra}'"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_id_of_a_module_that_registers_it(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_ids, "_installed", lambda package: installed)
+    reason = env_ids.unavailable_reason("MiniGrid-Empty-5x5-v0") or ""
+    assert "'minigrid:MiniGrid-Empty-5x5-v0'" in reason
+    assert ("slm-lab[minigrid]" in reason) != installed
 
 
 def test_envs_that_others_registered_are_known() -> None:

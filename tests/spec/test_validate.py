@@ -194,3 +194,12 @@ def test_a_wrong_name_hides_no_other_mistake(specs: Specs, name: Any) -> None:
 
 def test_nothing_follows_from_a_name_that_was_guessed(specs: Specs) -> None:
     assert specs.problems({f"{ALGORITHM}.name": "PPOSAIL", "agent.memory.name": "OnPolicyReplay"}) == [f"{ALGORITHM}.name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("A2C", "ActorCritic"), ("sac", "SoftActorCritic"), ("PPO2", "PPO"), ("DDQN", "DoubleDQN"), ("A3C", "meta.distributed")],
+)
+def test_an_algorithm_that_other_libraries_call_otherwise(specs: Specs, name: str, here: str) -> None:
+    messages = specs.messages({"agent.algorithm.name": name})
+    assert any("slm_lab calls it" in message and message.rpartition("calls it ")[2].endswith(here) for message in messages)

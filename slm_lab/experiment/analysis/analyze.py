@@ -79,7 +79,7 @@ def analyze_trial(
     with writer.drawing():
         draw_tables(writer, trial.run, trial.labels, trial.mode)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
-    if baseline is None and trial.has_returns and not trial.stop_requested:
+    if baseline is None and trial.good and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:
             metrics = trial.write_metrics(mean_return, writer)

@@ -143,7 +143,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
     for index, word in enumerate(words):
         for run in _named_runs(word):
             if not seeds_of(run):
-                raise UserError(f"'{run.paths.root}' has no rows yet: no Session table in {run.paths.info_dir}")
+                raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")
             folder = run.paths.root.resolve()
             if folder in seen:
                 notice(f"{run.paths.root} is given more than once; duplicates are ignored")
@@ -190,8 +190,15 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the paths at which specs differ, sorted."""
-    return sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+    """Return the paths at which specs differ, sorted; without keys that only some have because the names of components differ."""
+    keys = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+    sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+
+    def implied(key: str) -> bool:
+        own = [spec[key] for spec in specs if key in spec]
+        return len(own) < len(specs) and all(value == own[0] for value in own)
+
+    return [key for key in keys if key.endswith(".name") or not key.startswith(sections) or not implied(key)]
 
 
 def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
@@ -216,7 +223,7 @@ def _report_status(setting: Setting) -> None:
             continue
         sessions = Counter(status for status in run.sessions.values() if status != "done")
         for status, count in sessions.items():
-            notice(f"{run.paths.root}: {count} Session{'s' if count > 1 else ''} {status}; {outcome}")
+            notice(f"{run.paths.root}: {count} session{'s' if count > 1 else ''} {status}; {outcome}")
 
 
 class Summary(NamedTuple):

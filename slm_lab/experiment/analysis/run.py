@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.analysis.curves import Table, curve
 from slm_lab.experiment.paths import DataMode, RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-from slm_lab.spec.meta import MetaSpec
+from slm_lab.spec.report import Path as KeyPath
 from slm_lab.spec.report import nearest
+from slm_lab.spec.validate import models_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,10 +122,11 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.
 
-        Absent keys of meta have their defaults, so that a key that is newer than a run does not set it apart.
+        Absent keys have their defaults, so that a key that is newer than a run does not set it apart.
         """
-        defaults = MetaSpec().model_dump(mode="json", exclude_none=True)
-        body = {**self.spec, "meta": defaults | self.spec.get("meta", {}), "mode": self.mode}
+        agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
+        spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
+        body = {**_with_defaults(spec, (), spec), "mode": self.mode}
         aside = _ASIDE if body["meta"]["distributed"] else (*_ASIDE, "meta.max_session")
         return {key: value for key, value in _flat(body) if not key.startswith(aside)}
 
@@ -177,14 +180,14 @@ def load_run(folder: str | Path) -> Run:
 
 
 def run_folders(word: str) -> list[Path]:
-    """Return the folder `word`, or the folders that match it as a pattern with *, ? or [. Raises UserError if there are none."""
+    """Return the folder `word`, or the run folders that match it as a pattern with *, ? or [. Raises UserError if there are none."""
     if word and Path(word).is_dir():
         return [Path(word)]
     if word and has_magic(word):
-        found = sorted(path for path in map(Path, glob(word)) if path.is_dir())
+        found = sorted(path for path in map(Path, glob(word)) if path.is_dir() and run_paths_in(path))
         if found:
             return found
-        raise UserError(f"no folder matches '{word}'")
+        raise UserError(f"no run folder matches '{word}'")
     parent = Path(word).parent
     siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # a name without its timestamp
@@ -267,6 +270,20 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError) as error:
         notice(f"cannot read {path}: {error}")
         return {}
+
+
+def _named(net: Any) -> Any:
+    """Return a saved net with its type as `name`, as its model calls it."""
+    return {"name": net["type"]} | {key: value for key, value in net.items() if key != "type"} if "type" in (net or ()) else net
+
+
+def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section at `path` of a saved spec with the defaults of the keys that it lacks."""
+    models = models_at(path, spec)
+    fields = models[0].model_fields if len(models) == 1 else {}
+    defaults = {key: field.default for key, field in fields.items() if field.default not in (None, PydanticUndefined)}
+    filled = {key: _with_defaults(value, (*path, key), spec) if isinstance(value, dict) else value for key, value in section.items()}
+    return {**to_jsonable_python(defaults, exclude_none=True), **filled}
 
 
 def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,7 @@ def info_column(key: str) -> str:
 
 @dataclass(frozen=True)
 class ObserverContext:
-    """What an observer of the user's is made with."""
+    """Context passed to a user observer."""
 
     spec: Spec
     """The spec of the run."""

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from slm_lab.experiment.observers.base import Observer
+from slm_lab.lib.errors import PlainError
 from slm_lab.lib.records import Metrics
 
 
-class DevCheckError(Exception):
+class DevCheckError(PlainError):
     """A check of mode dev failed."""
 
 

@@ -1,4 +1,4 @@
-"""Observers of the user's: named in the spec, or handed to Session or Trial."""
+"""User observers: named in the spec, or handed to Session or Trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.spec.spec import Spec
 
 
 def load_observers(spec: Spec) -> list[ObserverFactory]:
-    """Import the classes of meta.observers. Raises SpecError with a problem for each that cannot be imported or is no Observer."""
+    """Import the classes of meta.observers. Raises SpecError with a problem for each that cannot be imported or is not an Observer."""
     found: list[ObserverFactory] = []
     problems = []
     for index, name in enumerate(spec.meta.observers):
@@ -35,8 +35,8 @@ def check_factories(observers: Sequence[ObserverFactory], *, sent: bool = False)
             try:
                 pickle.dumps(one)
             except Exception as error:
-                raise UserError(f"observers: {one!r} cannot be sent to the processes of the Sessions: {error}") from None
+                raise UserError(f"observers: {one!r} cannot be sent to the processes of the sessions: {error}") from None
             if getattr(one, "__module__", "") == "__main__":
-                where = "a script or notebook, which the processes of the Sessions do not import"
+                where = "a script or notebook, which the processes of the sessions do not import"
                 raise UserError(f"observers: {one!r} is defined in {where}; put it in a module")
     return tuple(observers)

@@ -23,6 +23,7 @@ from typing import Any
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process import server
 from slm_lab.experiment.process.heartbeat import WAITING, Heartbeat
+from slm_lab.lib.errors import PlainError
 
 ORPHAN_SECONDS = 20.0
 """Time that a child has to save its work after its parent died."""
@@ -160,7 +161,7 @@ class ChildContext:
 
 
 def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:
-    """Run a target. An exception that it raises becomes the message ("failed", traceback), and exit code 1."""
+    """Run a target. An exception that it raises becomes the message ("failed", its text or traceback), and exit code 1."""
     os.set_inheritable(connection.fileno(), False)
     context, code = ChildContext(name, restart, connection, Heartbeat(heartbeat.fd)), 0
     os.close(heartbeat.fd)
@@ -169,7 +170,7 @@ def main(setup: None, name: str, restart: int, connection: Connection, heartbeat
     except SystemExit:
         raise
     except BaseException as error:
-        context.send("failed", "".join(traceback.format_exception(error)))
+        context.send("failed", str(error) if isinstance(error, PlainError) else "".join(traceback.format_exception(error)))
         code = 1
     finally:
         context.send("_end")

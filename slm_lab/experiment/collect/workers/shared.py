@@ -261,5 +261,5 @@ def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> Non
     if needed > memory_bytes():
         sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"
         advice = "use fewer envs (num_workers, num_envs_per_worker), shorter rollouts or smaller datasets"
-        advice += ", or run fewer Sessions at a time (--jobs)" if concurrent_sessions > 1 else ""
+        advice += ", or run fewer sessions at a time (--jobs)" if concurrent_sessions > 1 else ""
         raise SpecError(spec.name, [Problem("meta.sampler", f"{sizes}; {advice}")])

@@ -132,7 +132,33 @@ class Env:
             terminated_N, first_N, over_N = terminated_N | lost_N, first_N | lost_N, over_N | lost_N
         reward_N = reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N, over_N, valid_N)
         last_obs, obs = self._normalize(last_obs, obs, raw)
+        if ended:
+            last_obs = self._finite(last_obs, terminated_N)
+            if self._pending_N is not None:
+                obs = self._finite(obs, self._pending_N)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes)
+
+    def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
+        """Return observations with 0 for numbers that are not finite in these rows.
+
+        An env may end an episode because it diverged. What follows a termination, and the row of a reset in the next step, have no value
+        for the agent, but NaN times 0 is NaN: it would spread to all that is computed beside it.
+        """
+        floats = self._floats(obs)
+        if floats is None or np.isfinite(floats[rows_N]).all():
+            return obs
+        obs = obs.copy()
+        floats = self._floats(obs)
+        assert floats is not None
+        floats[rows_N] = np.where(np.isfinite(floats[rows_N]), floats[rows_N], 0)
+        return obs
+
+    def _floats(self, obs: np.ndarray) -> np.ndarray | None:
+        """Return a view of the float32 numbers of observations; None if there are none."""
+        if obs.dtype != np.uint8:
+            return obs
+        numbers = self.info.observation.packed_floats
+        return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
     def _finish(self, over_N: np.ndarray) -> list[Episode]:
         """Return the episodes (in Atari the games) that end in this step."""

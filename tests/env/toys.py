@@ -22,11 +22,12 @@ PREFIX = "tests.env.toys:"
 class Toy(gym.Env[np.ndarray, int]):
     """Episodes of random length; every number depends on the episode, the step, the action and the random stream.
 
-    With `reuse` observations are written into one array again and again, as a careless env does.
+    With `reuse` observations are written into one array again and again, as a careless env does. With `diverges` an episode that is
+    terminated ends with an observation that is not finite.
     """
 
-    def __init__(self, mean_length: float = 6.0, reuse: bool = True) -> None:
-        self._reuse = reuse
+    def __init__(self, mean_length: float = 6.0, reuse: bool = True, diverges: bool = False) -> None:
+        self._reuse, self._diverges = reuse, diverges
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
         self.action_space = spaces.Discrete(3, start=5)
         self._stop = 1 / mean_length
@@ -43,7 +44,10 @@ class Toy(gym.Env[np.ndarray, int]):
         assert self.action_space.contains(int(action)), action
         self._t += 1
         self._obs[:] = self._t, self.np_random.normal(), action
-        return self._observation(), float(self._obs.sum()), bool(self.np_random.random() < self._stop), False, {"final_obs": self._t}
+        reward, terminated = float(self._obs.sum()), bool(self.np_random.random() < self._stop)
+        if terminated and self._diverges:
+            self._obs[1:] = np.nan, np.inf
+        return self._observation(), reward, terminated, False, {"final_obs": self._t}
 
     def _observation(self) -> np.ndarray:
         return self._obs if self._reuse else self._obs.copy()
@@ -138,9 +142,11 @@ class Anything(Toy):
 class ToyVector(SyncVectorEnv[Any, Any]):
     """A vector env of its own, as an id may register one."""
 
-    def __init__(self, num_envs: int, max_episode_steps: int = 9, mode: str = "NextStep", mean_length: float = 6.0) -> None:
+    def __init__(
+        self, num_envs: int, max_episode_steps: int = 9, mode: str = "NextStep", mean_length: float = 6.0, diverges: bool = False
+    ) -> None:
         def make() -> gym.Env[Any, Any]:
-            return gym.wrappers.TimeLimit(Toy(mean_length, reuse=False), max_episode_steps)
+            return gym.wrappers.TimeLimit(Toy(mean_length, reuse=False, diverges=diverges), max_episode_steps)
 
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode(mode))
 

@@ -44,7 +44,6 @@ class Sarsa(ValueLearning):
         rollout = rollout.to(self.device)
         values = critic_outputs(self.net, rollout, self.seq_len)
         next_value_TN = action_value(values.next_output_TN, self._next_actions(rollout, values.next_output_TN))
-        next_value_TN = next_value_TN.masked_fill(rollout.terminated_TN, 0.0)  # it may be NaN
         target_TN = one_step_target(rollout.reward_TN, next_value_TN, rollout.terminated_TN.float(), self.spec.gamma)
         self.meter.begin()
         for microbatch, weight in Batch(rollout, values, target_TN, target_TN, self.seq_len).microbatches():

@@ -68,7 +68,7 @@ def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
         return None
     rows = rollout.reward_TN.numel()
     params_BP, value_B = net(obs_B)
-    if not math.isfinite(float(value_B.detach().sum())):  # packed observations hide such numbers
+    if not obs_B.is_floating_point() and not math.isfinite(float(value_B.detach().sum())):  # packed observations hide such numbers
         return None
     output_TN = value_B.detach().view(rollout.obs_TN.shape[:2])
     with torch.no_grad():
@@ -97,20 +97,7 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
         output_TN = torch.cat([value_LN for _, value_LN in pairs])
     next_TN = _next_outputs(net, rollout, output_TN)
     params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
-    return Values(_without_gaps(output_TN[:-1], rollout.valid_TN), next_TN, torch.stack(states), params_TNP)
-
-
-def _without_gaps(x_TN: Tensor, valid_TN: Tensor) -> Tensor:
-    """Replace what is not finite in rows that are not transitions by 0.
-
-    Such a row can hold anything (the last observation of an episode that ended because it diverged), and would spread to all rows before
-    it, even through a decay of 0, and to all gradients. Others stay: a transition that is masked for its lag is invalid too, and earlier
-    ones are corrected through it.
-    """
-    if bool(valid_TN.all()):
-        return x_TN
-    keep_TN = valid_TN.view(*valid_TN.shape, *[1] * (x_TN.dim() - 2))
-    return torch.where(keep_TN | x_TN.isfinite(), x_TN, 0.0)
+    return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
 def _next_outputs(net: RolloutNet, rollout: Rollout, output_TN: Tensor) -> Tensor:
@@ -176,10 +163,7 @@ class Batch:
         self.recurrent = rollout.state_NS.shape[1] > 0
         self.seq_len, self.learnable = seq_len, values.learnable
         if self.recurrent:
-            obs_TN = rollout.obs_TN[:-1]
-            if obs_TN.is_floating_point():
-                obs_TN = _without_gaps(obs_TN, rollout.valid_TN)
-            inputs = [obs_TN, rollout.first_TN[:-1], rollout.valid_TN]
+            inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
             some_M = chunks[2].any(dim=0)  # drop sequences of only padding and dummy rows
             self.columns = [x[:, some_M] for x in chunks]

@@ -121,7 +121,8 @@ def missing_package(name: str) -> str | None:
     top = re.split(r"[.:]", name)[0]
     if _installed(top) or FilePath(top).is_dir() or FilePath(f"{top}.py").is_file():
         return None
-    return f"cannot import '{name}': no package '{top}' is installed or in the current folder"
+    extra = f"; pip install 'slm-lab[{top}]'" if top in _MODULES.values() else ""
+    return f"cannot import '{name}': no package '{top}' is installed or in the current folder{extra}"
 
 
 def _installed(package: str) -> bool:

@@ -139,7 +139,7 @@ def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monke
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed)
     check_builds([spec], Plan(jobs=1), "x.json")
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed - 1)
-    with pytest.raises(SpecError, match=r"250,000 transitions take 4 at once .*; or use fewer Sessions \(meta\.max_session\)"):
+    with pytest.raises(SpecError, match=r"250,000 transitions take 4 at once .*; or use fewer sessions \(meta\.max_session\)"):
         check_builds([spec], Plan(jobs=1), "x.json")
 
 

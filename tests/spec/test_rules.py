@@ -222,6 +222,7 @@ def test_an_id_of_a_module_that_registers_it(installed: bool, monkeypatch: pytes
     reason = env_ids.unavailable_reason("MiniGrid-Empty-5x5-v0") or ""
     assert "'minigrid:MiniGrid-Empty-5x5-v0'" in reason
     assert ("slm-lab[minigrid]" in reason) != installed
+    assert ("slm-lab[minigrid]" in (env_ids.unavailable_reason("minigrid:MiniGrid-Empty-5x5-v0") or "")) != installed
 
 
 def test_envs_that_others_registered_are_known() -> None:

@@ -88,6 +88,8 @@ class Backend(ABC):
     """Name in a spec; empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
     """Whether the backend applies `EnvTarget.wraps`; if not, it is not used for targets that have any."""
+    reports_info: ClassVar[bool] = True
+    """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
     fresh: bool = False
     """Whether step and reset return new arrays, which are not written to later."""
     observation_space: gym.Space[Any]

@@ -68,6 +68,9 @@ def make_env(
     _check_memory(spec, num_envs)
     target = find_target(spec, num_envs or spec.num_envs, threads)
     chosen = choose_backend(spec, target)
+    if log_info and not chosen.reports_info:
+        why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
+        raise SpecError(spec.name, [Problem("meta.log_info", why)])
     backend = _build(spec, chosen, target)
     try:
         observation, encode = observation_codec(backend.observation_space, backend.fresh)

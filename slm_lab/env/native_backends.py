@@ -22,6 +22,7 @@ class Ale(Backend):
 
     name = "ale"
     fresh = True
+    reports_info = False
 
     @classmethod
     def unsupported_reason(cls, target: EnvTarget) -> str | None:

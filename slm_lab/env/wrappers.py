@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import accepted_arguments, unexpected_argument, unknown_key_message
@@ -86,10 +88,13 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
         except (ExtensionError, ImportError, gym.error.Error) as error:
             problems.append(Problem(f"env.{key}", str(error)))
             continue
+        if spec.name.startswith("ALE/") and wrapper is gym.wrappers.AtariPreprocessing:
+            problems.append(Problem(f"env.{key}", "ALE envs are preprocessed already (env.grayscale, img_height, frameskip, …); remove it"))
+            continue
         known, open_ended, required = _arguments(wrapper)
         kwargs = entry.kwargs
         if wrapper.__module__.startswith("gymnasium."):
-            kwargs = _tuples(kwargs)
+            kwargs = _converted(entry.name, kwargs)
             if "func" in required:
                 problems.append(Problem(f"env.{key}", f"{entry.name} needs a Python function; name a wrapper of your own instead"))
                 continue
@@ -119,9 +124,10 @@ def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
     return found
 
 
-def _tuples(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with lists as tuples, which Gymnasium's wrappers require and JSON does not have."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in kwargs.items()}
+def _converted(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with lists as what Gymnasium's wrappers require and JSON does not have: bounds as arrays, others as tuples."""
+    convert = partial(np.asarray, dtype=np.float32) if name in ("RescaleAction", "RescaleObservation") else tuple
+    return {key: convert(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
 def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:

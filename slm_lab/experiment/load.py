@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,16 @@ class LoadedAgent:
     """
 
     def __init__(
-        self, policy: Policy, normalizers: Normalizers, observation_space: gym.Space[Any], action_space: gym.Space[Any], path: Path
+        self,
+        policy: Policy,
+        normalizers: Normalizers,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        path: Path,
+        obs_keys: Sequence[str] | None = None,
     ) -> None:
         self.policy, self.normalizers, self.path = policy, normalizers, path
+        self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
         self.observation_space, self.action_space = observation_space, action_space
         _, self._encode = observation_codec(observation_space)
         _, self._decode = action_codec(action_space)
@@ -44,12 +52,15 @@ class LoadedAgent:
         """Choose the action for one observation, or the actions for a batch of them, in the env's own form.
 
         Args:
-            obs: an element of `observation_space`, or a batch of such with a leading axis.
+            obs: an element of `observation_space` (that of the env after env.wrappers), or a batch of such with a leading axis. If
+                env.obs_keys keeps one part of a Dict or Tuple, the whole observation is accepted too.
             state: hidden state [N, S] of a recurrent net after the previous observation; None at the start of an episode.
             deterministic: take the mode of the distribution instead of a sample.
 
         Returns: the action (or actions), and the hidden state, None for a policy without memory.
         """
+        if self._obs_key is not None and isinstance(obs, Mapping | tuple):
+            obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
         batched = _is_batch(self.observation_space, obs)
         obs_N = self._encode(obs if batched else batch_of_one(obs))
         if self.normalizers.obs is not None:
@@ -125,7 +136,7 @@ def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: s
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"] if "normalizers" in bundle else bundle["env"])
-    return LoadedAgent(policy, normalizers, observation_space, action_space, path)
+    return LoadedAgent(policy, normalizers, observation_space, action_space, path, spec.env.obs_keys)
 
 
 def _checkpoints(paths: RunPaths, which: CheckpointKind, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:

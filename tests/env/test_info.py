@@ -11,6 +11,7 @@ import pytest
 from slm_lab.env import Env, make_env
 from slm_lab.env.info import picked_numbers, row_info
 from slm_lab.lib.records import Episode
+from slm_lab.spec.base import SpecError
 from slm_lab.spec.env import EnvSpec
 from tests.env.toys import Toy
 
@@ -72,7 +73,9 @@ def test_native(mode: str) -> None:
 def test_ale() -> None:
     pytest.importorskip("ale_py")
     names = ("episode_frame_number", "lives")
-    assert {len(episode.info) for episode in episodes(built("ALE/Pong-v5", "ale", names, max_t=20))} == {0}  # it has only the reset's
+    with pytest.raises(SpecError) as error:  # it has only the reset's
+        built("ALE/Pong-v5", "ale", names, max_t=20)
+    assert [problem.path for problem in error.value.problems] == ["meta.log_info"]
     for episode in episodes(built("ALE/Pong-v5", "sync", names, num_envs=1, max_t=20)):
         assert episode.info["episode_frame_number"] >= 80
 

@@ -84,6 +84,11 @@ def test_a_list_is_a_tuple_for_gymnasiums_wrappers() -> None:
     assert env.info.observation.shape == (3, 20, 30)
 
 
+def test_bounds_per_dimension() -> None:
+    env = make_env(spec(name="Pendulum-v1", wrappers=[{"name": "RescaleAction", "min_action": [-0.5], "max_action": [0.5]}]), 0)
+    assert env.reset().shape == (env.info.num_envs, 3)
+
+
 def problems(**keys: Any) -> list[Problem]:
     with pytest.raises(SpecError) as error:
         make_env(spec(**keys), 0)
@@ -106,6 +111,7 @@ def problems(**keys: Any) -> list[Problem]:
         ({"wrappers": ["tests.env.toys:Toy"]}, "env.wrappers[0]", "invalid", "not a subclass of gymnasium"),
         ({"wrappers": ["gymnasium.wrappers.vector:ClipReward"]}, "env.wrappers[0]", "invalid", "not a subclass of gymnasium"),
         ({"obs_keys": ["image"]}, "env.obs_keys", "invalid", "Box"),
+        ({"name": "ALE/Pong-v5", "wrappers": ["AtariPreprocessing"]}, "env.wrappers[0]", "invalid", "preprocessed already"),
     ],
 )
 def test_user_errors(keys: dict[str, Any], path: str, code: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -73,6 +74,10 @@ def test_a_short_spec_trains_and_acts(algorithm: str, env: str, keys: dict[str, 
     assert result.train["opt_step"].max() >= 1
     assert np.isfinite(result.train["loss"].dropna()).all()
     agent = load_agent(result.paths.root)
+    if keys is IMAGE:
+        whole, _ = gym.make(env).reset(seed=0)
+        action, _ = agent.act(whole)  # it takes its part of it
+        assert agent.action_space.contains(action), action
     agent.observation_space.seed(0)
     for _ in range(5):
         action, _ = agent.act(agent.observation_space.sample())

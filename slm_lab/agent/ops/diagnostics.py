@@ -36,7 +36,7 @@ def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip
     clip_fraction the share of transitions with |r − 1| > ε.
     """
     log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
-    change_B = torch.expm1(log_ratio_B)
+    change_B = torch.expm1(log_ratio_B.clamp(-20.0, 20.0))  # as in clipped_surrogate_loss
     clipped_B = (change_B.abs() > clip_eps).float()
     return (change_B - log_ratio_B).mean().item(), clipped_B.mean().item()
 

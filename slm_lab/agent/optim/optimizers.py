@@ -174,7 +174,8 @@ class Muon(FlatOptimizer):
     """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, AdamW for biases, gains and output layers.
 
     The weights of a convolution count as a matrix [out, rest]. Muon's updates are scaled to the size of AdamW's (torch's
-    adjust_lr_fn="match_rms_adamw") unless the arguments say otherwise, so that one learning rate serves both; weight_decay is that of both.
+    adjust_lr_fn="match_rms_adamw") unless the arguments say otherwise, so that one learning rate serves both; so does a
+    weight_decay that is given.
     """
 
     def __init__(self, params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:

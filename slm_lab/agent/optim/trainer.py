@@ -59,7 +59,7 @@ class Group:
         if arrays:
             self.optimizer.use_statistics(arrays)
         elif self.optim.name.startswith("Global"):
-            notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between Sessions")
+            notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between sessions")
 
 
 class Trainer:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slm_lab.experiment.analysis.writer import replace_file
 from slm_lab.experiment.paths import file_stem
@@ -189,13 +189,15 @@ def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
 
 
 def _source(spec: EnvSpec) -> bytes:
-    """Return the file that defines the env: part of the cache's key, since users edit the envs they write."""
+    """Return the files that define the env and its wrappers: part of the cache's key, since users edit the envs they write."""
     from slm_lab.env.arguments import env_creator
     from slm_lab.env.make import find_target
 
-    registration = find_target(spec, 1).registration
-    if registration is None:
-        return b""
-    with suppress(TypeError, OSError):  # made by a partial, or in a C extension
-        return Path(inspect.getsourcefile(env_creator(registration)) or os.devnull).read_bytes()
-    return b""
+    target, content = find_target(spec, 1), b""
+    makers: list[Any] = [wrap.wrapper for wrap in target.wraps]
+    if target.registration is not None:
+        makers.insert(0, env_creator(target.registration))
+    for maker in makers:
+        with suppress(TypeError, OSError):  # made by a partial, or in a C extension
+            content += Path(inspect.getsourcefile(maker) or os.devnull).read_bytes()
+    return content

@@ -140,8 +140,11 @@ def resolve_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> Sampler
 def _inert(sampler: SamplerSpec) -> dict[str, str]:
     """Return the keys that have no effect, and why."""
     inert = {"worker_num_splits": "inference is 'local'"} if sampler.inference == "local" else {}
-    if not sampler.async_rl:
-        inert |= dict.fromkeys(("num_batches_to_accumulate", "max_policy_lag"), "async_rl is false")
-    if sampler.serial_mode:
-        inert |= dict.fromkeys(("worker_num_splits", "num_batches_to_accumulate", "max_policy_lag"), "serial_mode is true")
+    if sampler.serial_mode or not sampler.async_rl:
+        why = "serial_mode is true" if sampler.serial_mode else "async_rl is false"
+        inert["num_batches_to_accumulate"] = why
+        if sampler.serial_mode:
+            inert["worker_num_splits"] = why
+        if sampler.num_policies == 1:  # the data of one of several policies can wait for more
+            inert["max_policy_lag"] = why
     return inert

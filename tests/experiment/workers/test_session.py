@@ -154,11 +154,12 @@ def test_async_collects_while_the_learner_trains(async_rl: bool, open_session: O
 
 
 def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, caplog: pytest.LogCaptureFixture) -> None:
-    session = open_session(worker_spec(sampler=SERIAL | {"max_policy_lag": 3})).build()
-    source, learner = source_of(session), session.learners[0]
+    session = open_session(worker_spec(sampler=SERIAL | {"max_policy_lag": 3, "num_policies": 2})).build()
+    source = source_of(session)
     item = source.pool.next()
     assert item is not None
     policy, dataset = item
+    learner = session.learners[policy]
     learner.clock.opt_step = 10
     version_TN = dataset.rollout().version_TN
     version_TN[:5], version_TN[5:] = 6, 7

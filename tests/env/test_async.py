@@ -160,10 +160,11 @@ time.sleep(60)
 
 
 def test_a_constructor_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
+    keys = {"name": f"{PREFIX}Faulty-v0", "fault": "block", "mark": str(tmp_path / "blocks"), "max_frame": 9, "num_envs": 2}
     script = f"""
 print("ready", flush=True)
 try:
-    make_env(EnvSpec(name="{PREFIX}Faulty-v0", fault="block", max_frame=9, num_envs=2, backend="async"), 0)
+    make_env(EnvSpec(backend="async", **{keys!r}), 0)
 except KeyboardInterrupt:
     import multiprocessing
     print("interrupted", multiprocessing.active_children())
@@ -171,7 +172,7 @@ except KeyboardInterrupt:
     process = start(tmp_path, script)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(4)  # the workers start, and the first blocks
+    wait_for(tmp_path / "blocks")
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=20)[0] == "interrupted []\n"

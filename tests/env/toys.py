@@ -75,10 +75,12 @@ class Spaced(gym.Env[Any, Any]):
 class Faulty(Toy):
     """Fails in the way it is told: "make", "block" or "close" (in a worker process only), "step" or "die"."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, mark: str = "") -> None:
         super().__init__()
         self.fault = fault
         if fault == "block" and multiprocessing.parent_process() is not None:
+            if mark:
+                Path(mark).write_text(str(os.getpid()))
             time.sleep(300)
         if fault == "make" and multiprocessing.parent_process() is not None:
             raise OSError("no licence in this process")

@@ -122,8 +122,8 @@ class Agent:
     def state_dict(self) -> dict[str, Any]:
         """Return everything learned and every random stream.
 
-        Not the replay buffer (see `replay`), and not the unfinished rollout (see `rollout_state`), which a run that begins new episodes
-        cannot continue.
+        Not the replay buffer (see `replay`), and not the unfinished rollout (see `rollout_state`), which only a run whose open episodes
+        continue can use.
         """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
@@ -132,6 +132,19 @@ class Agent:
         self.algorithm.load_state_dict(state["algorithm"])
         set_generator_state(self.policy.rng, state["rng"])
         self.policy.version = state["version"]
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what other Sessions that train the same net do not share: random streams, and the statistics of local optimizers."""
+        return {"algorithm": self.algorithm.own_state(), "rng": generator_state(self.policy.rng)}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Load what `own_state` returned."""
+        self.algorithm.load_own_state(state["algorithm"])
+        set_generator_state(self.policy.rng, state["rng"])
+
+    def pull(self) -> None:
+        """Bring this process's copies up to date with shared arrays that were restored."""
+        self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
         """Return the steps collected since the last update; of use if the envs continue from the same step."""

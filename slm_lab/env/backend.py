@@ -134,8 +134,8 @@ class Backend(ABC):
         """Return the state of the running episodes in plain Python; None if the backend does not expose it."""
         return None
 
-    def set_episode_state(self, state: Any) -> Any:
-        """Restore what episode_state() returned; return the observations. The envs have been reset and their random streams restored."""
+    def set_episode_state(self, state: Any) -> None:
+        """Restore what episode_state() returned. The envs have been reset and their random streams restored."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring episode state")
 
     @abstractmethod

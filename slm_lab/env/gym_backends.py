@@ -25,6 +25,8 @@ from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.info import row_info
 from slm_lab.env.single import SingleEnv
+from slm_lab.env.snapshot import NotSavable, env_state, load_env_state
+from slm_lab.lib.log import logger
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group, lead_group
 from slm_lab.lib.rng import generator_state, set_generator_state
@@ -241,6 +243,17 @@ class Sync(_GymVectorBackend):
                 lives_N[i] = info["lives"]
         return RawStep(self._stack(obs_list), reward_N, terminated_N, truncated_N, final, lives_N)
 
+    def episode_state(self) -> Any:
+        try:
+            return [env_state(env) for env in self._envs]
+        except NotSavable as error:
+            logger.info("open episodes cannot be saved: %s", error)
+            return None
+
+    def set_episode_state(self, state: Any) -> None:
+        for env, one in zip(self._envs, state, strict=True):
+            load_env_state(env, one)
+
     def _stack(self, obs_list: list[Any]) -> Any:
         out = self._obs
         if self._plain and len(obs_list) == 1:
@@ -366,11 +379,10 @@ class Native(Backend):
         vec: Any = self._vec
         return {"state": vec.state.tolist(), "steps": vec.steps.tolist(), "ended": vec.prev_done.tolist()}
 
-    def set_episode_state(self, state: Any) -> Any:
+    def set_episode_state(self, state: Any) -> None:
         vec: Any = self._vec
         vec.state, vec.steps = np.array(state["state"]), np.array(state["steps"], np.int32)
         vec.prev_done = np.array(state["ended"], np.bool_)
-        return vec.state.T.astype(np.float32)
 
     def _rngs(self) -> tuple[np.random.Generator, ...]:
         """One generator for all envs, or one each."""

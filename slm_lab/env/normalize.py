@@ -89,9 +89,10 @@ class RunningStats:
         """Replace the statistics."""
         with nullcontext() if self._store is None else self._store.exclusive("statistics"):
             self._count[0], self.mean[...], self.m2[...] = moments
-            self._refresh()
+            self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Compute inv_std anew."""
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
     def shared_arrays(self) -> Named:
@@ -102,7 +103,7 @@ class RunningStats:
         """Use the statistics of all processes."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
-        self._refresh()
+        self.refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics in plain Python."""
@@ -240,6 +241,11 @@ class Normalizers:
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         """Use the statistics of all processes."""
         attach_parts(self._stats, store, arrays)
+
+    def pull(self) -> None:
+        """Bring what is derived from the statistics up to date with shared arrays that were restored."""
+        for stats in self._stats.values():
+            stats.refresh()
 
     def accumulate_deltas(self) -> None:
         """From now on normalise by the statistics as they were set, and accumulate new samples apart for `take_deltas`."""

@@ -11,8 +11,10 @@ import numpy as np
 from slm_lab.env.backend import Backend, RawStep
 from slm_lab.env.info import picked_numbers
 from slm_lab.env.normalize import Normalizers
+from slm_lab.env.snapshot import NotSavable
 from slm_lab.env.spaces import Codec, batch_of_one
 from slm_lab.lib.errors import PlainError
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 
@@ -236,12 +238,12 @@ class Env:
             },
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned; call `resume` next, or `reset` to begin new episodes.
+    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> None:
+        """Load what state_dict() returned, with or without the statistics; call `resume` next, or `reset` to begin new episodes.
 
         If the backend does not expose its random streams, the envs draw from new ones, seeded by the seed and the number of loads.
         """
-        self.normalizers.load_state_dict(state)
+        self.normalizers.load_state_dict(state if statistics else {"reward_returns": state["reward_returns"]})
         set_generator_state(self._sampler, state["sampler"])
         self._resumes, self._fresh_streams, self._saved_episodes = int(state["resumes"]) + 1, True, None
         if state["rng"] is not None:
@@ -249,18 +251,22 @@ class Env:
             self._fresh_streams = False
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])
-                self._saved_episodes = state.get("episodes")  # absent in older checkpoints
+                self._saved_episodes = state["episodes"]
 
-    def resume(self) -> np.ndarray | None:
-        """Continue the episodes that load_state_dict() loaded. Returns their obs_N; None if the backend cannot: call reset()."""
+    def resume(self) -> bool:
+        """Continue the episodes that load_state_dict() loaded. Returns whether the backend can; if not, call reset()."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
-            return None
-        obs = self._encode(self._backend.set_episode_state(saved["backend"]))
+            return False
+        try:
+            self._backend.set_episode_state(saved["backend"])
+        except NotSavable as error:
+            notice(f"the open episodes cannot be continued: {error}")
+            return False
         self._return_N[:], self._begin_N[:] = saved["returns"], self._steps - np.asarray(saved["lengths"])
         self._pending_N = None if saved["pending"] is None else np.asarray(saved["pending"], bool)
         self._lives_N = None if saved["lives"] is None else np.asarray(saved["lives"])
-        return obs if self._normalize_obs is None else self._normalize_obs(obs)
+        return True
 
     def close(self) -> None:
         """Close the envs and end their processes within a bounded time."""

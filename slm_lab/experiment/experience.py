@@ -44,17 +44,25 @@ class ExperienceSource(Protocol):
     backend: str
     """The resolved env backend."""
 
+    @property
+    def between_rounds(self) -> bool:
+        """Whether the state can be saved now, after the experience that was yielded last was learned from."""
+
+    @property
+    def lost_reason(self) -> str:
+        """Why `state_dict` has no open episodes, if it has none."""
+
     def __iter__(self) -> Iterator[Experience]:
         """Yield the experience step by step. Each item is consumed before the next is collected."""
 
     def begin(self) -> None:
-        """Prepare for collection. Raises WorkerFailed."""
+        """Prepare for collection, after load_state_dict if there is something to load. Raises WorkerFailed."""
 
     def close(self) -> None:
         """Release envs and processes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of envs and random streams, as far as the backend shows it."""
+        """Return the state of envs and random streams, with all that belongs to open episodes in "open": None if it cannot be saved."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
+        """Load what `state_dict` returned, with or without the normalizers' statistics. Returns whether open episodes continue."""

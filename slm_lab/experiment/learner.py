@@ -10,7 +10,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.events import CheckpointWritten, Mode, Progress
+from slm_lab.experiment.events import Mode, Progress
 from slm_lab.experiment.experience import Beat, Experience, no_beat
 from slm_lab.experiment.observers.base import (
     COLUMNS,
@@ -25,7 +25,7 @@ from slm_lab.experiment.observers.base import (
     info_column,
     mean,
 )
-from slm_lab.experiment.observers.checkpointer import Checkpointer, State
+from slm_lab.experiment.observers.checkpointer import Checkpointer, Playable, SaveTimer
 from slm_lab.experiment.observers.dev_checks import DevChecks
 from slm_lab.experiment.observers.progress import ProgressReporter, TimeLimit
 from slm_lab.experiment.observers.rows import Evaluator, Recorder
@@ -95,11 +95,10 @@ class PolicyLearner:
         assert isinstance(recorder, Recorder)
         return recorder
 
-    def begin(self, plan: Plan, sink: RunSink, state: State, playable: State, stop: Stop, beat: Beat = no_beat) -> None:
-        """Start the clock and the observers. `state` and `playable` return what checkpoints hold."""
+    def begin(self, plan: Plan, sink: RunSink, playable: Playable, timer: SaveTimer, stop: Stop, beat: Beat = no_beat) -> None:
+        """Make the observers. `playable` returns what it takes to act; `timer` says when the state is saved."""
         self.sink, self.stop, self.beat = sink, stop, beat
-        sink.open(self.table)
-        self.clock.begin()
+        sink.open(self.table, self.clock.frame)
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
         extra = (*sources, *agent.diagnostics, *map(info_column, meta.log_info))
@@ -117,10 +116,11 @@ class PolicyLearner:
             observers["time_limit"] = TimeLimit(clock, limit, self._end_here)
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
-        observers |= {f"user/{index}": observer for index, observer in enumerate(self.user_observers)}
+        for observer in self.user_observers:
+            name = f"user/{type(observer).__module__}:{type(observer).__qualname__}"
+            observers[name if name not in observers else f"{name}/{len(observers)}"] = observer
         best_mode: Mode = "eval" if meta.rigorous_eval else "train"
-        # last: see its on_step
-        observers["checkpointer"] = Checkpointer(state, playable, clock, meta.save_interval, best_mode, self._save)
+        observers["checkpointer"] = Checkpointer(playable, clock, timer, best_mode, self._save, meta.checkpoint_frequency)
         self._observers = observers
         self._on_step, self._on_update = self._hooks("on_step"), self._hooks("on_update")
         rows += self._hooks("on_row")
@@ -150,7 +150,7 @@ class PolicyLearner:
             hook(experience.episodes)
 
     def end(self) -> None:
-        """Write the last row and the last checkpoint."""
+        """Write the last row."""
         self.interrupted = not self.finished
         if self.interrupted:
             self._call("on_interrupt")
@@ -170,45 +170,63 @@ class PolicyLearner:
         if self.eval_env is not None:
             self.eval_env.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, counted and observed; with meta.save_replay the replay memory too."""
+    def state_dict(self, *, shares: bool = False) -> dict[str, Any]:
+        """Return everything learned, counted and observed; with meta.save_replay the replay memory too.
+
+        With `shares`, without what lies in memory that other Sessions share.
+        """
         replay = self.agent.replay if self.spec.meta.save_replay else None
+        eval_env = None if self.eval_env is None else self.eval_env.state_dict()
         return {
-            "agent": self.agent.state_dict(),
-            "normalizers": self.normalizers.state_dict(),
+            "agent": self.agent.own_state() if shares else self.agent.state_dict(),
             "clock": self.clock.state_dict(),
             "observers": {name: observer.state_dict() for name, observer in self._observers.items()},
-        } | ({} if replay is None else {"replay": replay.contents()})
+            "eval_env": eval_env,
+            "replay": None if replay is None else replay.contents(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. What other Sessions train too is newer in shared memory, and stays as it is there."""
-        if self.shared:
-            for name in ("epi", "t", "opt_step"):
-                setattr(self.clock, name, int(state["clock"][name]))
+    def load_state_dict(self, state: dict[str, Any], *, shares: bool = False) -> None:
+        """Load what `state_dict` returned, but for the observers. Raises ValueError or RuntimeError if it does not fit."""
+        if shares:
+            self.agent.load_own_state(state["agent"])
+            self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
         else:
             self.agent.load_state_dict(state["agent"])
             self.normalizers.load_state_dict(state["normalizers"])
             self.clock.load_state_dict(state["clock"])
-        if self.agent.replay is not None and "replay" in state:
+        if self.agent.replay is not None and state["replay"] is not None:
             self.agent.replay.load_contents(state["replay"])
-        for name, observer in self._observers.items():
-            if name in state["observers"]:
-                observer.load_state_dict(state["observers"][name])
+        if self.eval_env is not None and state["eval_env"] is not None:
+            self.eval_env.load_state_dict(state["eval_env"])
 
-    def resume_tables(self) -> None:
-        """Continue the tables on disk after their last complete row, with the best weights there."""
+    def resume_counts(self, state: dict[str, Any]) -> None:
+        """Load counts and replay memory of a process that died, whose net lives on in shared memory."""
+        self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
+        if self.agent.replay is not None and state["replay"] is not None:
+            self.agent.replay.load_contents(state["replay"])
+
+    def load_observers(self, state: dict[str, Any]) -> None:
+        """Load what the observers had counted, and which weights on disk are the best."""
+        for name, observer in self._observers.items():
+            if name in state:
+                observer.load_state_dict(state[name])
+        self.checkpointer.resume_best(self.sink.load(self.table, "best"))
+
+    def resume_tables(self, *, rebuild: bool = False) -> None:
+        """Continue the tables on disk after their last complete row; with `rebuild`, forget rows that are not there."""
         for observer in self._observers.values():
-            match observer:
-                case Recorder() | Evaluator():
-                    observer.resume(self.sink.rows(self.table, observer.mode))
-                case Checkpointer():
-                    observer.resume_best(self.sink.load(self.table, "best"))
+            if isinstance(observer, Recorder | Evaluator):
+                observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        checkpointer = self._observers["checkpointer"]
+        assert isinstance(checkpointer, Checkpointer)
+        return checkpointer
 
     def _save(self, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.beat(SAVING)
         self.sink.save(self.table, which, bundle)
-        if which == "last":
-            self.sink(CheckpointWritten(self.table, self.clock.frame))
 
     def _hooks(self, name: Hook) -> list[Callable[..., None]]:
         return hooks(list(self._observers.values()), name)

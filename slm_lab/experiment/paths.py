@@ -117,8 +117,19 @@ class RunPaths:
         """Folder of the TensorBoard events of a Session, or of a policy."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
-    def checkpoint(self, s: int, which: Literal["last", "best"], t: int = 0) -> Path:
-        return self.model_dir / f"{self.stem}_t{t}_{self._of(s)}_ckpt-{which}.pt"
+    def checkpoint(self, s: int, which: Literal["last", "best"] | int, t: int = 0) -> Path:
+        """The state of a Session ("last", which holds all its policies), or the weights of a policy: the best, or those at a frame."""
+        name = f"s{s // self.policies}" if which == "last" else self._of(s)
+        return self.model_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
+
+    def trial_checkpoint(self, t: int = 0) -> Path:
+        """The arrays that the Sessions share (meta.distributed)."""
+        return self.model_dir / f"{self.stem}_t{t}_ckpt-last.pt"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a process trains the run; says which."""
+        return self.root / ".lock"
 
     def trials(self) -> list[int]:
         """Indices of the trials of which a Session has a table."""

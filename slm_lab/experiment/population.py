@@ -30,12 +30,24 @@ class Population:
     Args:
         session: index of the Session, for the table of rounds.
         sink: keeps the table of rounds; None: no table.
+        state: what `state_dict` returned, to continue from.
     """
 
-    def __init__(self, spec: PBTSpec, learners: Sequence[PolicyLearner], seed: int, session: int = 0, sink: RunSink | None = None) -> None:
+    def __init__(
+        self,
+        spec: PBTSpec,
+        learners: Sequence[PolicyLearner],
+        seed: int,
+        session: int = 0,
+        sink: RunSink | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> None:
         self.spec, self.learners, self.session, self.sink = spec, list(learners), session, sink
         self.rng = np.random.default_rng([seed, 2])
         self.rounds = [0] * len(learners)
+        if state is not None:
+            self.load_state_dict(state)
+            return
         for policy in range(len(learners)):
             self._record(policy, None)
 

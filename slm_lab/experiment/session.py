@@ -22,15 +22,16 @@ from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
-from slm_lab.experiment.events import Values
+from slm_lab.experiment.events import CheckpointWritten, Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.observers.base import ObserverFactory
+from slm_lab.experiment.observers.checkpointer import SaveTimer
 from slm_lab.experiment.observers.user import check_factories, load_observers
 from slm_lab.experiment.plan import Plan, Stop, UserError, check_spec
 from slm_lab.experiment.population import Population
-from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
+from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING, SAVING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
 from slm_lab.experiment.short import completed
 from slm_lab.experiment.sink import MemorySink, RunSink
@@ -40,6 +41,7 @@ from slm_lab.lib.log import logger, notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
 from slm_lab.lib.store import SharedArrays
+from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 
 CLOSE_SECONDS = 10.0
@@ -69,6 +71,7 @@ class Session:
         store: shared arrays of the Sessions that train one net (meta.distributed); without one a Session trains a net of its own.
         observers: subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers.
         restart: number of processes that died before this one in the same role.
+        resumed: the tables in the sink are those of an earlier process, which `load` continues, or else are removed.
         beat: called with each phase that begins, see process.heartbeat.
     """
 
@@ -83,6 +86,7 @@ class Session:
         sink: RunSink | None = None,
         store: SharedArrays | None = None,
         restart: int = 0,
+        resumed: bool = False,
         beat: Beat = no_beat,
         observers: Sequence[ObserverFactory] = (),
     ) -> None:
@@ -91,8 +95,13 @@ class Session:
         self._factories = [*self.plan.observers, *check_factories(observers)]
         self._observers: list[ObserverFactory] = []
         """The same after those of the spec."""
-        self.stop, self.store, self.restart, self.beat = stop or Stop(), store, restart, beat
+        self.stop, self.store, self.restart, self.resumed, self.beat = stop or Stop(), store, restart, resumed, beat
         self.sink = self._given_sink = sink
+        self._timer = SaveTimer(spec.meta.save_interval)
+        self._loaded: dict[str, Any] | None = None
+        """The state that training continues from."""
+        self._shared_loaded = False
+        """The arrays that several Sessions share were restored."""
         self.frames = spec.env.max_frame if store is None else spec.session_frames
         """Frames that each policy is to collect."""
         self.device = "cpu"
@@ -252,8 +261,11 @@ class Session:
         gc.freeze()  # what exists by now is not searched for garbage while training, which takes 1.5 % of A2C's time
         try:
             self.begin()
-            for experience in self.source:
-                self.learners[experience.policy].step(experience)
+            source, learners, timer = self.source, self.learners, self._timer
+            for experience in source:
+                learners[experience.policy].step(experience)
+                if timer.wanted and source.between_rounds:
+                    self.save()
         except (WorkerFailed, Blocked) as error:
             self._note_frame(error)
             self._blocked = isinstance(error, Blocked)
@@ -278,35 +290,104 @@ class Session:
         frame = self.clock.frame + self.info.num_envs * isinstance(error, InvalidReward)  # of the step that raised it
         error.add_note(f"(at frame {frame} of {self.spec.env.name})")
 
+    def load(self, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
+        """Load the state that training is to continue from, after `build`. Raises ValueError, RuntimeError or KeyError if it does not fit.
+
+        Args:
+            bundle: the Session's last checkpoint; None if it had none.
+            shared: the last checkpoint of the arrays that several Sessions share.
+        """
+        assert self.source is not None
+        if self.store is not None:
+            if shared is None:
+                return
+            self.store.restore({name: tensor.numpy() for name, tensor in shared["arrays"].items()})
+            self._shared_loaded = True
+            bundle = shared["session"] or bundle
+        self._loaded = bundle
+        if bundle is None:
+            self.clock.resume_shared({}, self.spec.env.num_envs)
+            return
+        for learner, saved in zip(self.learners, bundle["policies"], strict=True):
+            learner.load_state_dict(saved, shares=self._shares)
+        if bundle["source"] is not None:
+            self.source.load_state_dict(bundle["source"], statistics=not self._shares)
+
     def begin(self) -> None:
-        """Start the source, clocks and observers; after a restart, continue from the last checkpoint and the rows on disk."""
+        """Start the source, observers and clocks; continue from the state that was loaded, with the rows on disk cut back to it."""
         assert self.source is not None
         assert self.sink is not None
-        logger.info("begins: index %d, backend %s, device %s", self.index, self.source.backend, self.device)
-        self.source.begin()
-        for learner in self.learners:
-            state, playable = partial(self.state_dict, learner), partial(self.playable, learner)
-            learner.begin(self.plan, self.sink, state, playable, self.stop, self.beat)
+        loaded, sink = self._loaded, self.sink
+        logger.info("begins: index %d, backend %s, device %s, frame %d", self.index, self.source.backend, self.device, self.clock.frame)
+        if self._shared_loaded:
+            self.agent.pull()
+            self.learners[0].normalizers.pull()
+        same_moment = loaded is not None and loaded["policies"][0]["clock"]["frame"] == self.clock.frame
+        if self.resumed:
+            sink.rewind(self.index, loaded["tables"] if loaded is not None and same_moment else None, self.clock.frame)
+        for number, learner in enumerate(self.learners):
+            learner.begin(self.plan, sink, partial(self.playable, learner), self._timer, self.stop, self.beat)
+            if loaded is not None:
+                learner.load_observers(loaded["policies"][number]["observers"])
+            if self._shared_loaded and not same_moment:
+                learner.resume_tables(rebuild=True)
         if self.restart:
-            self.restore_after_restart()
+            self._restore_after_restart()
         sampler = self.spec.meta.sampler
         if sampler is not None and sampler.pbt is not None:
             assert isinstance(self.source, WorkerSource)
-            self.source.population = Population(sampler.pbt, self.learners, self._seeds(0).update, self.index, self.sink)
+            population = None if loaded is None else loaded["population"]
+            self.source.population = Population(sampler.pbt, self.learners, self._seeds(0).update, self.index, sink, population)
+        self.source.begin()
+        for learner in self.learners:
+            learner.clock.begin()
+        if loaded is not None and not self._shares:
+            state.set_rng_state(loaded["rng"], self.device)
+        self._timer.restart()
 
-    def restore_after_restart(self) -> None:
+    @property
+    def _shares(self) -> bool:
+        """Other Sessions train the same net."""
+        return self.store is not None and self.store.workers > 1
+
+    def _restore_after_restart(self) -> None:
         """Continue from the last checkpoint of the process that died, and from the rows that it wrote after it."""
         assert self.sink is not None
+        (learner,) = self.learners
+        bundle = self.sink.load(learner.table, "last")
+        if bundle is not None and bundle["version"] == state.VERSION:
+            learner.resume_counts(bundle["policies"][0])
+            learner.load_observers(bundle["policies"][0]["observers"])
+        learner.resume_tables()
+
+    def save(self, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
+        """Save the state of the Session, or a `bundle` of it. `done`: no frame is left to collect, and the last rows are written."""
+        assert self.sink is not None
+        self.beat(SAVING)
+        for learner in self.learners:  # first, since the state says which value is the best
+            learner.checkpointer.save_best()
+        ends = bundle is not None
+        bundle = {**(bundle or self.state_dict()), "done": done}
+        self.sink.save(self.learners[0].table, "last", bundle)
+        if self.store is not None:
+            with self.store.saving(0.0 if ends else self._timer.interval / 2) as due:
+                if due:
+                    arrays = {name: torch.from_numpy(array) for name, array in self.store.snapshot().items()}
+                    own = None if self._shares else bundle
+                    self.sink.save_shared({"version": state.VERSION, "arrays": arrays, "session": own, "spec": bundle["spec"]})
         for learner in self.learners:
-            if (bundle := self.sink.load(learner.table, "last")) is not None and bundle["version"] == state.VERSION:
-                self.load_state_dict(bundle, learner)
-            learner.resume_tables()
+            self.sink(CheckpointWritten(learner.table, learner.clock.frame))
+        self._timer.restart()
 
     def end(self) -> None:
-        """Write the last rows and checkpoints."""
+        """Write the last rows and the state, which does not include them: a continued run has its own rows there."""
         assert self.sink is not None
-        for learner in self.learners:
-            learner.end()
+        bundle = self.state_dict()
+        try:
+            for learner in self.learners:
+                learner.end()
+        finally:
+            self.save(bundle, done=all(learner.finished for learner in self.learners))
         if isinstance(self.source, WorkerSource):
             self.sink.timeline(self.index, self.source.utilization.window())
 
@@ -320,16 +401,37 @@ class Session:
             except Blocked as error:
                 notice(str(error))
 
-    def state_dict(self, learner: PolicyLearner) -> dict[str, Any]:
-        """Return everything stateful of a policy and of the Session around it."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything stateful, in tensors and plain Python."""
         assert self.source is not None
+        assert self.sink is not None
+        source = self.source.state_dict() if self.source.between_rounds and not self._blocked else None
         population = self.source.population if isinstance(self.source, WorkerSource) else None
+        policies = [{**self.playable(learner), **learner.state_dict(shares=self._shares)} for learner in self.learners]
         return {
-            **self.playable(learner),
-            **learner.state_dict(),
-            "source": None if self._blocked else self.source.state_dict(),
+            "version": state.VERSION,
+            "policies": policies,
+            "source": source,
+            "population": None if population is None else population.state_dict(),
             "rng": state.rng_state(self.device),
-        } | ({} if population is None else {"population": population.state_dict()})
+            "tables": self.sink.position(self.index),
+            "lost": self._lost(source),
+            "spec": dump_spec(self.spec),
+        }
+
+    def _lost(self, source: dict[str, Any] | None) -> list[str]:
+        """Return what the state lacks of all that the next steps depend on: if nothing, a continued run equals one without a break."""
+        assert self.source is not None
+        lost = []
+        if source is None:
+            lost.append("the state of the envs: they did not respond, or were in the middle of a rollout")
+        elif source["open"] is None:
+            lost.append(f"the open episodes: {self.source.lost_reason}")
+        if self.agent.replay is not None and not self.spec.meta.save_replay:
+            lost.append("the replay memory (meta.save_replay is false); it is filled anew")
+        if self._shares:
+            lost.append("the common moment: the sessions of one net are saved one after the other")
+        return lost
 
     def playable(self, learner: PolicyLearner) -> dict[str, Any]:
         """Return what it takes to act: weights, statistics of the normalizers, and the env's spaces."""
@@ -341,17 +443,6 @@ class Session:
             "explore_var": learner.agent.explore_var,
             "global_frame": learner.clock.global_frame,
         }
-
-    def load_state_dict(self, bundle: dict[str, Any], learner: PolicyLearner) -> None:
-        """Restore what `state_dict` returned; what several Sessions share stays as it is in shared memory."""
-        assert self.source is not None
-        learner.load_state_dict(bundle)
-        if self.store is None:
-            if bundle["source"] is not None:
-                self.source.load_state_dict(bundle["source"])
-            state.set_rng_state(bundle["rng"], self.device)
-        if isinstance(self.source, WorkerSource) and self.source.population is not None and "population" in bundle:
-            self.source.population.load_state_dict(bundle["population"])
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:

@@ -15,7 +15,8 @@ from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row,
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.lib.log import notice
 
-CheckpointKind = Literal["last", "best"]
+CheckpointKind = Literal["last", "best"] | int
+"""The state of a Session; the best weights of a policy; its weights at a frame."""
 Spans = list[tuple[str, str, float, float]]
 """(process, kind of work, begin, end) in seconds."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
@@ -27,14 +28,23 @@ class RunSink(Protocol):
     def __call__(self, event: Event) -> None:
         """Take an event."""
 
-    def open(self, table: int) -> None:
-        """Prepare for the rows of a table, before training: loading TensorBoard takes a second."""
+    def open(self, table: int, frame: int = 0) -> None:
+        """Prepare for the rows of a table after `frame`, before training: loading TensorBoard takes a second."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
 
     def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
         """The newest such bundle; None if there is none that can be read."""
+
+    def save_shared(self, bundle: dict[str, Any]) -> None:
+        """Keep the arrays that several Sessions share, whole or not at all. Raises OSError."""
+
+    def position(self, session: int) -> dict[str, int]:
+        """Make sure that the tables of a Session are on disk, and return where they end, for `rewind`. Raises OSError."""
+
+    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None:
+        """Cut the tables of a Session, which are not open, back to a position, or else to the rows up to a frame. Raises OSError."""
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         """The rows of a table that are complete, as text."""
@@ -63,12 +73,19 @@ class MemorySink:
         """The rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
 
-    def open(self, table: int) -> None: ...
+    def open(self, table: int, frame: int = 0) -> None: ...
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None: ...
 
     def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
         return None
+
+    def save_shared(self, bundle: dict[str, Any]) -> None: ...
+
+    def position(self, session: int) -> dict[str, int]:
+        return {}
+
+    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None: ...
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         return []
@@ -103,8 +120,8 @@ class LocalSink:
             case _:
                 self.forward(event)
 
-    def open(self, table: int) -> None:
-        self._board(table)
+    def open(self, table: int, frame: int = 0) -> None:
+        self._board(table, frame)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         state.save(self.paths.checkpoint(table, which, self.trial), bundle)
@@ -116,6 +133,25 @@ class LocalSink:
         except state.BundleError as error:
             notice(str(error))
             return None
+
+    def save_shared(self, bundle: dict[str, Any]) -> None:
+        state.save(self.paths.trial_checkpoint(self.trial), bundle)
+
+    def position(self, session: int) -> dict[str, int]:
+        for file in self.tables.values():
+            os.fsync(file.fileno())
+        return {path.name: path.stat().st_size if path.exists() else 0 for path in self._paths(session)}
+
+    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None:
+        for path in self._paths(session):
+            cut_table(path, frame if position is None else None, position.get(path.name, 0) if position is not None else 0)
+
+    def _paths(self, session: int) -> list[Path]:
+        """Tables of a Session: of training and evaluation of each policy, and of population-based training."""
+        paths, policies = self.paths, self.paths.policies
+        indices = range(session * policies, (session + 1) * policies)
+        modes: tuple[Mode, ...] = ("train", "eval")
+        return [*(paths.session_df(index, mode, self.trial) for index in indices for mode in modes), paths.pbt(session, self.trial)]
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         return complete_rows(self.paths.session_df(table, mode, self.trial))
@@ -146,16 +182,19 @@ class LocalSink:
         csv.writer(file, lineterminator="\n").writerow([row[column] for column in columns])
         file.flush()
 
-    def _board(self, table: int) -> TensorBoard:
+    def _board(self, table: int, frame: int = 0) -> TensorBoard:
         if table not in self.boards:
-            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial))
+            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame)
         return self.boards[table]
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, if it is installed. A failure is a notice, never the end of the run."""
+    """Scalars for TensorBoard, if it is installed. A failure is a notice, never the end of the run.
 
-    def __init__(self, folder: Path) -> None:
+    Args: frame: of the last row; what lies after it in the folder is hidden.
+    """
+
+    def __init__(self, folder: Path, frame: int = 0) -> None:
         self.writer: Any = None
         if find_spec("tensorboard") is None:
             return
@@ -166,7 +205,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(folder))
+            self.writer = SummaryWriter(str(folder), purge_step=frame + 1 if frame else None)
         except Exception as error:
             self._stop(error)
 
@@ -212,6 +251,21 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
             file.truncate(end)
             os.fsync(file.fileno())
     return list(csv.DictReader(text[:end].decode().splitlines()))
+
+
+def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
+    """Cut a table back to its rows up to a frame, or to a size in bytes; one without rows is removed. Raises OSError."""
+    if not path.exists():
+        return
+    if frame is not None:
+        with path.open("rb") as file:
+            lines = file.read().splitlines(keepends=True)
+        kept = [line for line in lines[1:] if line.endswith(b"\n") and int(line.split(b",", 1)[0]) <= frame]
+        size = len(lines[0]) + sum(map(len, kept)) if kept else 0
+    if size == 0:
+        path.unlink()
+    elif path.stat().st_size > size:
+        os.truncate(path, size)
 
 
 def _text(name: str, value: Any) -> str:

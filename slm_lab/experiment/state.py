@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 2
-"""Version of the bundle's layout."""
-READABLE = (1, 2)
-"""Versions whose weights and normaliser statistics can be used: bundles of version 1 can be played, but not continued."""
+VERSION = 3
+"""Version of the bundle's layout: that of runs that can be continued."""
+READABLE = (1, 2, 3)
+"""Versions whose weights and normaliser statistics can be used."""
 
 
 class BundleError(Exception):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 
 import numpy as np
 
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import MOMENT, Arrays, Named, SharedArray, SharedArrays
 
 _COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
 
@@ -24,7 +25,8 @@ class Clock:
         self._frames_W = np.zeros(1, np.int64)
         """Frames of each process that trains the same net."""
         self._started_W = np.zeros(1)
-        """When each process started first, in perf_counter's seconds, which all processes of a machine share."""
+        """When each process started first, in perf_counter's seconds, which all processes of a machine share; for a continued run, when
+        it would have started had there been no break."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
@@ -34,11 +36,14 @@ class Clock:
         self._moment: float | None = None
 
     def shared_arrays(self) -> Named:
-        return {"frames": SharedArray(self._frames_W[[self._index]], "own"), "started": SharedArray(self._started_W[[self._index]], "own")}
+        return {
+            "frames": SharedArray(self._frames_W[[self._index]], "own"),
+            f"started{MOMENT}": SharedArray(self._started_W[[self._index]], "own"),
+        }
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self._index = store.index
-        self._frames_W, self._started_W = arrays["frames"][:, 0], arrays["started"][:, 0]
+        self._frames_W, self._started_W = arrays["frames"][:, 0], arrays[f"started{MOMENT}"][:, 0]
         if not store.fresh:
             self.frame = self.prev_frame = int(self._frames_W[self._index])
 
@@ -62,10 +67,16 @@ class Clock:
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
-        """Start wall time here, or at the first start of this row if a process was restarted."""
+        """Continue wall time from here, or for a restarted process as if it had never stopped."""
         now = perf_counter()
-        self._started_W[self._index] = self._started_W[self._index] or now
+        self._started_W[self._index] = self._started_W[self._index] or now - self._wall_before
         self._wall_before, self._start = now - float(self._started_W[self._index]), now
+
+    def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
+        """Load what `state_dict` returned, but for the frames: those are in shared memory. What is missing counts as 0."""
+        self.frame = self.prev_frame = int(self._frames_W[self._index])
+        self.t, self.epi, self.opt_step = self.frame // num_envs, int(state.get("epi", 0)), int(state.get("opt_step", 0))
+        self._wall_before = float(state.get("wall_t", 0.0))
 
     def tick(self, frames: int) -> None:
         """Count one vector step of `frames` frames."""

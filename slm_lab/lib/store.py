@@ -14,7 +14,8 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -25,9 +26,23 @@ step: each applies its gradient step in place, one after the other only if the s
 merge: each reads, adds what it knows and writes, under the lock "statistics";
 single: one writer at a time, and a second one that comes meanwhile does nothing;
 own: each process has a row of its own and writes only that."""
-Lock = Literal["update", "statistics", "target", "allocate", "barrier"]
-_LOCK_BYTES: dict[Lock, int] = {"update": 0, "statistics": 1, "target": 2, "allocate": 3, "barrier": 4}
+Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
+_LOCK_BYTES: dict[Lock, int] = {
+    "update": 0,
+    "statistics": 1,
+    "target": 2,
+    "allocate": 3,
+    "barrier": 4,
+    "gate": 5,
+    "snapshot": 6,
+    "save": 7,
+}
 """The byte of the file that stands for each lock."""
+MOMENT = "_moment"
+"""Ending of the names of arrays that hold times in seconds of perf_counter: they mean nothing after a restart of the machine, so a snapshot
+leaves them out."""
+_SAVED = f"saved{MOMENT}"
+"""Array with the time of the last save."""
 _ALIGNMENT = 64
 """Bytes; a cache line."""
 
@@ -82,6 +97,8 @@ class SharedArrays:
         self.fd, self.index, self.workers, self.synced, self.locked, self.fresh = fd, index, workers, synced, locked, fresh
         self.arrays: dict[str, np.ndarray] = {}
         """Every array placed here, by its full name."""
+        self._writing = False
+        self._copies: dict[str, np.ndarray] = {}
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
         """Place the arrays of these parts and let the parts use them. Raises MemoryError if this machine has no room for them."""
@@ -93,15 +110,14 @@ class SharedArrays:
         Raises MemoryError if this machine has no room for them.
         """
         assert not self.arrays
+        named = {**named, _SAVED: SharedArray(np.zeros(1), "single")}
         shapes = {name: (*([self.workers] if one.combine == "own" else []), *one.values.shape) for name, one in sorted(named.items())}
         offsets, end = {}, 0
         for name, shape in shapes.items():
             offsets[name] = end
             size = int(np.prod(shape, dtype=np.int64)) * named[name].values.dtype.itemsize
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        if end == 0:
-            return {name: named[name].values for name in shapes}
-        with self.exclusive("allocate"):  # two processes that grow the file at once could truncate what the other has added
+        with self._record_lock("allocate"):  # two processes that grow the file at once could truncate what the other has added
             _grow(self.fd, end)
         memory = mmap.mmap(self.fd, end)  # closing a descriptor of the file would release this process's locks, so it stays mapped
         for name, shape in shapes.items():
@@ -112,29 +128,82 @@ class SharedArrays:
             self.arrays[name] = array
         return dict(self.arrays)
 
-    def exclusive(self, lock: Lock) -> AbstractContextManager[object]:
-        """Keep every other process out until the block ends."""
-        return self._record_lock(lock, wait=True)
+    @contextmanager
+    def exclusive(self, lock: Literal["statistics", "target"]) -> Iterator[None]:
+        """Change arrays while every other process is kept out."""
+        with self._writes(), self._record_lock(lock):
+            yield
 
-    def claim(self, lock: Lock) -> AbstractContextManager[bool]:
+    @contextmanager
+    def claim(self, lock: Literal["target"]) -> Iterator[bool]:
         """True, and every other process is kept out, unless another process holds the lock: then False."""
-        return self._record_lock(lock, wait=False)
+        with self._writes(), self._record_lock(lock, wait=False) as mine:
+            yield mine
 
-    def update(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def update(self) -> Iterator[None]:
         """One update of the parameters: exclusive if the store is locked."""
-        return self.exclusive("update") if self.locked else nullcontext()
+        with self._writes(), self._record_lock("update") if self.locked else nullcontext():
+            yield
+
+    @contextmanager
+    def saving(self, interval: float = 0.0) -> Iterator[bool]:
+        """Keep other processes from saving the arrays until the block ends. False if that was done less than `interval` seconds ago."""
+        with self._record_lock("save"):
+            saved = self.arrays[_SAVED]
+            if saved[0] and perf_counter() < saved[0] + interval:
+                yield False
+            else:
+                yield True
+                saved[0] = perf_counter()
 
     def barrier(self) -> None:
         """Order this process's reads and writes before against those after, as other processes see them (about 1 µs)."""
-        with self.exclusive("barrier"):  # taking and releasing a lock of the kernel is a barrier on every processor
+        with self._record_lock("barrier"):  # taking and releasing a lock of the kernel is a barrier on every processor
             pass
 
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return copies of all arrays at one moment at which no process is in the middle of a change. Valid until the next call.
+
+        Other processes wait while the arrays are copied, and only if they want to change one.
+        """
+        if not self._copies:  # written to once here: the first access to new memory takes twice as long as the copy
+            self._copies = {name: np.ones_like(array) for name, array in self.arrays.items() if not name.endswith(MOMENT)}
+        with self._record_lock("gate"), self._record_lock("snapshot"):
+            for name, copy in self._copies.items():
+                np.copyto(copy, self.arrays[name])
+        return dict(self._copies)
+
+    def restore(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Overwrite the arrays with what `snapshot` returned. Raises ValueError if names or shapes differ."""
+        own = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
+        if {name: array.shape for name, array in own.items()} != {name: array.shape for name, array in saved.items()}:
+            raise ValueError("the shared arrays have other names or shapes than those saved")
+        for name, array in own.items():
+            np.copyto(array, saved[name])
+
     @contextmanager
-    def _record_lock(self, lock: Lock, wait: bool) -> Iterator[bool]:
+    def _writes(self) -> Iterator[None]:
+        """Keep `snapshot` of another process out until the block ends. A snapshot that waits comes before the next block."""
+        if self._writing:
+            yield
+            return
+        with ExitStack() as held:
+            with self._record_lock("gate", shared=True):
+                held.enter_context(self._record_lock("snapshot", shared=True))
+            self._writing = True
+            try:
+                yield
+            finally:
+                self._writing = False
+
+    @contextmanager
+    def _record_lock(self, lock: Lock, *, wait: bool = True, shared: bool = False) -> Iterator[bool]:
         import fcntl  # POSIX only; a spec can be read and one Session trained without it
 
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, _LOCK_BYTES[lock])
+            fcntl.lockf(self.fd, kind | (0 if wait else fcntl.LOCK_NB), 1, _LOCK_BYTES[lock])
         except BlockingIOError:
             yield False
             return

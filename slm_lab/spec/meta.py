@@ -66,6 +66,11 @@ class MetaSpec(SpecModel):
     save_replay: Flag = False
     """Save the replay buffer in checkpoints too (some 7 GB for 1 M Atari frames). Without it a resumed run collects training_start_step
     transitions again before it trains."""
+    checkpoint_frequency: Positive | None = None
+    """Frames between numbered checkpoints of the weights, which are kept; absent: none. The best and the last are always kept."""
+    init_from: str | None = None
+    """A run folder, or a checkpoint file in one: training starts with its best weights and observation statistics, where names and shapes
+    agree; absent: with random weights."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
@@ -77,5 +82,5 @@ class MetaSpec(SpecModel):
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None
     """Early stopping of a search; absent: none. train does not use it."""
-    run: dict[str, Any] | None = None
-    """Provenance written by a run: versions, host, backend. Ignored on load."""
+    run: list[dict[str, Any]] | dict[str, Any] | None = None
+    """Written by a run, one entry per start: time, command, versions, host, backend, and what was changed. Ignored on load."""

@@ -173,10 +173,8 @@ except KeyboardInterrupt:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     wait_for(tmp_path / "blocks")
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[0] == "interrupted []\n"
-    assert time.monotonic() - began < 5
+    assert process.communicate(timeout=30)[0] == "interrupted []\n"  # without the signal it would block for ever
 
 
 def test_a_step_that_blocks_can_be_interrupted(tmp_path: Path) -> None:

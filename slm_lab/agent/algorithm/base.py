@@ -159,6 +159,28 @@ class Algorithm:
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
 
+    def own_state(self) -> dict[str, Any]:
+        """Return what a process does not share with others that train the same net."""
+        state: dict[str, Any] = {name: part.own_state() for name, part in self.parts().items() if isinstance(part, Trainer)}
+        state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
+        return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Load what `own_state` returned."""
+        for name, part in self.parts().items():
+            if isinstance(part, Trainer):
+                part.load_own_state(state[name])
+        if isinstance(self.memory, Replay):
+            self.memory.load_state_dict(state["memory"])
+        if self.rng is not None:
+            set_generator_state(self.rng, state["rng"])
+
+    def pull(self) -> None:
+        """Bring this process's copies up to date with shared arrays that were restored."""
+        for part in self.parts().values():
+            if isinstance(part, Trainer | TargetNet):
+                part.pull()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
         if (tuning := Tuning(*state["tuning"])) != self.tuning:

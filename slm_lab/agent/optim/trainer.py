@@ -168,10 +168,28 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()
-        return {**self.flat.state_dict(), "optimizers": [group.optimizer.state_dict() for group in self.groups]}
+        optimizers = [group.optimizer.state_dict() for group in self.groups]
+        return {**self.flat.state_dict(), "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
-        for group, saved in zip(self.groups, state["optimizers"], strict=True):
+        for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
             group.optimizer.load_state_dict(saved)
+            group.optimizer.lr = lr
+        self.flat.keep_buffers()
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the statistics of optimizers that are not shared."""
+        return {"optimizers": [None if group.shared_arrays() else group.optimizer.state_dict() for group in self.groups]}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Load what `own_state` returned."""
+        for group, saved in zip(self.groups, state["optimizers"], strict=True):
+            if saved is not None:
+                group.optimizer.load_state_dict(saved)
+
+    def pull(self) -> None:
+        """Bring this process's copy up to date with shared arrays that were restored."""
+        if self.shared is not None:
+            self.shared.pull()

@@ -29,16 +29,26 @@ class Store(ABC):
         """Whether frames of a row were overwritten by newer ones."""
         return False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all contents, as arrays and numbers."""
-        return dict(self.arrays)
+    def used(self, rows: int) -> dict[str, int]:
+        """Return how much of each array is in use when so many rows of the ring are."""
+        return dict.fromkeys(self.arrays, rows)
+
+    def state_dict(self, rows: int) -> dict[str, Any]:
+        """Return the contents of the first `rows` rows, as arrays and numbers."""
+        used = self.used(rows)
+        return {name: array[: used[name]] for name, array in self.arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if the size differs."""
+        """Load what `state_dict` returned. Raises ValueError if it does not fit."""
         for name, array in self.arrays.items():
-            if state[name].shape != array.shape:
-                raise ValueError(f"incompatible replay buffer: {name} has shape {tuple(state[name].shape)}; expected {array.shape}")
-            array[:] = state[name]
+            load_rows(name, array, np.asarray(state[name]))
+
+
+def load_rows(name: str, array: np.ndarray, saved: np.ndarray) -> None:
+    """Copy the saved first rows of an array. Raises ValueError if there are too many, or of another shape."""
+    if len(saved) > len(array) or saved.shape[1:] != array.shape[1:]:
+        raise ValueError(f"incompatible replay buffer: {name} has shape {saved.shape}; expected {array.shape}")
+    array[: len(saved)] = saved
 
 
 class VectorStore(Store):
@@ -139,9 +149,15 @@ class FrameStore(Store):
     def lost(self, row: int) -> bool:
         return bool(self.oldest[row] < self.count - self.slots)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "count": self.count}
+    def used(self, rows: int) -> dict[str, int]:
+        each = {"current": len(self.current), "known": len(self.known_N)}
+        return {"frames": min(self.count, self.slots), "slot": rows, "oldest": rows, **each}
+
+    def state_dict(self, rows: int) -> dict[str, Any]:
+        return {**super().state_dict(rows), "count": self.count, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["slots"] != self.slots and state["count"] > min(state["slots"], self.slots):
+            raise ValueError(f"incompatible replay buffer: frames of {state['slots']} slots; expected {self.slots}")
         super().load_state_dict(state)
         self.count = int(state["count"])

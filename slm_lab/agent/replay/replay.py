@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore
+from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore, load_rows
 from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
@@ -150,16 +150,20 @@ class Replay:
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
-        """Return the transitions, as tensors and numbers, without copies."""
-        counts = {"seen": self.seen, "size": self.size, "ready": self.ready}
-        return {**counts, "columns": _tensors(self.columns), "store": _tensors(self.store.state_dict())}
+        """Return the transitions, as tensors and numbers: of a buffer that is not full only the rows in use, else without copies."""
+        counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity}
+        rows = min(self.seen, self.capacity)
+        columns = {name: column[:rows] for name, column in self.columns.items()}
+        return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows))}
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load what `contents` returned. Raises ValueError if the size differs."""
+        """Load what `contents` returned. Raises ValueError if it does not fit; a buffer that was never full fits a larger one."""
+        if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
+            raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])
         self.seen, self.size, self.ready = int(state["seen"]), int(state["size"]), bool(state["ready"])
         for name, column in self.columns.items():
-            column[:] = state["columns"][name]
+            load_rows(name, column, state["columns"][name].numpy())
 
 
 class PrioritizedReplay(Replay):
@@ -200,12 +204,12 @@ class PrioritizedReplay(Replay):
         self.greatest = max(self.greatest, float(priority_B.max()))
 
     def contents(self) -> dict[str, Any]:
-        weights = torch.from_numpy(self.tree.levels[0].reshape(-1)[: self.capacity])
-        return {**super().contents(), "weights": weights, "greatest": self.greatest}
+        weights = self.tree.levels[0].reshape(-1)[: min(self.seen, self.capacity)]
+        return {**super().contents(), "weights": torch.from_numpy(weights.copy()), "greatest": self.greatest}
 
     def load_contents(self, state: dict[str, Any]) -> None:
         super().load_contents(state)
-        self.tree.set(np.arange(self.capacity), np.asarray(state["weights"]))
+        self.tree.set(np.arange(len(state["weights"])), np.asarray(state["weights"]))
         self.greatest = float(state["greatest"])
 
 
@@ -235,8 +239,13 @@ def memory_message(capacity: int, needed: int, memories: int = 1) -> str:
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """Return arrays as tensors on the same memory, as a checkpoint can hold them."""
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
+    """Return arrays as tensors, as a checkpoint can hold them: on the same memory, unless they are views of a part of it."""
+    return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    base = array.base
+    return torch.from_numpy(array.copy() if isinstance(base, np.ndarray) and base.nbytes > array.nbytes else array)
 
 
 REPLAYS: dict[type[ReplaySpec] | type[PrioritizedReplaySpec], type[Replay]] = {

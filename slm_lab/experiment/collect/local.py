@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from slm_lab.env.vec import Env
 from slm_lab.experiment.experience import Beat, Experience, no_beat
@@ -17,35 +18,66 @@ from slm_lab.experiment.process.heartbeat import CLOSING, RESETTING, STEPPING, T
 class LocalSource:
     """Steps a vector env with the policy of one learner."""
 
+    between_rounds = True
+
+    @property
+    def lost_reason(self) -> str:
+        return f"backend {self.backend} cannot save those of this env"
+
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         self.env, self.learner, self.stop, self.beat = env, learner, stop, beat
         self.backend = env.backend
+        self._obs_N: np.ndarray | None = None
+        """The next observations; None before the first reset."""
+        self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
+        self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        if self._obs_N is None:
+            self.beat(RESETTING)
+            self._obs_N = self.env.reset()
 
     def __iter__(self) -> Iterator[Experience]:
         env, agent, learner, stop, beat = self.env, self.learner.agent, self.learner, self.stop, self.beat
         num_envs = env.info.num_envs
-        beat(RESETTING)
-        obs_N = env.reset()
-        first_N: np.ndarray = np.ones(num_envs, np.bool_)
-        state_N = agent.policy.initial_state(num_envs)
         while not (learner.finished or stop.requested):
+            obs_N, first_N, state_N = self._obs_N, self._first_N, self._state_N
+            assert obs_N is not None
             out = agent.act(obs_N, state_N)
             beat(STEPPING)
             step = env.step(out.action_N)
             beat(TRAINING)
-            yield Experience(0, num_envs, step.episodes, (obs_N, first_N, state_N, out, step))
-            obs_N, first_N = step.obs_N, step.first_N
+            # set before the step is learned from, so that the state can be saved after it
+            self._obs_N, self._first_N = step.obs_N, step.first_N
             if out.state_N is not None:
-                state_N = np.where(first_N[:, None], np.float32(0.0), out.state_N)
+                self._state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
+            yield Experience(0, num_envs, step.episodes, (obs_N, first_N, state_N, out, step))
 
     def close(self) -> None:
         self.beat(CLOSING)
         self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env": self.env.state_dict()}
+        env = self.env.state_dict()
+        if self._obs_N is None or env["episodes"]["backend"] is None:
+            return {"env": env, "open": None}
+        state_N = self._state_N
+        return {
+            "env": env,
+            "open": {
+                "obs": torch.from_numpy(np.array(self._obs_N)),
+                "first": torch.from_numpy(self._first_N.copy()),
+                "state": None if state_N is None else torch.from_numpy(state_N.copy()),
+                "rollout": self.learner.agent.rollout_state(),
+            },
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.env.load_state_dict(state["env"])
+    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
+        self.env.load_state_dict(state["env"], statistics=statistics)
+        saved = state["open"]
+        if saved is None or not self.env.resume():
+            return False
+        self._obs_N, self._first_N = saved["obs"].numpy(), saved["first"].numpy()
+        self._state_N = None if saved["state"] is None else saved["state"].numpy()
+        self.learner.agent.load_rollout_state(saved["rollout"])
+        return True

@@ -13,65 +13,67 @@ from slm_lab.experiment.sink import CheckpointKind
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
 
-State = Callable[[], dict[str, Any]]
+Playable = Callable[[], dict[str, Any]]
 Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
+class SaveTimer:
+    """Says when the state of a Session is to be saved: at most every `interval` seconds, after an update or a row."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self.wanted = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the interval anew: the state has been saved."""
+        self.due, self.wanted = perf_counter() + self.interval, False
+
+    def check(self) -> None:
+        self.wanted = self.wanted or perf_counter() >= self.due
+
+
 class Checkpointer(Observer):
-    """Saves the state at most every `interval` seconds, on an interrupt and at the end, and with it the best weights so far.
+    """Saves a policy's best weights, and its weights each `frequency` frames; tells the timer of the Session about updates and rows.
 
-    Best is the highest total_reward_ma of the rows of `mode`. The best weights wait in memory for the next checkpoint.
+    Best is the highest total_reward_ma of the rows of `mode`. The best weights wait in memory until the state of the Session is saved.
 
-    Args: state, playable: return what is saved: everything stateful, and what it takes to act.
+    Args:
+        playable: returns what it takes to act.
+        frequency: of numbered checkpoints, in frames; None: none.
     """
 
-    def __init__(self, state: State, playable: State, clock: Clock, interval: float, mode: Mode, save: Save) -> None:
-        self.state, self.playable, self.clock, self.interval, self.mode, self.save = state, playable, clock, interval, mode, save
-        self.due = perf_counter() + interval
+    def __init__(self, playable: Playable, clock: Clock, timer: SaveTimer, mode: Mode, save: Save, frequency: int | None = None) -> None:
+        self.playable, self.clock, self.timer, self.mode, self.save, self.frequency = playable, clock, timer, mode, save, frequency
         self.best_value = -math.inf
         self.best: dict[str, Any] | None = None
-        self.wanted = self.interrupted = False
 
     def on_row(self, row: Row) -> None:
         value = row.values["total_reward_ma"]
         if row.mode == self.mode and value is not None and value > self.best_value:
             self.best_value = value
             self.best = {**self.playable(), "frame": row.values["frame"], "total_reward_ma": value}
-        self.wanted |= perf_counter() >= self.due
+        self.timer.check()
 
     def on_update(self, metrics: Metrics) -> None:
-        self.wanted |= perf_counter() >= self.due
+        self.timer.check()
 
     def on_step(self, episodes: list[Episode]) -> None:
-        if self.wanted:  # this observer is the last in the list: the others have finished the step
-            self._save()
-
-    def on_interrupt(self) -> None:
-        # saved before the final row, which is off the grid of rows: a continued run must not see it
-        self.interrupted = True
-        self._save_final()
+        if self.frequency is not None and self.clock.due(self.frequency):
+            self.save(self.clock.frame // self.frequency * self.frequency, {**self.playable(), "frame": self.clock.frame})
 
     def on_end(self) -> None:
-        if not self.interrupted:
-            self._save_final()
-        elif self.best is not None:  # the final row is the best one
-            self.save("best", self.best)
-            self.best = None
-
-    def _save_final(self) -> None:
         if self.best_value == -math.inf:  # no episode has ended: the present weights
             self.best = {**self.playable(), "frame": self.clock.frame, "total_reward_ma": None}
-        self._save()
 
-    def _save(self) -> None:
-        if self.best is not None:  # first, since the bundle of the last state says which value is the best
+    def save_best(self) -> None:
+        """Save the best weights if they are newer than those saved."""
+        if self.best is not None:
             self.save("best", self.best)
             self.best = None
-        self.save("last", self.state())
-        self.due, self.wanted = perf_counter() + self.interval, False
 
     def resume_best(self, best: dict[str, Any] | None) -> None:
-        """Continue with the best weights on disk, which may be newer than the last checkpoint."""
+        """Continue with the best weights on disk, which may be newer than the state of the Session."""
         if best is not None and best["total_reward_ma"] is not None:
             self.best_value = max(self.best_value, best["total_reward_ma"])
 

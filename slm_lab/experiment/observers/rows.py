@@ -65,6 +65,12 @@ class Table:
                 if row["total_reward"]:
                     self.rewards.append(float(row["total_reward"]))
 
+    def rebuild(self, rows: Sequence[dict[str, str]]) -> None:
+        """Continue after the rows in the file, and these alone."""
+        self.rewards.clear()
+        self.frame, self.wall_t = 0, 0.0
+        self.resume(rows)
+
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": list(self.rewards), "frame": self.frame, "wall_t": self.wall_t}
 
@@ -133,10 +139,10 @@ class Recorder(Observer):
             if values and all(value is None for value in values):
                 notice(f"meta.log_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
-    def resume(self, rows: Sequence[dict[str, str]]) -> None:
+    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Continue after the rows in the file; a row that was due when the previous process died is written now."""
         before = self.table.frame
-        self.table.resume(rows)
+        (self.table.rebuild if rebuild else self.table.resume)(rows)
         if self.table.frame > before:  # these updates are part of a row already
             for mean in self.means.values():
                 mean.drain()
@@ -193,9 +199,9 @@ class Evaluator(Observer):
         if self.clock.due(self.every):
             self._write()
 
-    def resume(self, rows: Sequence[dict[str, str]]) -> None:
+    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Continue after the rows in the file."""
-        self.table.resume(rows)
+        (self.table.rebuild if rebuild else self.table.resume)(rows)
 
     def on_interrupt(self) -> None:
         self.interrupted = True

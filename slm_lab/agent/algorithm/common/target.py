@@ -49,6 +49,11 @@ class TargetNet(Generic[Net]):
         self._pulled = self.updates_done
         self.flat.use_master(arrays)
 
+    def pull(self) -> None:
+        """Bring this process's copy up to date with shared arrays that were restored."""
+        self._pulled = self.updates_done
+        self.flat.pull()
+
     def refresh(self) -> None:
         """Pull the parameters before a read, if another process has updated them."""
         if self._store is not None and self._pulled != self._updates_done[0]:

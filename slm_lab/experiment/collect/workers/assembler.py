@@ -58,6 +58,11 @@ class RolloutAssembler:
             yield filled, complete
 
     @property
+    def between_rounds(self) -> bool:
+        """Whether everything of a round has been copied and nothing of the next."""
+        return self.rounds is not None and not any(self.copied_W) and not any(self.waiting)
+
+    @property
     def free_rollouts(self) -> int:
         """Number of further rollouts of a worker that free and current datasets can hold, rounded up."""
         columns: int = sum(builder.free_columns for builder in self.builders)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from slm_lab.experiment.collect.workers import child as process
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
@@ -38,6 +38,8 @@ STALL_LIMIT = 300.0
 """Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
 _CLOSE_SECONDS = 2.0
 """Time that workers have to close their envs."""
+_STATE_SECONDS = 30.0
+"""Time that workers have to send their states. Those of a worker that dies meanwhile are not saved."""
 _BUILD_SECONDS = 120.0
 """Time that the workers of one core have to build their envs."""
 
@@ -54,8 +56,15 @@ class WorkerPool(Protocol):
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
         """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
 
-    def start(self) -> None:
-        """Begin to collect, unless a stop is requested first. Raises WorkerFailed."""
+    @property
+    def between_rounds(self) -> bool:
+        """Whether all that was collected has been taken by the learner, and nothing more is being collected."""
+
+    def states(self) -> list[Any] | None:
+        """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
+
+    def start(self, states: list[Any] | None = None) -> None:
+        """Begin to collect, from these states if any, unless a stop is requested first. Raises WorkerFailed."""
 
     def next(self) -> tuple[int, Dataset] | None:
         """The policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
@@ -96,15 +105,24 @@ class SerialPool:
         self.assembler = assembler
         for worker in self.workers:
             worker.attach(None, arrays)
-            worker.stop = self.stop
 
-    def start(self) -> None: ...
+    def start(self, states: list[Any] | None = None) -> None:
+        for worker, saved in zip(self.workers, states or (), strict=bool(states)):
+            worker.load_state_dict(saved)
+
+    @property
+    def between_rounds(self) -> bool:
+        return not self.ready and self.assembler.between_rounds
+
+    def states(self) -> list[Any] | None:
+        states = [worker.state_dict() for worker in self.workers]
+        return None if None in states else states
 
     def next(self) -> tuple[int, Dataset] | None:
         while not self.ready:
+            if self.stop.requested and self.between_rounds:  # a round that has begun is finished, see WorkerSource
+                return None
             for index, worker in enumerate(self.workers):
-                if self.stop.requested:
-                    return None
                 report = worker.collect(0)
                 self._reports.append((index, report))
                 self.assembler.put(index, 0, report)
@@ -163,6 +181,14 @@ class ProcessPool:
         self.out = 0
         """Datasets that the learner has not given back."""
         self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in range(workers)]
+        self.put = self.taken = 0
+        """Datasets that were ever put in the queue and taken from it."""
+        self.round_end = -1
+        """In turns, once a round is complete: how many were put until then. The next begins when the learner has given them back."""
+        self.saving = False
+        """The workers' states are wanted."""
+        self.states_W: dict[int, Any] = {}
+        self.saved: SimpleQueue[list[Any] | None] = SimpleQueue()
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
         self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
@@ -196,10 +222,26 @@ class ProcessPool:
             if built:
                 child.send(process.CONNECT)
 
-    def start(self) -> None:
+    def start(self, states: list[Any] | None = None) -> None:
         self._wait(lambda: all(self.ready_W))
         if all(self.ready_W):
+            for child, saved in zip(self.children, states or (), strict=bool(states)):
+                child.send((process.LOAD, saved))
             self.thread.start()
+
+    @property
+    def between_rounds(self) -> bool:
+        return self.taken == self.round_end
+
+    def states(self) -> list[Any] | None:
+        self.saving = True
+        os.write(self.call, b"x")
+        deadline = time.monotonic() + _STATE_SECONDS
+        while self.thread.is_alive() and time.monotonic() < deadline:
+            self.beat(WAITING)
+            with suppress(Empty):
+                return self.saved.get(timeout=0.2)
+        return None
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Handle events until the condition holds or a stop is requested. Raises SpecError or WorkerFailed."""
@@ -227,6 +269,7 @@ class ProcessPool:
             return None
         if isinstance(item, str):
             raise WorkerFailed(item)
+        self.taken += 1
         return item
 
     def release(self, policy: int, dataset: Dataset) -> None:
@@ -269,6 +312,11 @@ class ProcessPool:
                     self._handle(event)
                 self._release_returned()
                 self._assemble()
+                if self.saving:
+                    self.saving = False
+                    self.states_W.clear()
+                    for child in self.children:
+                        child.send(process.SAVE)
         except BaseException as error:
             self.datasets.put(cause(error))
 
@@ -288,6 +336,11 @@ class ProcessPool:
                 index = self.children.index(child)
                 self.orders[index].remove(slot)
                 self.assembler.put(index, slot, report)
+            case Message(child, "state", (saved,)):
+                self.states_W[self.children.index(child)] = saved
+                if len(self.states_W) == len(self.children):
+                    states = [self.states_W[worker] for worker in range(len(self.children))]
+                    self.saved.put(None if None in states else states)
             case Message(child, "failed" | "user_error", (reason,)):
                 self._fail(f"{child.name} failed: {reason}")
             case Stalled(child, seconds, phase, "notice"):
@@ -333,7 +386,7 @@ class ProcessPool:
         """In turns: once the learner has trained on everything of a round, begin the next."""
         if self.turns and self.assembler.round_over and self.out == 0:
             assert self.assembler.rounds is not None
-            self.assembler.round_over = False
+            self.assembler.round_over, self.round_end = False, -1
             self.due += self.assembler.rounds
 
     def _assemble(self) -> None:
@@ -342,6 +395,9 @@ class ProcessPool:
                 self.free[filled.worker].append(filled.slot)
                 self.reported.put((filled.worker, filled.report))
             self.out += len(complete)
+            self.put += len(complete)
+            if self.turns and self.assembler.round_over:
+                self.round_end = self.put  # before the learner can have the last one
             for item in complete:
                 self.datasets.put(item)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
+
+STOP_SECONDS = 5.0
+"""Time that a round has to end after a stop request."""
 
 
 class WorkerSource:
@@ -57,6 +61,12 @@ class WorkerSource:
         check_memory(spec, info, concurrent_sessions)
         self.spec, self.sampler, self.pool, self.learners, self.normalizers = spec, spec.meta.sampler, pool, list(learners), normalizers
         self.stop, self.beat, self.backend = stop, beat, info.backend
+        self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
+        """Nothing is collected while the learner trains."""
+        self.between_rounds = True
+        self._states: list[Any] | None = None
+        """Of the workers, to continue from."""
+        self._loaded = False
         self.population: Population | None = None
         """For meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
@@ -88,14 +98,22 @@ class WorkerSource:
 
     def begin(self) -> None:
         """Wait until every worker is ready. Raises WorkerFailed."""
+        if self._loaded:
+            for policy in range(len(self.learners)):
+                self._after(policy)
         self.beat(WAITING)
-        self.pool.start()
+        self.pool.start(self._states)
         self.utilization.begin()
         for learner in self.learners:
             learner.clock.moment = perf_counter()
 
     def __iter__(self) -> Iterator[Experience]:
-        while self.arrays.active_P.any() and not self.stop.requested:
+        deadline = math.inf
+        while self.arrays.active_P.any():
+            if self.stop.requested:  # in rounds, the one that has begun is finished: a run can continue exactly only from its end
+                deadline = min(deadline, monotonic() + STOP_SECONDS)
+                if self.between_rounds or monotonic() > deadline:
+                    return
             self.beat(WAITING)
             item = self.pool.next()
             self.beat(TRAINING)
@@ -109,6 +127,8 @@ class WorkerSource:
                 if self.arrays.active_P[policy]:
                     yield from self._experience(policy, dataset)
                     self._after(policy)
+                if self.stop.requested and self.between_rounds:
+                    return
                 self.pool.release(policy, dataset)
 
     def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience]:
@@ -129,6 +149,7 @@ class WorkerSource:
                 experience = experience._replace(transition=_transition(dataset, t), report=report)
             elif t == last:
                 experience = self._with_rollout(experience, dataset.rollout(), learner)
+            self.between_rounds = not self.in_rounds or (t == last and self.pool.between_rounds)
             yield experience
             if (trained := learner.take_update_times()) is not None:
                 self.utilization.record_update(*trained)
@@ -179,10 +200,18 @@ class WorkerSource:
     def close(self) -> None:
         self.pool.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
+    @property
+    def lost_reason(self) -> str:
+        if not self.in_rounds:
+            return "asynchronous rollout workers are ahead of the learner"
+        return f"backend {self.backend} cannot save those of this env"
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        return {"open": self.pool.states() if self.in_rounds else None}
+
+    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
+        self._loaded, self._states = True, state["open"]
+        return self._states is not None
 
 
 def _transition(dataset: Dataset, t: int) -> Transition:

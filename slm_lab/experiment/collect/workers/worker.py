@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.agent.policy.policy import Policy
@@ -19,8 +20,9 @@ from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWei
 from slm_lab.experiment.experience import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
+from slm_lab.experiment.state import rng_state
 from slm_lab.lib.records import ActOut, EnvInfo
-from slm_lab.lib.rng import worker_seeds
+from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.meta import MetaSpec
 
@@ -50,6 +52,10 @@ class Inference(Protocol):
         """Return the group's next actions."""
 
 
+_GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
+"""Attributes of EnvGroup that carry over from step to step."""
+
+
 class EnvGroup:
     """Envs that step together, which policy plays in each, and what carries over from step to step."""
 
@@ -63,6 +69,24 @@ class EnvGroup:
         self.state_NS = policies[0].initial_state(count)
         self.policy_N = np.zeros(count, np.int64)
         self._draw()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state of the envs and of their open episodes; None if the backend cannot save them."""
+        env = self.env.state_dict()
+        if env["episodes"]["backend"] is None:
+            return None
+        arrays = {name: getattr(self, name) for name in _GROUP_ARRAYS}
+        saved = {name: None if array is None else torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        return {"env": env, "rng": generator_state(self.rng), "arrays": saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises RuntimeError if the open episodes cannot be continued."""
+        self.env.load_state_dict(state["env"])
+        if not self.env.resume():
+            raise RuntimeError("the open episodes of a rollout worker cannot be continued")
+        set_generator_state(self.rng, state["rng"])
+        for name, array in state["arrays"].items():
+            setattr(self, name, None if array is None else array.numpy())
 
     def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
         """Step the envs and write the transition."""
@@ -225,6 +249,22 @@ class RolloutWorker:
         rollouts = [GroupRollout(list(place.storage.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]
         deltas = [group.env.normalizers.take_deltas() for group in groups]
         return Collected(rollouts, deltas, begin, now, env_seconds, act_seconds)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state between two rollouts; None if the backend cannot save open episodes."""
+        groups = [group.state_dict() for group in self.groups]
+        if None in groups:
+            return None
+        rngs = [generator_state(policy.rng) for policy in self.policies]
+        return {"groups": groups, "policies": rngs, "rng": rng_state("cpu")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, but for the process-wide generators. Raises RuntimeError like EnvGroup."""
+        for group, saved in zip(self.groups, state["groups"], strict=True):
+            group.load_state_dict(saved)
+            group.env.normalizers.take_deltas()  # the observations of the reset, which has not taken place
+        for policy, rng in zip(self.policies, state["policies"], strict=True):
+            set_generator_state(policy.rng, rng)
 
     def close(self) -> None:
         for env in self.envs:

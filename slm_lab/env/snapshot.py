@@ -1,0 +1,199 @@
+"""The state of a single env, wrappers included, in plain Python: so that a run can continue in the middle of an episode.
+
+A layer (the env, or one of its wrappers) is saved as its attributes: numbers, strings, arrays, random generators, containers of these,
+objects made of these, and MuJoCo's simulation data. Values that two attributes share are shared again after loading. A layer with methods
+`state_dict()` and `load_state_dict(state)` is saved by them. An env that holds anything else (a C++ object, an open file) cannot be saved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from slm_lab.lib.rng import generator_state, set_generator_state
+
+_STATELESS = (gym.Env, gym.Space, EnvSpec, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+"""Values that hold no state of an episode."""
+_STATELESS_CLASSES = ("MjModel", "MujocoRenderer")
+_LEFT_OUT = ("_np_random", "_np_random_seed", "P")
+"""Attributes that are not saved: Backend.rng_states saves the random stream, and P is the table of transitions of Gymnasium's toy_text
+envs, which never changes and takes 0.2 s to save for Taxi."""
+
+
+class NotSavable(Exception):
+    """An env holds something that cannot be saved. The message says what."""
+
+
+def env_state(env: gym.Env[Any, Any]) -> list[Any]:
+    """Return the state of each layer of an env, outermost first. Raises NotSavable."""
+    return _Encoder().layers(env)
+
+
+def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
+    """Load what `env_state` returned into an env built alike, which has been reset. Raises NotSavable if the envs differ."""
+    layers, decoder = _layers(env), _Decoder()
+    if len(layers) != len(state):
+        raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
+    for layer, one in zip(layers, state, strict=True):
+        if "own" in one:
+            layer.load_state_dict(one["own"])
+        else:
+            decoder.load(layer, one["attributes"])
+
+
+def _layers(env: Any) -> list[Any]:
+    layers = [env]
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+        layers.append(env)
+    return layers
+
+
+class _Encoder:
+    """Encodes values as (kind, number, content); a value that can be shared has a number."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[int, Any]] = {}
+        """id → number, and the value itself, so that its id stays taken."""
+        self.owners: dict[int, int] = {}
+        """id of the owner of an array's memory → id of that array."""
+
+    def layers(self, env: gym.Env[Any, Any]) -> list[Any]:
+        return [self._layer(layer) for layer in _layers(env)]
+
+    def _layer(self, layer: Any) -> dict[str, Any]:
+        own = type(layer)
+        if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
+            return {"own": layer.state_dict()}
+        return {"attributes": self._attributes(layer)}
+
+    def _attributes(self, one: Any) -> dict[str, Any]:
+        saved = {}
+        for name, value in vars(one).items():
+            if name not in _LEFT_OUT and not isinstance(value, _STATELESS) and type(value).__name__ not in _STATELESS_CLASSES:
+                try:
+                    saved[name] = self._encode(value, attribute=True)
+                except NotSavable as error:
+                    raise NotSavable(f"{type(one).__name__}.{name}: {error}") from None
+        return saved
+
+    def _encode(self, value: Any, *, attribute: bool = False) -> tuple[str, int, Any]:
+        match value:
+            case np.generic():  # np.float64 is a float too
+                return "scalar", -1, _array(np.asarray(value))
+            case None | bool() | int() | float() | str():
+                return "plain", -1, value
+            case bytes():
+                return "bytes", -1, value.decode("latin-1")
+        if type(value) is tuple:
+            return "tuple", -1, [self._encode(item) for item in value]
+        if id(value) in self.known:
+            return "same", self.known[id(value)][0], None
+        number = len(self.known)
+        self.known[id(value)] = number, value
+        kind, content = self._content(value)
+        if kind in ("object", "mujoco") and not attribute:
+            raise NotSavable(f"a {type(value).__name__} in a container")
+        return kind, number, content
+
+    def _content(self, value: Any) -> tuple[str, Any]:
+        match value:
+            case np.ndarray() if type(value) is np.ndarray and not value.dtype.hasobject:
+                if self.owners.setdefault(id(_owner(value)), id(value)) != id(value):
+                    raise NotSavable("an array that shares its memory with another one")
+                return "array", _array(value)
+            case np.random.Generator():
+                return "generator", generator_state(value)
+            case list() | set() | deque() if type(value) in (list, set, deque):
+                length = value.maxlen if isinstance(value, deque) else None
+                return type(value).__name__, (length, [self._encode(item) for item in value])
+            case dict() if type(value) is dict:
+                return "dict", [(self._encode(key), self._encode(item)) for key, item in value.items()]
+        if type(value).__name__ == "MjData":
+            arrays = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
+            return "mujoco", (float(value.time), {name: _array(one) for name, one in arrays.items() if isinstance(one, np.ndarray)})
+        if hasattr(value, "__dict__") and not isinstance(value, BaseException):
+            return "object", (_class_name(value), self._attributes(value))
+        raise NotSavable(f"a {type(value).__name__}")
+
+
+class _Decoder:
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}
+
+    def load(self, one: Any, attributes: dict[str, Any]) -> None:
+        """Load the attributes of an object."""
+        for name, (kind, number, content) in attributes.items():
+            if kind in ("object", "mujoco"):
+                present = self.known[number] = getattr(one, name, None)
+                if kind == "mujoco":
+                    _load_mujoco(present, *content)
+                elif _class_name(present) == content[0]:
+                    self.load(present, content[1])
+                else:
+                    raise NotSavable(f"{type(one).__name__}.{name} is a {_class_name(present)}; a {content[0]} was saved")
+            else:
+                vars(one)[name] = self._decode((kind, number, content))
+
+    def _decode(self, encoded: Any) -> Any:
+        kind, number, content = encoded
+        match kind:
+            case "plain":
+                return content
+            case "bytes":
+                return content.encode("latin-1")
+            case "scalar":
+                return _from_array(content)[()]
+            case "tuple":
+                return tuple(map(self._decode, content))
+            case "same":
+                return self.known[number]
+        self.known[number] = value = self._new(kind, content)
+        return value
+
+    def _new(self, kind: str, content: Any) -> Any:
+        match kind:
+            case "array":
+                return _from_array(content)
+            case "generator":
+                rng = np.random.default_rng()
+                set_generator_state(rng, content)
+                return rng
+            case "dict":
+                return {self._decode(key): self._decode(item) for key, item in content}
+            case "deque":
+                return deque(map(self._decode, content[1]), maxlen=content[0])
+        return {"list": list, "set": set}[kind](map(self._decode, content[1]))
+
+
+def _load_mujoco(data: Any, time: float, arrays: dict[str, Any]) -> None:
+    """Load simulation data: besides positions and velocities all that is derived from them, which envs read before the next step."""
+    data.time = time
+    for name, saved in arrays.items():
+        own, array = getattr(data, name), _from_array(saved)
+        if own.shape == array.shape:  # those of contacts differ in size, and are computed anew in each step
+            own[...] = array
+
+
+def _array(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
+    return array.dtype.str, array.shape, array.tobytes().decode("latin-1")  # torch refuses to load an empty bytes object
+
+
+def _from_array(saved: Any) -> np.ndarray:
+    dtype, shape, content = saved
+    return np.frombuffer(content.encode("latin-1"), dtype).reshape(shape).copy()
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

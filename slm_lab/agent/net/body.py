@@ -59,7 +59,7 @@ class RecurrentBody(Body):
         T, N = obs_TN.shape[:2]
         x_TN = self.layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
         # the cell runs over whole stretches in which no episode begins
-        starts = [0, *(first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist(), T]
+        starts = [0, *(() if T == 1 else (first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist()), T]
         out = []
         for begin, end in pairwise(starts):
             state_NS = torch.where(first_TN[begin].unsqueeze(1), 0.0, state_NS)

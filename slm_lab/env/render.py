@@ -50,8 +50,11 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
             has = f"its render modes are {', '.join(map(str, modes))}" if modes else "it has no render modes"
             raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {has}")])
         own = {"render_mode": mode}
-        if mode == "rgb_array" and "mujoco" in target.entry_point:
-            _choose_offscreen_renderer()
+        if "mujoco" in target.entry_point:
+            if "camera_name" in known and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
+                own["camera_name"] = "track"  # moves with the robot, which runs out of sight of the default one; ignored if there is none
+            if mode == "rgb_array":
+                _choose_offscreen_renderer()
     if recorder is not None:
         wrappers.append(WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder}))
     if mode == "rgb_array" and not has_display():

@@ -59,7 +59,7 @@ class LoadedAgent:
 
         Returns: the action (or actions), and the hidden state, None for a policy without memory.
         """
-        if self._obs_key is not None and isinstance(obs, Mapping | tuple):
+        if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
         batched = _is_batch(self.observation_space, obs)
         obs_N = self.encode(obs if batched else batch_of_one(obs))
@@ -165,6 +165,13 @@ def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: l
                 problems.append(str(error))
     value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}
     return sorted(found, key=lambda one: value[one[0]], reverse=True)
+
+
+def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
+    """Return whether an observation consists of the parts of a Dict or Tuple."""
+    if isinstance(space, gym.spaces.Dict):
+        return isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()
+    return isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space.spaces)
 
 
 def _is_batch(space: gym.Space[Any], obs: Any) -> bool:

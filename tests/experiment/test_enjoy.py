@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +16,9 @@ import numpy as np
 import pytest
 
 from slm_lab.cli import main
+from slm_lab.env import render
 from slm_lab.env.make import make_env
+from slm_lab.env.render import rendered
 from slm_lab.experiment import enjoy as module
 from slm_lab.experiment import evaluate
 from slm_lab.experiment.enjoy import Game, enjoy
@@ -362,7 +366,22 @@ def test_videos_of_mujoco_and_atari(env: dict[str, Any], size: tuple[int, int], 
     assert colour > 60, "it is gray"
 
 
-def test_an_unknown_session_of_the_spec_error(coin: RunPaths) -> None:
-    coin.spec.write_text(coin.spec.read_text().replace("Coin-v0", "Gone-v0"))
-    with pytest.raises(SpecError, match="Gone-v0"):
-        enjoy(coin, Game(), Plan())
+def test_the_camera_follows_the_robot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the spec chooses one; without a display MuJoCo draws off screen by the library that is installed."""
+    pytest.importorskip("mujoco")
+    monkeypatch.setattr(render, "has_display", lambda: False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    spec = EnvSpec(name="HalfCheetah-v5", max_frame=1)
+    for installed, expected in (({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa")):
+        monkeypatch.setenv("MUJOCO_GL", "")
+        monkeypatch.delenv("MUJOCO_GL")
+        monkeypatch.setattr(ctypes.util, "find_library", lambda name, installed=installed: name if name in installed else None)
+        drawn = rendered(spec, "rgb_array")
+        assert os.environ["MUJOCO_GL"] == expected
+        assert (drawn.backend, drawn.kwargs) == ("sync", {"render_mode": "rgb_array", "camera_name": "track"})
+    own = rendered(EnvSpec(name="HalfCheetah-v5", max_frame=1, **{"camera_id": 0}), "rgb_array")
+    assert own.kwargs == {"render_mode": "rgb_array", "camera_id": 0}
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(SpecError, match="install EGL or OSMesa"):
+        rendered(spec, "rgb_array")

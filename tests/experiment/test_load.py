@@ -179,7 +179,7 @@ def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
     best = [state.load(paths.checkpoint(index, "best"))["total_reward_ma"] for index in range(3)]
     assert load_agent(paths.root).path == paths.checkpoint(int(np.argmax(best)), "best")
     assert load_agent(paths.root, session=1).path == paths.checkpoint(1, "best")
-    with pytest.raises(UserError, match="no checkpoint of session 7 in .*; sessions: 0, 1, 2"):
+    with pytest.raises(UserError, match=r"no checkpoint of session 7 in .*; sessions: 0, 1, 2"):
         load_agent(paths.root, session=7)
 
 

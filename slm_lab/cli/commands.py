@@ -19,12 +19,17 @@ COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
         "[run] [FILE [NAME [MODE]]] [options]",
-        ("set", "device", "jobs", "data_dir"),
+        ("set", "device", "jobs", "data_dir", "episodes", "deterministic", "render", "video", "checkpoint", "session"),
     ),
     "check": Command(
         "slm_lab.cli.check:check",
         "check FILE [NAME] [--build] [options]",
         ("set", "device", "build"),
+    ),
+    "export": Command(
+        "slm_lab.cli.export:export",
+        "export {run folder | latest} [--format onnx | torch] [--out FILE] [options]",
+        ("data_dir", "format", "out", "checkpoint", "session"),
     ),
     "compare": Command(
         "slm_lab.cli.compare:compare",

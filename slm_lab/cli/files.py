@@ -4,9 +4,51 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from slm_lab.cli.commands import COMMANDS, DEMO, MODES
 from slm_lab.cli.parser import UsageError, did_you_mean
+
+_EXAMPLES = ("train", "dev", "train@latest", "enjoy@latest")
+
+
+class Request(NamedTuple):
+    """What `run` is asked to do."""
+
+    file: str | None
+    """None: MODE@where alone."""
+    name: str | None
+    mode: str
+    where: str
+    """The text after the mode's "@": a run folder, or "latest"; else empty."""
+
+
+def resolve_request(words: list[str]) -> Request:
+    """Return FILE, NAME and MODE, filling in what is left out."""
+    if words and _is_mode_at(words[0]):
+        mode = _read_mode(words[0])
+        if len(words) > 1:
+            raise UsageError(f"too many arguments after {words[0]}: {' '.join(words[1:])}; FILE and NAME come before it")
+        return Request(None, None, *mode)
+    if len(words) > 3:
+        raise UsageError(f"too many arguments after FILE NAME MODE: {' '.join(words[3:])}")
+    file, name = resolve_file_and_name(words)
+    return Request(file, name, *_read_mode(words[2] if len(words) > 2 else "train"))
+
+
+def _is_mode_at(word: str) -> bool:
+    """Return whether a word is MODE@where, perhaps misspelt, rather than a file."""
+    mode, at, _ = word.partition("@")
+    return bool(at) and (mode in MODES or bool(did_you_mean(mode, MODES))) and not Path(word).is_file()
+
+
+def _read_mode(word: str) -> tuple[str, str]:
+    """Return a MODE, and the text after its "@"."""
+    mode, at, where = word.partition("@")
+    if (mode in ("enjoy", "train") and where) or (mode in ("train", "dev") and not at):
+        return mode, where
+    hint = did_you_mean(word, _EXAMPLES) or did_you_mean(mode, _EXAMPLES)
+    raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))
 
 
 def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
@@ -36,6 +78,8 @@ def check_file_argument(word: str) -> str:
     with suppress(OSError):  # a name too long
         if "/" in word or "." in word or Path(word).exists():
             return word
+    if word in MODES:
+        raise UsageError(f"'{word}' is a MODE; expected FILE NAME before it, or {MODES['enjoy']}")
     message = f"unknown command or spec file '{word}'"
     if files := _files_with(word):
         raise UsageError(f"{message}; it is a spec: {' or '.join(f'{file} {word}' for file in files)}")

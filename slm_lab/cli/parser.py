@@ -25,9 +25,10 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   NAME   a spec in it; optional if the file has only one
   MODE   train                         run every session, then compute metrics and draw graphs (default)
          dev                           one session with extra checks: weights change, gradients are finite
-         enjoy@{run folder | latest}   play episodes with the best checkpoint of a run
+         enjoy@{run folder | latest}   play episodes with a checkpoint of a run; FILE and NAME may be left out
 
   check    validate one or all specs of a file; with --build also build their env and agent
+  export   write the policy of a run as an ONNX or torch.export file
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve"""
 _EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
@@ -59,10 +60,27 @@ def make_parser() -> argparse.ArgumentParser:
     add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
     add("--build", action="store_true", help="check: also build env and agent")
+    add("--episodes", type=_episodes, metavar="N", help="enjoy: number of episodes (default: 10)")
+    add("--deterministic", action="store_true", help="enjoy: take the mode of the action distribution instead of a sample")
+    add("--render", action="store_true", help="enjoy: draw one env in a window")
+    add("--video", action="store_true", help="enjoy: record one env as an MP4 file in the run folder")
+    add(
+        "--checkpoint",
+        type=_checkpoint,
+        metavar="WHICH",
+        help="enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)",
+    )
+    add("--session", type=_session, metavar="N", help="enjoy, export: session of the checkpoint (default: the best one)")
+    add("--format", type=_format, metavar="FORMAT", help="export: onnx or torch (default: onnx)")
     add("--by", type=_axis, metavar="COLUMN", help=f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
     add("--solve", type=_return, metavar="RETURN", help="compare: mean return that counts as solved")
     add("--label", action="append", metavar="NAME", help="compare: name of each RUN, in order; repeatable")
-    add("--out", type=Path, metavar="DIR", help="compare: output folder (default: DATA-DIR/compare_{time})")
+    add(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)",
+    )
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 
@@ -86,6 +104,30 @@ def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"invalid number of sessions '{text}'; expected 1 or more")
     return int(text)
+
+
+def _episodes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"invalid number of episodes '{text}'; expected 1 or more")
+    return int(text)
+
+
+def _checkpoint(text: str) -> str:
+    if text not in ("best", "last") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"invalid checkpoint '{text}'; expected best, last or a frame, such as 200000")
+    return str(int(text)) if text.isdecimal() else text
+
+
+def _session(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"invalid session '{text}'; expected 0 or more")
+    return int(text)
+
+
+def _format(text: str) -> str:
+    if text not in ("onnx", "torch"):
+        raise argparse.ArgumentTypeError(f"invalid format '{text}'; expected onnx or torch")
+    return text
 
 
 def _device(text: str) -> str:

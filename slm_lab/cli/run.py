@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from slm_lab.cli.commands import MODES
-from slm_lab.cli.files import resolve_file_and_name
+from slm_lab.cli.files import resolve_request
 from slm_lab.cli.output import OK, print_result
-from slm_lab.cli.parser import UsageError, did_you_mean
+from slm_lab.cli.parser import UsageError
+
+ENJOY_OPTIONS = ("episodes", "deterministic", "render", "video", "checkpoint", "session")
 
 
 def run(words: list[str], arguments: Namespace) -> int:
     """Run the spec in its MODE."""
-    if len(words) > 3:
-        raise UsageError(f"too many arguments after FILE NAME MODE: {' '.join(words[3:])}")
-    file, name = resolve_file_and_name(words)
-    mode, where = _mode(words[2] if len(words) > 2 else "train")
+    file, name, mode, where = resolve_request(words)
     if mode == "enjoy":
         return _enjoy(file, name, where, arguments)
+    for option in ENJOY_OPTIONS:
+        given = getattr(arguments, option)
+        if given is not None and given is not False:
+            raise UsageError(f"--{option} has no effect with {mode}: it is an option of enjoy@; remove it")
+    if where:
+        from slm_lab.cli.resume import resume
+
+        return resume(file, name, where, arguments)
+    assert file is not None
+    assert name is not None
     from slm_lab.experiment.plan import Plan
     from slm_lab.lib.log import notice
     from slm_lab.spec.base import SpecError
@@ -44,25 +52,26 @@ def run(words: list[str], arguments: Namespace) -> int:
     return OK
 
 
-def _enjoy(file: str, name: str, where: str, arguments: Namespace) -> int:
+def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
     """Play a run as its saved spec says; the file is only looked up for NAME, which may be a name in it with values of variables."""
-    for option, given in (*(("--set", text) for text in arguments.set), ("--jobs", arguments.jobs)):
-        if given is not None:
-            raise UsageError(f"{option} {given} has no effect: enjoy plays a run as its saved spec says; remove it")
-    from slm_lab.experiment.enjoy import enjoy, summary
+    if arguments.jobs is not None:
+        raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
+    if arguments.render and arguments.video:
+        raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
+    from slm_lab.experiment.enjoy import Game, enjoy, summary
+    from slm_lab.experiment.find import find_run
     from slm_lab.experiment.plan import Plan
     from slm_lab.spec.loader import load_spec, spec_names
 
-    if not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
+    if file is not None and name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
         load_spec(file, name)  # the error with the known names
-    checkpoint, returns = enjoy(where, name, Plan(data_dir=arguments.data_dir, device=arguments.device))
-    return print_result(f"{checkpoint}\n{summary(returns)}")
-
-
-def _mode(word: str) -> tuple[str, str]:
-    """Return a MODE, and the text after its "@"."""
-    mode, at, where = word.partition("@")
-    if (mode == "enjoy" and where) or (mode in ("train", "dev") and not at):
-        return mode, where
-    hint = did_you_mean(word, ("train", "dev", "enjoy@latest")) or did_you_mean(mode, ("train", "dev", "enjoy@latest"))
-    raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))
+    game = Game(
+        episodes=arguments.episodes,
+        deterministic=arguments.deterministic,
+        show="screen" if arguments.render else "video" if arguments.video else None,
+        which=arguments.checkpoint or "best",
+        session=arguments.session,
+        sets=arguments.set,
+    )
+    paths = find_run(where, name, arguments.data_dir)
+    return print_result(summary(enjoy(paths, game, Plan(data_dir=arguments.data_dir, device=arguments.device))))

@@ -132,7 +132,7 @@ class ObsNormalizer:
         self.delta = self.stats
         """Statistics that `update` adds to: `stats` itself, unless deltas are accumulated apart."""
         self.frozen = not training
-        self._clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
+        self.clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
     def update(self, obs: np.ndarray) -> None:
         """Add observations [B, *shape] to the statistics, unless frozen."""
@@ -153,7 +153,7 @@ class ObsNormalizer:
 
     def _scaled(self, obs: np.ndarray) -> np.ndarray:
         scaled = obs if self.stats is None else (obs - self.stats.mean) * self.stats.inv_std
-        clipped = np.minimum(np.maximum(scaled, -self._clip), self._clip)
+        clipped = np.minimum(np.maximum(scaled, -self.clip), self.clip)
         return np.asarray(clipped.astype(np.float32, copy=False))
 
 

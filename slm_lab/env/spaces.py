@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
@@ -35,12 +35,12 @@ def observation_codec(space: spaces.Space[Any], fresh: bool = False) -> tuple[Ob
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
-    if _is_image(space):
+    if is_image(space):
         return _image(space, fresh)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        leaves = _leaves(space)
-        if any(_is_image(leaf) for _, leaf in leaves):
-            return _packed(leaves)
+        entries = leaves(space)
+        if any(is_image(leaf) for _, leaf in entries):
+            return _packed(entries)
     size, codec = _flat(space, "observation")
     if fresh and isinstance(space, spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1:
         codec = _as_is
@@ -60,14 +60,16 @@ def _as_is(batch: Any) -> np.ndarray:
     return np.asarray(batch)
 
 
-def _is_image(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
+def is_image(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
+    """Return whether agents see a space as an image."""
     if not isinstance(space, spaces.Box):
         return False
     return len(space.shape) >= 2 if space.dtype == np.uint8 else len(space.shape) == 3 and np.issubdtype(space.dtype, np.floating)
 
 
-def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
-    shape, dtype = space.shape, np.dtype("uint8" if space.dtype == np.uint8 else "float32")
+def image_layout(space: spaces.Box) -> tuple[tuple[int, ...], bool]:
+    """Return the shape [C, H, W] of an image as agents see it, and whether its channels are last in the env's form."""
+    shape = space.shape
     channels_last = len(shape) >= 3 and shape[-1] in (1, 3, 4) and (len(shape) == 4 or shape[0] not in (1, 3, 4))
     if len(shape) == 2:
         target: tuple[int, ...] = (1, *shape)
@@ -77,12 +79,18 @@ def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
         target = (shape[0] * shape[3], shape[1], shape[2])
     else:
         target = (shape[2], shape[0], shape[1]) if channels_last else shape
+    return target, channels_last
+
+
+def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
+    target, channels_last = image_layout(space)
+    dtype = np.dtype("uint8" if space.dtype == np.uint8 else "float32")
 
     def encode(batch: Any) -> np.ndarray:
         array = np.moveaxis(batch, -1, -3) if channels_last else batch
         return np.array(array, dtype, order="C").reshape(-1, *target)
 
-    as_is = fresh and target == shape and space.dtype == dtype
+    as_is = fresh and target == space.shape and space.dtype == dtype
     return ObservationSpace(target, "uint8" if dtype == np.uint8 else "float32"), _as_is if as_is else encode
 
 
@@ -90,20 +98,21 @@ Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
 """An entry that is not a Dict or Tuple: the keys that lead to it, and its space."""
 
 
-def _leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
+def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
+    """Return the entries of a Dict or Tuple in its order, or the space itself with an empty path."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return [(path, space)]
-    return [leaf for key, inner in _entries(space) for leaf in _leaves(inner, (*path, key))]
+    return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
 
 
 def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
     return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
 
 
-def _packed(leaves: list[Leaf]) -> tuple[ObservationSpace, Codec]:
+def _packed(entries: list[Leaf]) -> tuple[ObservationSpace, Codec]:
     """Lay out float32 entries before uint8 ones and pad to whole float32, so that each entry of a batch is a view of it."""
-    names = ["/".join(map(str, path)) for path, _ in leaves]
-    known = [_image(leaf, False) if _is_image(leaf) else _vector(leaf, name) for name, (_, leaf) in zip(names, leaves, strict=True)]
+    names = ["/".join(map(str, path)) for path, _ in entries]
+    known = [_image(leaf, False) if is_image(leaf) else _vector(leaf, name) for name, (_, leaf) in zip(names, entries, strict=True)]
     parts, begin = {}, 0
     for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
         entry = known[index][0]
@@ -111,7 +120,7 @@ def _packed(leaves: list[Leaf]) -> tuple[ObservationSpace, Codec]:
         parts[index] = Part(names[index], entry.shape, entry.dtype, begin, end)
         begin = end
     size = -(-begin // 4) * 4
-    copies = [(parts[index].begin, parts[index].end, codec, leaves[index][0]) for index, (_, codec) in enumerate(known)]
+    copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
 
     def encode(batch: Any) -> np.ndarray:
         packed: np.ndarray | None = None
@@ -197,12 +206,27 @@ def action_codec(space: spaces.Space[Any]) -> tuple[ActionSpace, Codec]:
     raise UnsupportedSpace(f"action space {kind} is not supported; allowed: Discrete, Box, MultiDiscrete, MultiBinary")
 
 
-def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
+class BoxScale(NamedTuple):
+    """How actions map onto a Box: action × half + center, clipped to [low, high]; float64, flat. Half is 1 where a bound is infinite."""
+
+    low: np.ndarray
+    high: np.ndarray
+    half: np.ndarray
+    center: np.ndarray
+
+
+def box_scale(space: spaces.Box) -> BoxScale:
+    """Return the scale of the actions of a Box."""
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     low, high = np.where(low <= -UNBOUNDED, -np.inf, low), np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)
     center, half = np.zeros_like(low), np.ones_like(low)
     center[finite], half[finite] = high[finite] / 2 + low[finite] / 2, high[finite] / 2 - low[finite] / 2
+    return BoxScale(low, high, half, center)
+
+
+def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
+    low, high, half, center = box_scale(space)
     shape, dtype = space.shape, space.dtype
     plain = bool((half == 1).all() and (center == 0).all())  # already [-1, 1], or unbounded: only clip
     whole = np.issubdtype(dtype, np.integer)
@@ -213,7 +237,25 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
         decoded: np.ndarray = (np.rint(clipped) if whole else clipped).astype(dtype)
         return decoded.reshape(-1, *shape)
 
-    return ActionSpace("continuous", dim=len(low), bounded=bool(finite.all())), decode
+    return ActionSpace("continuous", dim=len(low), bounded=bool(np.isfinite([low, high]).all())), decode
+
+
+def same_form(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
+    """Return whether observations of one space fit an agent of the other: structure, sizes and keys are equal; bounds may differ."""
+    return bool(_form(one) == _form(other))
+
+
+def _form(space: spaces.Space[Any]) -> Any:
+    match space:
+        case spaces.Dict() | spaces.Tuple():
+            return type(space).__name__, [(key, _form(inner)) for key, inner in _entries(space)]
+        case spaces.Discrete():
+            return "Discrete", int(space.n)
+        case spaces.MultiDiscrete():
+            return "MultiDiscrete", space.nvec.tolist()
+        case spaces.Box():
+            return "Box", space.shape, space.dtype == np.uint8
+    return type(space).__name__, space.shape
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:

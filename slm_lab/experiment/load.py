@@ -16,9 +16,9 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import action_codec, batch_of_one, observation_codec, space_from_dict
 from slm_lab.experiment import state
+from slm_lab.experiment.find import Which, checkpoint_path, checkpoints
 from slm_lab.experiment.paths import RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.sink import CheckpointKind
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.loader import load_spec, spec_names
@@ -59,12 +59,10 @@ class LoadedAgent:
 
         Returns: the action (or actions), and the hidden state, None for a policy without memory.
         """
-        if self._obs_key is not None and isinstance(obs, Mapping | tuple):
+        if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
         batched = _is_batch(self.observation_space, obs)
-        obs_N = self._encode(obs if batched else batch_of_one(obs))
-        if self.normalizers.obs is not None:
-            obs_N = self.normalizers.obs(obs_N)
+        obs_N = self.encode(obs if batched else batch_of_one(obs))
         if state is None:
             state = self.policy.initial_state(len(obs_N))
         out = self.policy.act(obs_N, state, deterministic)
@@ -74,12 +72,17 @@ class LoadedAgent:
         action = action_N[0]
         return (int(action) if isinstance(self.action_space, gym.spaces.Discrete) else action), out.state_N
 
+    def encode(self, obs_N: Any) -> np.ndarray:
+        """Return a batch of the env's observations as the policy takes them: one array, normalised."""
+        encoded_N = self._encode(obs_N)
+        return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
 
-def load_agent(folder: str | Path, which: CheckpointKind = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
+
+def load_agent(folder: str | Path, which: Which = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
     """Load a trained agent from a run folder.
 
     Args:
-        which: the best weights, or the last.
+        which: "best" or "last" weights, or the frame of a numbered checkpoint.
         session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: the one with the best weights.
 
     Raises UserError if the folder is not a run folder or has no checkpoint that can be used.
@@ -91,16 +94,16 @@ def load_agent(folder: str | Path, which: CheckpointKind = "best", session: int 
 
 
 def load_checkpoint_agent(
-    paths: RunPaths, spec_name: str | None = None, which: CheckpointKind = "best", session: int | None = None, device: str = "cpu"
+    paths: RunPaths, spec_name: str | None = None, which: Which = "best", session: int | None = None, device: str = "cpu"
 ) -> LoadedAgent:
-    """The agent of trial 0 with the best (or last) weights, over all Sessions or of one; `spec_name` if the folder's may differ.
+    """The agent of trial 0 with the best weights, over all Sessions or of one; `spec_name` if the folder's may differ.
 
     A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
     """
     problems: list[str] = []
     found = _checkpoints(paths, which, session, problems)
     if not found:
-        raise UserError("; ".join(problems) or f"no checkpoint in {paths.model_dir}")
+        raise UserError("; ".join(problems) or _no_checkpoint(paths, which, session))
     spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
     for path, bundle in found:
         try:
@@ -139,11 +142,22 @@ def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: s
     return LoadedAgent(policy, normalizers, observation_space, action_space, path, spec.env.obs_keys)
 
 
-def _checkpoints(paths: RunPaths, which: CheckpointKind, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
+    """Return the message that a checkpoint does not exist, with those that do."""
+    if not (of_any := checkpoints(paths)):
+        return f"no checkpoint in {paths.model_dir}"
+    if session is not None and not (of_any := checkpoints(paths, session)):
+        known = [index for index in paths.sessions() if checkpoints(paths, index)]
+        return f"no checkpoint of session {session} in {paths.model_dir}; sessions: {', '.join(map(str, known))}"
+    of = "" if session is None else f" of session {session}"
+    return f"no checkpoint '{which}'{of} in {paths.model_dir}; expected one of {', '.join(of_any)}"
+
+
+def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:
     """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
     found = []
     for index in paths.sessions() if session is None else [session]:
-        path = paths.checkpoint(index, which)
+        path = checkpoint_path(paths, index, which)
         if path.is_file():
             try:
                 found.append((path, state.load(path)))
@@ -151,6 +165,13 @@ def _checkpoints(paths: RunPaths, which: CheckpointKind, session: int | None, pr
                 problems.append(str(error))
     value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}
     return sorted(found, key=lambda one: value[one[0]], reverse=True)
+
+
+def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
+    """Return whether an observation consists of the parts of a Dict or Tuple."""
+    if isinstance(space, gym.spaces.Dict):
+        return isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()
+    return isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space.spaces)
 
 
 def _is_batch(space: gym.Space[Any], obs: Any) -> bool:

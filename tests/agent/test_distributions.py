@@ -150,3 +150,11 @@ def test_squashed_normal_is_finite_at_the_ends(dtype: torch.dtype) -> None:
     assert params.grad is not None
     assert action.grad is not None
     assert all(x.isfinite().all() for x in (logp, params.grad, action.grad))
+
+
+@pytest.mark.parametrize("name", [*ALL, "SquashedNormal"])
+def test_torch_mode_is_mode(name: str) -> None:
+    """In torch, for export."""
+    dist = SquashedNormal(SPACES["continuous"]) if name == "SquashedNormal" else make(name)
+    p = params(dist, 50, seed=4) * 3
+    assert np.allclose(dist.torch_mode(torch.from_numpy(p)).numpy(), dist.mode(p), rtol=1e-5, atol=1e-6)

@@ -58,6 +58,21 @@ USER_ERRORS = [
     "check SPECS --jobs 2",
     "check SPECS --data-dir x",
     "SPECS small -s env.max_frame=-5",
+    "enjoi@latest",
+    "enjoy",
+    "enjoy@latest SPECS small",
+    "enjoy@latest",
+    "enjoy@nowhere",
+    "enjoy@latest --episodes 0",
+    "enjoy@latest --checkpoint bst",
+    "enjoy@latest --render --video",
+    "enjoy@latest --jobs 2",
+    "SPECS small train --video",
+    "export",
+    "export latest twice",
+    "export latest --format tflite",
+    "export latest --session one",
+    "export latest --episodes 3",
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.entry import main
-from slm_lab.cli.files import resolve_file_and_name
+from slm_lab.cli.files import resolve_file_and_name, resolve_request
 from slm_lab.cli.parser import check_options_apply, make_parser
 from slm_lab.spec.loader import SPEC_FOLDER, load_spec, load_specs
 from slm_lab.spec.text import parse_json
@@ -81,8 +81,9 @@ def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
         name = words.pop(0) if words and words[0] in COMMANDS else "run"
         check_options_apply(name, arguments)
         if name == "run":
-            file, spec = resolve_file_and_name(words)
-            load_spec(file, spec, arguments.set)
+            request = resolve_request(words)
+            if request.file is not None:
+                load_spec(request.file, request.name, arguments.set)
 
 
 @pytest.mark.slow
@@ -103,12 +104,16 @@ COMPARED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for _, line in LINES if " enjoy@" in line or " compare " in line], ids=lambda text: text)
+@pytest.mark.parametrize(
+    "line", [line for _, line in LINES if any(f" {word}" in line for word in ("enjoy@", "compare ", "export "))], ids=lambda text: text
+)
 def test_commands_about_runs_run(line: str, place: Path) -> None:
-    """`enjoy` and `compare`, after a short run of each spec that they mean."""
+    """`enjoy`, `export` and `compare`, after a short run of each spec that they mean."""
     words = _words(line)
     arguments = make_parser().parse_intermixed_args(words).words
-    runs = [(*arguments[:2], "data")] if arguments[0] != "compare" else []
+    runs = [] if arguments[0] == "compare" else [("demo.json", "ppo_cartpole", "data")]
+    if "@" in arguments[-1] and len(arguments) > 1:
+        runs = [(*arguments[:2], "data")]
     for pattern in arguments[1:] if arguments[0] == "compare" else ():
         folder, _, name = pattern.rpartition("/")
         runs.append((*COMPARED[name], folder))

@@ -51,7 +51,11 @@ gym.register("LoadToy-v0", entry_point=Toy, max_episode_steps=20)
 
 def trained(folder: Path, env: dict[str, Any], algorithm: dict[str, Any] = PPO, net: dict[str, Any] = NET, **meta: Any) -> RunPaths:
     """A run of one Session."""
-    memory = {"name": "Replay", "batch_size": 16, "max_size": 200} if algorithm is DQN else {"name": "OnPolicyBatchReplay"}
+    memory = (
+        {"name": "Replay", "batch_size": 16, "max_size": 200}
+        if algorithm["name"] in ("DQN", "SoftActorCritic")
+        else {"name": "OnPolicyBatchReplay"}
+    )
     spec = Spec.model_validate(
         {
             "name": "small",
@@ -175,7 +179,7 @@ def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
     best = [state.load(paths.checkpoint(index, "best"))["total_reward_ma"] for index in range(3)]
     assert load_agent(paths.root).path == paths.checkpoint(int(np.argmax(best)), "best")
     assert load_agent(paths.root, session=1).path == paths.checkpoint(1, "best")
-    with pytest.raises(UserError, match="no checkpoint in"):
+    with pytest.raises(UserError, match=r"no checkpoint of session 7 in .*; sessions: 0, 1, 2"):
         load_agent(paths.root, session=7)
 
 
@@ -198,7 +202,7 @@ def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: p
     agent = load_agent(paths.root)
     assert agent.path == paths.checkpoint(1, "best")
     assert [str(broken) in message for message in caplog.messages] == [True]
-    path, returns = enjoy.enjoy("latest", "small", Plan(data_dir=tmp_path))
+    path, returns = enjoy.enjoy(paths, enjoy.Game(), Plan(data_dir=tmp_path))[:2]
     assert (path, len(returns)) == (paths.checkpoint(1, "best"), 10)
     paths.checkpoint(1, "best").unlink()
     with pytest.raises(UserError) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment import paths as paths_module
-from slm_lab.experiment.enjoy import find_run
+from slm_lab.experiment.find import find_run
 from slm_lab.experiment.paths import RunPaths, new_comparison, new_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 

@@ -59,7 +59,7 @@ class RecurrentBody(Body):
         T, N = obs_TN.shape[:2]
         x_TN = self.layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
         # the cell runs over whole stretches in which no episode begins
-        starts = [0, *(first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist(), T]
+        starts = [0, *(() if T == 1 else (first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist()), T]
         out = []
         for begin, end in pairwise(starts):
             state_NS = torch.where(first_TN[begin].unsqueeze(1), 0.0, state_NS)
@@ -68,7 +68,7 @@ class RecurrentBody(Body):
         return torch.cat(out), state_NS
 
     def _run(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        N = len(state_NS)
+        N = state_NS.shape[0]  # not len: torch.export takes it for a fixed size
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
         after = torch.stack(state) if self.is_lstm else state.unsqueeze(0)

@@ -123,7 +123,10 @@ class Unpack(nn.Module):
         self.encoders = nn.ModuleList(encoders)
 
     def forward(self, obs_B: Tensor) -> Tensor:
+        return self.join(unpack(obs_B, self.parts, self.normalize))
+
+    def join(self, entries: Sequence[Tensor]) -> Tensor:
+        """Return vectors [B, F] of the entries, float32 [B, *shape] each."""
         encoders = iter(self.encoders)
-        entries = unpack(obs_B, self.parts, self.normalize)
         encoded = [next(encoders)(x_B) if self.encoders and x_B.dim() == 4 else x_B.flatten(1) for x_B in entries]
         return torch.cat(encoded, dim=1)

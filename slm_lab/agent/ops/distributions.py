@@ -50,6 +50,10 @@ class ActionDistribution(ABC):
         """Return the actions [N] at the mode, one of each component."""
 
     @abstractmethod
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        """Return the same actions as `mode`, for export."""
+
+    @abstractmethod
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         """Return log π(a|s) [B], summed over the action's components."""
 
@@ -81,6 +85,9 @@ class Categorical(ActionDistribution):
 
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return params_NP.argmax(axis=1)
+
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        return params_BP.argmax(dim=1)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         return F.log_softmax(params_BP, dim=1).gather(1, action_B.unsqueeze(1)).squeeze(1)
@@ -125,6 +132,9 @@ class MultiCategorical(ActionDistribution):
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return np.stack([logits.argmax(axis=1) for logits in self._split(params_NP)], axis=1)
 
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        return torch.stack([logits.argmax(dim=1) for logits in params_BP.split(self.action.nvec, dim=1)], dim=1)
+
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         parts = zip(params_BP.split(self.action.nvec, dim=1), action_B.unbind(1), strict=True)
         return torch.stack([F.log_softmax(logits, dim=1).gather(1, a.unsqueeze(1)).squeeze(1) for logits, a in parts]).sum(0)
@@ -149,6 +159,9 @@ class Bernoulli(ActionDistribution):
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return (params_NP > 0).astype(np.int64)
 
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        return (params_BP > 0).long()
+
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         return -F.binary_cross_entropy_with_logits(params_BP, action_B.to(params_BP.dtype), reduction="none").sum(1)
 
@@ -171,6 +184,9 @@ class _LocationScale(ActionDistribution):
 
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return self._numpy(params_NP)[0]
+
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        return self._torch(params_BP)[0]
 
 
 class Normal(_LocationScale):
@@ -236,6 +252,9 @@ class SquashedNormal(Normal):
         """Return tanh of the Gaussian's mean: the median of each component."""
         return np.tanh(super().mode(params_NP))
 
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        return torch.tanh(super().torch_mode(params_BP))
+
     def rsample(self, params_BP: Tensor, noise_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions [B, D] for standard normal noise [B, D], differentiable in the parameters, and their log π(a|s) [B]."""
         loc_BD, log_std_BD = self._torch(params_BP)
@@ -271,6 +290,10 @@ class LogNormal(_LocationScale):
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         loc_ND, log_std_ND = self._numpy(params_NP)
         return np.exp(loc_ND - np.exp(2.0 * log_std_ND))
+
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        loc_BD, log_std_BD = self._torch(params_BP)
+        return torch.exp(loc_BD - torch.exp(2.0 * log_std_BD))
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         loc_BD, log_std_BD = self._torch(params_BP)
@@ -326,6 +349,10 @@ class Beta(ActionDistribution):
         spread_ND = np.maximum(alpha_ND + beta_ND - 2.0, 1e-6)
         return np.asarray(2.0 * (alpha_ND - 1.0) / spread_ND - 1.0, dtype=np.float32)
 
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        alpha_BD, beta_BD = (F.softplus(params_BP) + 1.0).chunk(2, dim=1)
+        return 2.0 * (alpha_BD - 1.0) / (alpha_BD + beta_BD - 2.0).clamp_min(1e-6) - 1.0
+
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         unit_BD = ((action_B + 1.0) / 2.0).clamp(self.EDGE, 1.0 - self.EDGE)
         return (self._dist(params_BP).log_prob(unit_BD) - math.log(2.0)).sum(1)
@@ -359,6 +386,9 @@ class MultivariateNormal(ActionDistribution):
 
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return params_NP[:, : self.action.dim]
+
+    def torch_mode(self, params_BP: Tensor) -> Tensor:
+        return params_BP[:, : self.action.dim]
 
     def _dist(self, params_BP: Tensor) -> torch.distributions.MultivariateNormal:
         loc_BD, scale_BDD = params_BP[:, : self.action.dim], self._scale_tril(params_BP)

@@ -1,0 +1,133 @@
+"""Envs that are drawn while they are played: on screen, or frame by frame."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import sys
+from typing import Any, Literal, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from slm_lab.env.arguments import accepted_arguments, env_creator
+from slm_lab.env.make import find_target
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.env import EnvSpec, WrapperSpec
+
+RenderMode = Literal["human", "rgb_array"]
+
+
+class Recorder(Protocol):
+    """Receives the frames of episodes."""
+
+    def begins(self) -> bool:
+        """Return whether the episode that begins is to be drawn."""
+
+    def add(self, frame_HWC: np.ndarray, fps: float) -> None:
+        """Take a frame, uint8 [height, width, 3]."""
+
+
+def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
+    """Return the spec of the same env, drawn in a window ("human") or, after each step, for a recorder ("rgb_array").
+
+    The envs are stepped one by one (backend sync), since other backends draw nothing. Raises SpecError if the env cannot be drawn.
+    """
+    if ":" in spec.backend:
+        raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
+    target = find_target(spec, 1)
+    own: dict[str, Any] = {}
+    wrappers: list[WrapperSpec] = []
+    if target.atari is not None:
+        wrappers = [WrapperSpec(name=f"{__name__}:AtariScreen"), *([WrapperSpec(name="HumanRendering")] if mode == "human" else [])]
+    else:
+        if target.registration is None:
+            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is an env of envpool only, which cannot draw it")])
+        creator = env_creator(target.registration)
+        known, open_ended = accepted_arguments(creator)
+        modes = list((getattr(creator, "metadata", None) or {}).get("render_modes", [mode]))
+        if mode not in modes or ("render_mode" not in known and not open_ended):
+            has = f"its render modes are {', '.join(map(str, modes))}" if modes else "it has no render modes"
+            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {has}")])
+        own = {"render_mode": mode}
+        if "mujoco" in target.entry_point:
+            if "camera_name" in known and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
+                own["camera_name"] = "track"  # moves with the robot, which runs out of sight of the default one; ignored if there is none
+            if mode == "rgb_array":
+                _choose_offscreen_renderer()
+    if recorder is not None:
+        wrappers.append(WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder}))
+    if mode == "rgb_array" and not has_display():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
+    body = spec.model_dump(exclude={"wrappers"}) | own | {"backend": "sync"}
+    return EnvSpec(**body, wrappers=[*spec.wrappers, *wrappers])
+
+
+class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
+    """Draw an ALE env that was built without a render mode: the game's screen in colour."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        settings = env.get_wrapper_attr("settings")
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 60 / settings.frameskip}
+        self._ale: Any = env.get_wrapper_attr("ale")
+
+    def render(self) -> Any:
+        """Return the screen, uint8 [210, 160, 3]."""
+        return self._ale.getScreenRGB()
+
+
+class Record(gym.Wrapper[Any, Any, Any, Any]):
+    """Pass a frame to a recorder after each step."""
+
+    def __init__(self, env: gym.Env[Any, Any], recorder: Recorder) -> None:
+        super().__init__(env)
+        self._recorder, self._on = recorder, False
+        self._fps = float(env.metadata.get("render_fps") or 30)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._on = self._recorder.begins()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result = self.env.step(action)
+        if self._on:
+            frame: Any = self.env.render()
+            if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
+                raise TypeError(f"render() must return an array [height, width, 3], not {type(frame).__name__}")
+            self._recorder.add(frame, self._fps)
+        return result
+
+
+def has_display() -> bool:
+    """Return whether a window can be opened here."""
+    if sys.platform != "linux" or os.environ.get("WAYLAND_DISPLAY"):
+        return True
+    name = ctypes.util.find_library("X11")
+    if not os.environ.get("DISPLAY") or name is None:
+        return False
+    x11 = ctypes.CDLL(name)
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    display = x11.XOpenDisplay(None)
+    if display:
+        x11.XCloseDisplay(ctypes.c_void_p(display))
+    return bool(display)
+
+
+def _choose_offscreen_renderer() -> None:
+    """Choose the OpenGL library with which MuJoCo draws without a display, unless the environment says which.
+
+    Raises SpecError if there is none.
+    """
+    if "MUJOCO_GL" in os.environ or sys.platform != "linux" or has_display():
+        return
+    for library, name in (("EGL", "egl"), ("OSMesa", "osmesa")):
+        if ctypes.util.find_library(library):
+            os.environ["MUJOCO_GL"] = name
+            return
+    why = (
+        "MuJoCo needs OpenGL to draw without a display: install EGL or OSMesa (on Debian and Ubuntu: apt-get install libegl1 or libosmesa6)"
+    )
+    raise SpecError("env", [Problem("env.name", why)])

@@ -1,0 +1,86 @@
+"""Which run, and which of its checkpoints, a user means."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, run_paths_in, runs
+from slm_lab.experiment.plan import UserError
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import spec_names
+
+Which = str | int
+"""A checkpoint: "best", "last", or the frame of a numbered one."""
+_STAMPED = re.compile(r".+_(\d{4}_\d{2}_\d{2}_\d{6})")
+
+
+def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
+    """Return the run in a folder (as given, or under the data folder), or the latest one: of `spec_name`, or of all specs if it is None.
+
+    Raises UserError; SpecError if the saved spec of the folder cannot be read.
+    """
+    return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
+
+
+def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
+    known = runs(data_dir, spec_name)
+    if where == "latest":
+        if not known:
+            others = names_with_runs(data_dir, spec_name)
+            hint = f"did you mean {' or '.join(others)}?" if others else "train it first"
+            raise UserError(f"no run of '{spec_name}' in {data_dir}; {hint}")
+        return RunPaths(known[-1], spec_name)
+    for folder in (Path(where), data_dir / where):
+        paths = RunPaths(folder, spec_name)
+        if paths.spec.is_file() and not belongs_to_other_spec(folder, spec_name):
+            return paths
+        if folder.name and (other := run_paths_in(folder)) and other.stem.startswith(f"{paths.stem}_"):
+            raise UserError(f"no run of '{spec_name}' in the folder '{where}'; did you mean {other.spec_name}?")
+    raise UserError(f"no run of '{spec_name}' in the folder '{where}'" + (f"; the latest is {known[-1]}" if known else ""))
+
+
+def _find_any(where: str, data_dir: Path) -> RunPaths:
+    if where != "latest":
+        for folder in (Path(where), data_dir / where):
+            if (paths := run_paths_in(folder)) is not None:
+                return RunPaths(folder, spec_names(paths.spec)[0])
+    stamped = [(match[1], path) for path in _folders(data_dir) if (match := _STAMPED.fullmatch(path.name))]
+    for _, folder in sorted(stamped, reverse=True):
+        with suppress(SpecError):
+            if (paths := run_paths_in(folder)) is not None:
+                name = spec_names(paths.spec)[0]
+                if where == "latest":
+                    return RunPaths(folder, name)
+                raise UserError(f"'{where}' is not a run folder: it has no *_spec.json; the latest run is {folder}")
+    raise UserError(
+        f"no run in {data_dir}; train one first" if where == "latest" else f"'{where}' is not a run folder: it has no *_spec.json"
+    )
+
+
+def _folders(data_dir: Path) -> list[Path]:
+    try:
+        return [path for path in data_dir.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
+def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Path:
+    """Return the file of a checkpoint of trial 0."""
+    best = paths.checkpoint(session, "best")
+    return best.with_name(f"{best.name.removesuffix('best.pt')}{which}.pt")
+
+
+def checkpoints(paths: RunPaths, session: int | None = None) -> list[str]:
+    """Return what `--checkpoint` can be: "best", "last" and frames, of trial 0 of all Sessions or of one."""
+    found = set()
+    for index in paths.sessions() if session is None else [session]:
+        prefix = paths.checkpoint(index, "best").name.removesuffix("best.pt")
+        pattern = re.compile(re.escape(prefix) + r"(best|last|\d+)\.pt")
+        found |= {match[1] for path in _files(paths.model_dir) if (match := pattern.fullmatch(path.name))}
+    return sorted(found, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

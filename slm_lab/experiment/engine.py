@@ -20,6 +20,7 @@ from slm_lab.experiment.process.child import SharedFd
 from slm_lab.experiment.process.heartbeat import Heartbeat
 from slm_lab.experiment.process.interrupt import Blocked, watchdog
 from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.experiment.resume import load_session
 from slm_lab.experiment.session_process import STOP_GRACE, SessionTask, run_session, shared_arrays
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger
@@ -48,6 +49,15 @@ class Job:
     emit: Emit
     """Takes the events of all Sessions but rows."""
     stop: Stop
+    sessions: tuple[int, ...] = ()
+    """Those to run; () stands for all."""
+    resumed: RunPaths | None = None
+    """The run that the Sessions continue; None for a new one."""
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The Sessions to run."""
+        return self.sessions or tuple(range(self.spec.meta.max_session))
 
 
 Engine = Callable[[Job], list[End]]
@@ -61,7 +71,8 @@ def run_inline(job: Job) -> list[End]:
     from slm_lab.experiment.sink import LocalSink
 
     meta, heartbeat = job.spec.meta, Heartbeat()
-    session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, beat=heartbeat.beat)
+    resumed = job.resumed
+    session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, resumed=resumed is not None, beat=heartbeat.beat)
 
     def stalled(seconds: float, phase: str) -> None:
         job.emit(Notice(f"no progress for {seconds:.0f} s ({phase})"))
@@ -75,6 +86,8 @@ def run_inline(job: Job) -> list[End]:
                 if job.stop.requested:
                     return [End(0, "stopped")]
                 raise UserError(f"{job.spec.env.name} cannot be built: {error} (meta.stall_limit)") from None
+            if resumed is not None:
+                load_session(session, resumed)
             if job.stop.requested:
                 return [End(0, "stopped")]
             paths = job.open_run(session.backend)
@@ -128,7 +141,7 @@ class _SessionProcesses:
     def __init__(self, job: Job) -> None:
         meta = job.spec.meta
         self.job = job
-        self.waiting = deque(range(meta.max_session))
+        self.waiting = deque(job.indices)
         self.tasks: dict[Child, SessionTask] = {}
         """Of the Sessions that run."""
         self.backends: dict[Child, str] = {}
@@ -161,7 +174,7 @@ class _SessionProcesses:
 
     def _start(self, index: int) -> None:
         job = self.job
-        task = SessionTask(job.spec, index, job.trial, job.plan, self.memory)
+        task = SessionTask(job.spec, index, job.trial, job.plan, self.memory, resumed=job.resumed)
         self.tasks[self.supervisor.start(f"session {index}", run_session, task)] = task
 
     def _handle(self, event: Event) -> None:

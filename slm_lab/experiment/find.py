@@ -68,8 +68,7 @@ def _folders(data_dir: Path) -> list[Path]:
 
 def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Path:
     """Return the file of a checkpoint of trial 0."""
-    best = paths.checkpoint(session, "best")
-    return best.with_name(f"{best.name.removesuffix('best.pt')}{which}.pt")
+    return paths.checkpoint(session, "best" if which == "best" else "last" if which == "last" else int(which))
 
 
 def checkpoints(paths: RunPaths, session: int | None = None) -> list[str]:
@@ -77,7 +76,8 @@ def checkpoints(paths: RunPaths, session: int | None = None) -> list[str]:
     found = set()
     for index in paths.sessions() if session is None else [session]:
         prefix = paths.checkpoint(index, "best").name.removesuffix("best.pt")
-        pattern = re.compile(re.escape(prefix) + r"(best|last|\d+)\.pt")
+        pattern = re.compile(re.escape(prefix) + r"(best|\d+)\.pt")
+        found |= {"last"} if paths.checkpoint(index, "last").is_file() else set()
         found |= {match[1] for path in _files(paths.model_dir) if (match := pattern.fullmatch(path.name))}
     return sorted(found, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
 

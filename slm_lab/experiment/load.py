@@ -160,7 +160,8 @@ def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: l
         path = checkpoint_path(paths, index, which)
         if path.is_file():
             try:
-                found.append((path, state.load(path)))
+                bundle = state.load(path)
+                found.append((path, bundle["policies"][index % paths.policies] if "policies" in bundle else bundle))
             except state.BundleError as error:
                 problems.append(str(error))
     value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}

@@ -131,6 +131,10 @@ class RunPaths:
         """Locked while a process trains the run; says which."""
         return self.root / ".lock"
 
+    def session_lock(self, s: int) -> Path:
+        """Locked while a process of its own trains a Session."""
+        return self.root / f".lock_s{s}"
+
     def trials(self) -> list[int]:
         """Indices of the trials of which a Session has a table."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + r"(\d+)_s\d+(?:_p\d+)?_session_df_train\.csv")

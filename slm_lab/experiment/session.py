@@ -98,6 +98,8 @@ class Session:
         self.stop, self.store, self.restart, self.resumed, self.beat = stop or Stop(), store, restart, resumed, beat
         self.sink = self._given_sink = sink
         self._timer = SaveTimer(spec.meta.save_interval)
+        self._dumped: dict[str, Any] = {}
+        """The spec as checkpoints hold it."""
         self._loaded: dict[str, Any] | None = None
         """The state that training continues from."""
         self._shared_loaded = False
@@ -141,6 +143,7 @@ class Session:
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
         self.spec = completed(self.spec)
+        self._dumped = dump_spec(self.spec)
         self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
@@ -416,7 +419,7 @@ class Session:
             "rng": state.rng_state(self.device),
             "tables": self.sink.position(self.index),
             "lost": self._lost(source),
-            "spec": dump_spec(self.spec),
+            "spec": self._dumped,
         }
 
     def _lost(self, source: dict[str, Any] | None) -> list[str]:

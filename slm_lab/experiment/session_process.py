@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from slm_lab.experiment.events import End, Event, Notice
 from slm_lab.experiment.failures import cause
+from slm_lab.experiment.lock import SessionLock
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, UserError
 from slm_lab.experiment.process.child import ChildContext, SharedFd
 from slm_lab.experiment.process.interrupt import watchdog
+from slm_lab.experiment.resume import load_session
 from slm_lab.lib.log import logger
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import SpecError
@@ -34,6 +36,8 @@ class SessionTask:
     """Of the shared arrays, for meta.distributed."""
     fresh: bool = True
     """Training has not begun in any process."""
+    resumed: RunPaths | None = None
+    """The run that the Session continues."""
 
     def store(self) -> SharedArrays | None:
         """This Session's view of the shared arrays."""
@@ -91,16 +95,20 @@ def _run(context: ChildContext, task: SessionTask) -> None:
         stop=context.stop,
         store=task.store(),
         restart=context.restart,
+        resumed=task.resumed is not None and task.fresh,
         beat=context.beat,
     )
     try:
         session.build()
+        if task.resumed is not None and task.fresh:
+            load_session(session, task.resumed)
         context.send("ready", session.backend)
         paths = context.receive()
         if paths is None:
             context.send("event", End(task.index, "stopped"))
             return
         assert isinstance(paths, RunPaths)
+        lock = SessionLock(paths.session_lock(task.index))  # kept until this process ends: it may outlive the trial
         context.print_to(paths.session_log(task.index, task.trial))
 
         def forward(event: Event) -> None:
@@ -111,6 +119,7 @@ def _run(context: ChildContext, task: SessionTask) -> None:
             result = session.train(sink)
         finally:
             sink.close()
+            lock.release()
         context.send("event", End(task.index, "stopped" if result.interrupted else "done"))  # before the env is closed, which may block
     finally:
         session.close()

@@ -48,12 +48,15 @@ def save(path: Path, bundle: dict[str, Any]) -> None:
             os.close(folder)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or of another program or version."""
+def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or of another program or version.
+
+    With `mapped`, tensors are read from the file when they are used: it must not be overwritten until then (`save` replaces it).
+    """
     import torch
 
     try:
-        bundle = torch.load(path, map_location="cpu", weights_only=True)
+        bundle = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises many kinds for a damaged file

@@ -18,6 +18,7 @@ from typing import Any
 
 from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
 from slm_lab.experiment.events import End
+from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, new_run
@@ -26,7 +27,9 @@ from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.result import TrialResult
+from slm_lab.experiment.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.short import completed
+from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
@@ -53,6 +56,8 @@ class Trial:
         *,
         index: int = 0,
         observers: Sequence[ObserverFactory] = (),
+        resumption: Resumption | None = None,
+        lock: RunLock | None = None,
     ) -> None:
         check_spec(spec)
         self.plan = plan or Plan(data_dir=Path(data_dir))
@@ -62,8 +67,30 @@ class Trial:
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
+        self._resumption, self._lock = resumption, lock
         self._data_dir = self._shown = Path()
         """The data folder, and the run's folder as the user gave it."""
+
+    @classmethod
+    def resume(
+        cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, observers: Sequence[ObserverFactory] = ()
+    ) -> Trial:
+        """Return the trial that continues the run in a folder: finished Sessions stay as they are, the others go on or are retried.
+
+        Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys cannot be changed in a run.
+
+        Raises SpecError or UserError: see `read_run` and RunLock.
+        """
+        paths = run_in(folder)
+        lock = RunLock(paths.lock)
+        try:
+            found = read_run(paths, sets)
+            return cls(
+                found.spec, plan=replace(plan or Plan(), data_dir=paths.root.parent), observers=observers, resumption=found, lock=lock
+            )
+        except BaseException:
+            lock.release()
+            raise
 
     def run(self) -> TrialResult:
         """Run every Session, write and return the metrics of the trial, with its tables, files and agents.
@@ -72,7 +99,14 @@ class Trial:
         Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
         A signal that comes when every Session has ended by itself only shortens the analysis.
         """
-        check_writable(self.plan.data_dir)
+        try:
+            return self._checked_run()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def _checked_run(self) -> TrialResult:
+        check_writable(self.plan.data_dir if self._resumption is None else self._resumption.paths.root)
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
         stop = Stop()
         try:
@@ -98,7 +132,7 @@ class Trial:
             if engine != "inline":
                 threading.Thread(target=_load_analysis, daemon=True).start()
             begin = perf_counter()
-            ends = ENGINES[engine](Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop))
+            ends = self._run_sessions(engine, display, stop)
             seconds = perf_counter() - begin
         metrics = self._analyze(ends, display, stop, seconds)
         if causes := metrics.get("failures") or failures(ends):
@@ -106,17 +140,44 @@ class Trial:
             raise TrialFailed(several if sessions > 1 else f"session 0 failed: {next(iter(causes.values()))}", metrics)
         return metrics, ends
 
-    def _open(self, display: ProgressDisplay, backend: str) -> RunPaths:
-        """Make the run's folder and save the spec in it. Raises UserError, with nothing left behind."""
-        meta = self.spec.meta.model_copy(update={"run": provenance(backend, self.plan.mode)})
+    def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[End]:
+        """Run the Sessions, of a run that goes on those that are not finished."""
+        found = self._resumption
+        job = Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
+        if found is None:
+            return ENGINES[engine](job)
+        ends = [End(index, "done") for index in found.starts if index not in found.to_run]
+        for end in ends:
+            display(end)
+        if not found.to_run:
+            self._open(display, None)
+            return ends
+        return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
+
+    def _open(self, display: ProgressDisplay, backend: str | None) -> RunPaths:
+        """Make the run's folder, or use that of a run that goes on, and save the spec in it. Raises UserError, with nothing left behind.
+
+        Args: backend: None if no Session is left to run.
+        """
+        found, meta = self._resumption, self.spec.meta
+        start = [] if backend is None else [provenance(backend, self.plan.mode)]
+        if found is not None and start:
+            changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
+            starts = {str(index): one.to_dict() for index, one in found.starts.items()}
+            start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
+        meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
         paths = None
         try:
-            paths = new_run(self._data_dir, self.spec.name)
-            paths.spec.write_text(text, encoding="utf-8")
-            paths.trial_spec(self.index).write_text(text, encoding="utf-8")
+            paths = new_run(self._data_dir, self.spec.name) if found is None else found.paths
+            if found is None:
+                self._lock = RunLock(paths.lock)
+            else:
+                paths.make_dirs()
+            for file in (paths.trial_spec(self.index), paths.spec):
+                replace_file(file, text.encode(), sync=True)
         except OSError as error:
-            if paths is not None:
+            if paths is not None and found is None:
                 shutil.rmtree(paths.root, ignore_errors=True)
             raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
         self._shown = self.plan.data_dir / paths.root.name
@@ -124,6 +185,10 @@ class Trial:
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
+        if found is not None:
+            display.say(f"continues {self._shown}")
+            for line in resumed_lines(found, self._lock.killed if self._lock is not None else None):
+                display.say(f"  {line}")
         return paths
 
     def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:

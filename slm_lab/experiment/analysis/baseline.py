@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slm_lab.experiment.analysis.writer import replace_file
 from slm_lab.experiment.paths import file_stem
 from slm_lab.experiment.plan import Stop
+from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.spec.env import EnvSpec
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 from slm_lab.experiment.analysis.figure import Figure
 from slm_lab.experiment.analysis.render_html import PLOTLY_JS, plotly_js, render_html
 from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -65,17 +64,3 @@ class Writer:
         if self.full:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"disk full: {', '.join(kinds)}")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of `path` atomically. Raises OSError, with the old content kept and nothing left behind.
-
-    The temporary file is in the same folder, where a rename is atomic; its name is short, since that of `path` may have the maximum length.
-    """
-    temporary = path.with_name(f".{uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -1,0 +1,125 @@
+"""The lock of a run folder: one run at a time writes to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.process.child import ORPHAN_SECONDS
+from slm_lab.lib.log import notice
+
+
+class _FileLock:
+    """A lock of the system (flock), which ends with the process that holds it, however it ends.
+
+    The file says who holds it, or who did last. Where the system or the file system has no such locks, nothing is locked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+    def acquire(self, seconds: float = 0.0) -> bool:
+        """Return whether the lock is held, at the latest after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not _lock(self.fd):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """The process that holds the lock, or was killed when it did."""
+        try:
+            return dict(json.loads(os.pread(self.fd, 4096, 0)))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    @holder.setter
+    def holder(self, holder: dict[str, Any]) -> None:
+        content = json.dumps(holder).encode() if holder else b""
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, content, 0)
+
+    def release(self) -> None:
+        """Let other processes have the lock."""
+        if self.fd >= 0:
+            self.holder = {}
+            self.close()
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+class RunLock(_FileLock):
+    """Held by the process that trains a run. Waits for Sessions of a killed one, which save themselves and then end.
+
+    Raises UserError if another process holds it, OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            if not self.acquire():
+                raise UserError(f"the run in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
+            self.killed: str | None = _shown(self.holder) if self.holder else None
+            """The process that held the lock before and did not release it."""
+            for other in sorted(path.parent.glob(f"{path.name}_s*")):
+                self._wait_for(other)
+        except BaseException:
+            self.close()
+            raise
+        self.holder = {
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "began": datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
+
+    def _wait_for(self, path: Path) -> None:
+        lock = _FileLock(path)
+        try:
+            if lock.acquire():
+                return
+            notice(f"waiting for a session of {self.killed or 'the last start'} to save itself and end")
+            if not lock.acquire(ORPHAN_SECONDS + 5.0):
+                raise UserError(f"the run in {path.parent} is in use: a session of {self.killed or 'the last start'} has not ended")
+        finally:
+            lock.close()
+
+
+class SessionLock(_FileLock):
+    """Held by the process of a Session, which may outlive a killed trial for some seconds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.acquire()
+
+
+def _lock(fd: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _shown(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('began')}"

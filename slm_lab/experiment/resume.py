@@ -1,0 +1,216 @@
+"""Continue a run: what its folder holds, what may be changed, and from where each Session goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from slm_lab.experiment import state
+from slm_lab.experiment.paths import RunPaths, run_paths_in
+from slm_lab.experiment.plan import UserError
+from slm_lab.spec.loader import dump_spec, load_spec, spec_names
+from slm_lab.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.session import Session
+
+_MAY_CHANGE = re.compile(
+    r"env\.max_frame"
+    r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|log_info$|init_from$).*"
+    r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate|pbt\..*)"
+    r"|agent\.name"
+    r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy|entropy_anneal|alpha_lr"
+    r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
+    r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|gpu|cuda_id|update_frequency|polyak_coef)"
+)
+"""Keys with which a run can go on after they were changed: neither what is saved nor the columns of the tables depend on them."""
+_IGNORED = re.compile(r"meta\.run\b.*")
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where a Session goes on."""
+
+    status: Literal["finished", "continues", "new"]
+    frame: int = 0
+    lost: tuple[str, ...] = ()
+    """What its checkpoint lacks; if nothing, it goes on exactly as it would have without a break."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as it is saved in meta.run."""
+        if self.status == "continues":
+            return {"frame": self.frame, "exact": not self.lost} | ({"lost": list(self.lost)} if self.lost else {})
+        return {"frame": self.frame, "status": self.status}
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that is to go on: its files, its spec with the changes made to it, and its Sessions."""
+
+    paths: RunPaths
+    spec: Spec
+    history: list[dict[str, Any]]
+    """Entries of meta.run of the earlier starts."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Key path → (value before, value now)."""
+    starts: dict[int, Start] = field(default_factory=dict)
+    """By Session."""
+
+    @property
+    def to_run(self) -> list[int]:
+        """Sessions that are not finished; all if they train one net and one of them is not."""
+        unfinished = [index for index, start in self.starts.items() if start.status != "finished"]
+        return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
+
+
+def read_run(paths: RunPaths, sets: Sequence[str] = ()) -> Resumption:
+    """Read a run that is to go on, with `--set` overrides. Reads only.
+
+    Raises SpecError for the saved spec; UserError if the run cannot be continued, or not with these changes.
+    """
+    name = paths.spec_name
+    if len(paths.trials()) > 1:
+        raise UserError(f"{paths.root} contains the trials of a search; train@ continues a run of one trial")
+    saved = load_spec(paths.spec, name)
+    spec = load_spec(paths.spec, name, sets) if sets else saved
+    history = _history(paths)
+    if history and history[0].get("mode") == "dev":
+        raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
+    changes = differences(saved, spec)
+    before = saved
+    shared = _read(paths.trial_checkpoint()) if spec.meta.distributed else None
+    starts = {}
+    for index in range(max(spec.meta.max_session, saved.meta.max_session)):
+        bundle = _read(paths.checkpoint(index * paths.policies, "last"))
+        starts[index] = _start(bundle, spec, shared, index)
+        trained = shared if spec.meta.distributed else bundle
+        if trained is not None and before is saved:
+            before = _spec_of(trained, saved)
+            changes = differences(before, spec)
+    _check_changes(changes, before, spec, paths, any(start.status != "new" for start in starts.values()))
+    return Resumption(paths, spec, history, changes, starts)
+
+
+def load_session(session: Session, paths: RunPaths) -> None:
+    """Load the last checkpoint of a Session that was built. Raises UserError if it does not fit the spec."""
+    path = paths.checkpoint(session.index * session.spec.policies, "last")
+    shared = _read(paths.trial_checkpoint()) if session.spec.meta.distributed else None
+    bundle = _read(path)
+    if bundle is None and shared is None:
+        return
+    try:
+        session.load(bundle, shared)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
+
+
+def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two specs differ: path → (before, after); None stands for an absent key."""
+    one, other = (dict(_flat(dump_spec(spec)[spec.name])) for spec in (before, after))
+    paths = [*one, *(path for path in other if path not in one)]
+    return {path: (one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path) and not _IGNORED.fullmatch(path)}
+
+
+def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
+    """Return what is said on screen: what the last start left, and from where each Session goes on."""
+    lines = [] if killed is None else [f"the last start, {killed}, was killed"]
+    lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
+    for index, start in found.starts.items():
+        match start.status:
+            case "finished":
+                how = f"finished at frame {start.frame:,}"
+            case "new":
+                how = "starts at frame 0: it has no checkpoint"
+            case _ if not start.lost:
+                how = f"goes on at frame {start.frame:,}, exactly as without a break"
+            case _:
+                how = f"goes on at frame {start.frame:,} without {'; without '.join(start.lost)}"
+        lines.append(f"session {index}: {how}")
+    if not found.to_run:
+        lines.append("no session is left to run; --set env.max_frame=… extends the run, --set meta.max_session=… adds seeds")
+    return lines
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return a checkpoint that training can go on from, None if there is none. Raises UserError."""
+    if not path.exists():
+        return None
+    try:
+        bundle = state.load(path, mapped=True)
+    except state.BundleError as error:
+        raise UserError(f"{error}; the run cannot be continued from it (without the file, its session starts anew)") from None
+    if bundle["version"] != state.VERSION:
+        old = f"{path} was written by an older version of slm_lab, which did not save all that is needed to continue"
+        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={path.parent.parent}")
+    return bundle
+
+
+def _history(paths: RunPaths) -> list[dict[str, Any]]:
+    """Return meta.run of the saved spec, a list of starts: of older runs a single dict."""
+    ((_, body),) = json.loads(paths.spec.read_text(encoding="utf-8")).items()
+    run = (body.get("meta") or {}).get("run") or []
+    return list(run) if isinstance(run, list) else [run]
+
+
+def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | None, index: int) -> Start:
+    if spec.meta.distributed:
+        if shared is None:
+            return Start("new")
+        frame = int(shared["arrays"]["clock/frames"][index, 0])
+        bundle = shared["session"] or bundle
+        lost = bundle["lost"] if bundle is not None else ["its own checkpoint, which was not written yet"]
+        done = bundle is not None and bundle["done"]
+        return Start("finished" if done and frame >= spec.session_frames else "continues", frame, tuple(lost))
+    if bundle is None:
+        return Start("new")
+    frames = [policy["clock"]["frame"] for policy in bundle["policies"]]
+    limit, seconds = spec.meta.max_seconds, bundle["policies"][0]["clock"]["wall_t"]
+    enough = min(frames) >= spec.session_frames or (limit is not None and seconds >= limit)
+    return Start("finished" if bundle["done"] and enough else "continues", frames[0], tuple(bundle["lost"]))
+
+
+def _spec_of(bundle: dict[str, Any], saved: Spec) -> Spec:
+    """Return the spec that a checkpoint was written with: the saved one may have been edited since."""
+    ((_, body),) = bundle["spec"].items()
+    return load_spec({saved.name: body}, saved.name)
+
+
+def _check_changes(changes: Mapping[str, tuple[Any, Any]], before: Spec, after: Spec, paths: RunPaths, begun: bool) -> None:
+    problems = []
+    for path, (old, new) in changes.items() if begun else ():
+        if path == "meta.max_session":
+            if after.meta.distributed:
+                problems.append(f"{path}: {old} → {new}: the sessions of one net share the frames of the run")
+            elif new < old:
+                problems.append(f"{path}: {old} → {new}: sessions can be added, not taken away")
+        elif not _MAY_CHANGE.fullmatch(path):
+            problems.append(f"{path}: {_shown(old)} → {_shown(new)}")
+    if problems:
+        advice = "start a new run (meta.init_from takes over weights where they fit)"
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise UserError(f"{paths.root}: the run has begun, and cannot go on with another value of:{listed}\n{advice}")
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in body.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else str(value)
+
+
+def run_in(folder: str | Path) -> RunPaths:
+    """Return the files of the run in a folder. Raises UserError if it is not a run folder."""
+    paths = run_paths_in(Path(folder))
+    if paths is None:
+        raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
+    return RunPaths(paths.root, spec_names(paths.spec)[0])

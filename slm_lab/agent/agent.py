@@ -107,6 +107,18 @@ class Agent:
         """Return copies of the policy net's parameters and buffers on the CPU, as it last acted or learned."""
         return self.policy.weights()
 
+    def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
+        """Start from those of another agent's weights that have the same name and shape. Returns the names of this net that got none.
+
+        Critics that have a net of their own, optimizers and temperature are not part of an agent's weights.
+        """
+        own = self.weights()
+        taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
+        if taken:
+            self.load_weights({**own, **taken})
+            self.algorithm.copy_to_target()
+        return [name for name in own if name not in taken]
+
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Load weights. Raises RuntimeError if they do not match the network."""
         self.policy.load_weights(weights)

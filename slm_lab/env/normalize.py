@@ -300,6 +300,16 @@ class Normalizers:
         if self.reward is not None and returns is not None and len(returns) == len(self.reward.return_N):
             self.reward.return_N[:] = returns
 
+    def take_obs_statistics(self, state: dict[str, Any]) -> bool:
+        """Load the observation statistics of another run, if both have some. Returns False if they are of another shape."""
+        stats, saved = self._stats.get("obs"), state["obs_stats"]
+        if stats is None or saved is None:
+            return True
+        if np.shape(saved["mean"]) != stats.mean.shape:
+            return False
+        stats.load_state_dict(saved)
+        return True
+
     def copy_obs_statistics(self, state: dict[str, Any]) -> None:
         """Load the observation statistics alone, for evaluation. `state`: a state_dict of Normalizers or Env."""
         stats = self._stats.get("obs")

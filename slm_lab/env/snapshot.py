@@ -8,6 +8,8 @@ objects made of these, and MuJoCo's simulation data. Values that two attributes 
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
+from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -17,12 +19,19 @@ from gymnasium.envs.registration import EnvSpec
 
 from slm_lab.lib.rng import generator_state, set_generator_state
 
-_STATELESS = (gym.Env, gym.Space, EnvSpec, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+_STATELESS = (gym.Env, gym.Space, EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 """Values that hold no state of an episode."""
 _STATELESS_CLASSES = ("MjModel", "MujocoRenderer")
 _LEFT_OUT = ("_np_random", "_np_random_seed", "P")
 """Attributes that are not saved: Backend.rng_states saves the random stream, and P is the table of transitions of Gymnasium's toy_text
 envs, which never changes and takes 0.2 s to save for Taxi."""
+
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class _Plain:
+    """A class without a base in C."""
 
 
 class NotSavable(Exception):
@@ -68,6 +77,8 @@ class _Encoder:
 
     def _layer(self, layer: Any) -> dict[str, Any]:
         own = type(layer)
+        if not _is_python(layer):
+            raise NotSavable(f"{own.__name__} is not written in Python alone")
         if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
             return {"own": layer.state_dict()}
         return {"attributes": self._attributes(layer)}
@@ -86,9 +97,9 @@ class _Encoder:
         match value:
             case np.generic():  # np.float64 is a float too
                 return "scalar", -1, _array(np.asarray(value))
-            case None | bool() | int() | float() | str():
+            case None | bool() | int() | float() | str() if type(value) in _PLAIN:
                 return "plain", -1, value
-            case bytes():
+            case bytes() if type(value) is bytes:
                 return "bytes", -1, value.decode("latin-1")
         if type(value) is tuple:
             return "tuple", -1, [self._encode(item) for item in value]
@@ -117,7 +128,7 @@ class _Encoder:
         if type(value).__name__ == "MjData":
             arrays = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
             return "mujoco", (float(value.time), {name: _array(one) for name, one in arrays.items() if isinstance(one, np.ndarray)})
-        if hasattr(value, "__dict__") and not isinstance(value, BaseException):
+        if _is_python(value) and not isinstance(value, Enum | BaseException):
             return "object", (_class_name(value), self._attributes(value))
         raise NotSavable(f"a {type(value).__name__}")
 
@@ -193,6 +204,11 @@ def _owner(array: np.ndarray) -> np.ndarray:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
+
+
+def _is_python(value: Any) -> bool:
+    """Return whether all state of an object is in its attributes: its class has no base in C and no slots."""
+    return type(value).__basicsize__ == _Plain.__basicsize__ and hasattr(value, "__dict__")
 
 
 def _class_name(value: Any) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.base import SpecError
@@ -84,3 +87,26 @@ def checkpoints(paths: RunPaths, session: int | None = None) -> list[str]:
 
 def _files(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def find_weights(where: str, data_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a checkpoint file and its content: that of a file, or the best of the run in a folder. Raises UserError."""
+    for path in (Path(where), data_dir / where):
+        if path.is_file():
+            return path, _playable(path)
+        paths = run_paths_in(path) if path.is_dir() else None
+        if paths is not None:
+            best = [paths.checkpoint(index, "best") for index in paths.sessions()]
+            found = [(file, _playable(file)) for file in best if file.is_file()]
+            if not found:
+                raise UserError(f"meta.init_from: {where} has no checkpoint")
+            return max(found, key=lambda one: -math.inf if (value := one[1].get("total_reward_ma")) is None else float(value))
+    raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
+
+
+def _playable(path: Path) -> dict[str, Any]:
+    try:
+        bundle = state.load(path)
+    except state.BundleError as error:
+        raise UserError(f"meta.init_from: {error}") from None
+    return dict(bundle["policies"][0]) if "policies" in bundle else bundle

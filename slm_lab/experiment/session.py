@@ -25,6 +25,7 @@ from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.events import CheckpointWritten, Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
+from slm_lab.experiment.find import find_weights
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.checkpointer import SaveTimer
@@ -153,6 +154,8 @@ class Session:
         try:
             self.beat(BUILDING)
             self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
+            if not (self.resumed or self.restart):
+                self.init_weights()
         except BaseException:
             self.close()
             raise
@@ -316,6 +319,22 @@ class Session:
         if bundle["source"] is not None:
             self.source.load_state_dict(bundle["source"], statistics=not self._shares)
 
+    def init_weights(self) -> None:
+        """Start from the weights of another run (meta.init_from). Raises UserError if there are none that fit."""
+        if self.spec.meta.init_from is None:
+            return
+        path, bundle = find_weights(self.spec.meta.init_from, self.plan.data_dir)
+        for learner in self.learners:
+            own = learner.agent.weights()
+            missing = learner.agent.take_weights(bundle["weights"])
+            if len(missing) == len(own):
+                raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_shapes(own)}")
+            if missing:
+                notice(f"meta.init_from: not in {path.name}, so initialised at random: {_shapes({name: own[name] for name in missing})}")
+            statistics = bundle["normalizers"] if "normalizers" in bundle else bundle["env"]
+            if not learner.normalizers.take_obs_statistics(statistics):
+                notice(f"meta.init_from: the observation statistics of {path.name} are of another shape; new ones are collected")
+
     def begin(self) -> None:
         """Start the source, observers and clocks; continue from the state that was loaded, with the rows on disk cut back to it."""
         assert self.source is not None
@@ -446,6 +465,10 @@ class Session:
             "explore_var": learner.agent.explore_var,
             "global_frame": learner.clock.global_frame,
         }
+
+
+def _shapes(weights: dict[str, torch.Tensor]) -> str:
+    return ", ".join(f"{name} {list(value.shape)}" for name, value in weights.items())
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:

@@ -175,6 +175,11 @@ class Algorithm:
         if self.rng is not None:
             set_generator_state(self.rng, state["rng"])
 
+    def copy_to_target(self) -> None:
+        """Start the target network, if there is one, from the present parameters."""
+        if self.target is not None:
+            self.target.copy_source()
+
     def pull(self) -> None:
         """Bring this process's copies up to date with shared arrays that were restored."""
         for part in self.parts().values():

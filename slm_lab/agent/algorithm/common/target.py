@@ -49,6 +49,10 @@ class TargetNet(Generic[Net]):
         self._pulled = self.updates_done
         self.flat.use_master(arrays)
 
+    def copy_source(self) -> None:
+        """Copy the parameters of the source net."""
+        self.flat.load(self.source.param.detach(), self.source.buffer)
+
     def pull(self) -> None:
         """Bring this process's copy up to date with shared arrays that were restored."""
         self._pulled = self.updates_done

@@ -98,9 +98,8 @@ class WorkerSource:
 
     def begin(self) -> None:
         """Wait until every worker is ready. Raises WorkerFailed."""
-        if self._loaded:
-            for policy in range(len(self.learners)):
-                self._after(policy)
+        for policy in range(len(self.learners)):
+            (self._after if self._loaded else self._publish)(policy)
         self.beat(WAITING)
         self.pool.start(self._states)
         self.utilization.begin()

@@ -1,0 +1,99 @@
+"""Sessions that are stopped at a frame, and continued from their run folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slm_lab.experiment import state
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.resume import load_session
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.sink import LocalSink
+from slm_lab.lib.records import Episode
+from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.spec import Spec
+
+MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy")
+"""Columns that depend on the speed of the machine."""
+NET = {"type": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
+
+
+def small(algorithm_name: str, env_id: str, frames: int = 900, **sections: Any) -> Spec:
+    """Return a spec of a short run."""
+    agent: dict[str, Any] = {"name": algorithm_name, "algorithm": {"name": algorithm_name, **sections.get("algorithm", {})}}
+    agent |= {key: sections[key] for key in ("memory", "net") if key in sections}
+    meta = {"random_seed": 3, "log_frequency": 100, "save_interval": 1e9, **sections.get("meta", {})}
+    body = {"agent": agent, "env": {"name": env_id, "max_frame": frames, **sections.get("env", {})}, "meta": meta}
+    return load_spec({"small": body}, "small")
+
+
+class StopAt:
+    """Observer that requests a stop at a frame."""
+
+    def __init__(self, stop: Stop, frame: int) -> None:
+        from slm_lab.experiment.observers.base import Observer, ObserverContext
+
+        class _StopAt(Observer):
+            def __init__(self, context: ObserverContext) -> None:
+                super().__init__(context)
+
+            def on_step(self, episodes: list[Episode]) -> None:
+                if self.context.clock.frame >= frame:
+                    stop.requested = True
+
+        self.observer = _StopAt
+
+
+def train(spec: Spec, root: Path, stops: Sequence[int] = ()) -> tuple[Session, RunPaths]:
+    """Train Session 0 of a spec in a folder, stopped at these frames and continued each time; return the last Session."""
+    paths = RunPaths(root, spec.name)
+    root.mkdir()
+    paths.make_dirs()
+    paths.spec.write_text(json.dumps(dump_spec(spec)))
+    for number, frame in enumerate((*stops, None)):
+        stop = Stop()
+        observers = [] if frame is None else [StopAt(stop, frame).observer]
+        session = Session(spec, stop=stop, resumed=number > 0, observers=observers).build()
+        if number:
+            load_session(session, paths)
+        sink = LocalSink(paths)
+        session.run(sink)
+        sink.close()
+    return session, paths
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table without what depends on the speed of the machine."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [{name: value for name, value in row.items() if name not in MEASURED} for row in csv.DictReader(file)]
+
+
+def differing(one: Any, other: Any, path: str = "") -> list[str]:
+    """Return the paths at which two bundles differ, times aside."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differing(one[key], other[key], f"{path}/{key}") if not _is_time(f"{path}/{key}")]
+    if isinstance(one, list | tuple) and type(one) is type(other) and len(one) == len(other):
+        return [found for index, pair in enumerate(zip(one, other, strict=True)) for found in differing(*pair, f"{path}/{index}")]
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+    else:
+        same = one == other or (one != one and other != other)
+    return [] if same or _is_time(path) else [path]
+
+
+def _is_time(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return name in ("wall_t", "resumes", "tables") or "means/rollout_busy" in path or "means/learner_busy" in path or "_busy/" in path
+
+
+def bundle(paths: RunPaths) -> dict[str, Any]:
+    return state.load(paths.checkpoint(0, "last"))

@@ -31,6 +31,11 @@ COMMANDS = {
         "compare RUN RUN ... [--by COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
         ("data_dir", "by", "solve", "label", "out"),
     ),
+    "retro_analyze": Command(
+        "slm_lab.cli.retro_analyze:retro_analyze",
+        "retro_analyze RUN ...",
+        (),
+    ),
 }
 MODES = {"train": "train", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
 """Mode → how it is written."""

@@ -31,7 +31,9 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve
   retro_analyze
-           rebuild metrics and graphs from the files of runs: killed and failed ones too, and those of SLM Lab"""
+           rebuild metrics and graphs from the files of runs: killed and failed ones too, and those of SLM Lab
+  list     list what there is: specs, algorithms, nets, memories, envs
+  new      write a commented spec for an env"""
 _EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 
 
@@ -65,6 +67,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--solve", type=_return, metavar="RETURN", help="compare: mean return that counts as solved")
     add("--label", action="append", metavar="NAME", help="compare: name of each RUN, in order; repeatable")
     add("--out", type=Path, metavar="DIR", help="compare: output folder (default: DATA-DIR/compare_{time})")
+    add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
+    add("--env", metavar="ENV", help="new: a Gymnasium id, or package.module:EnvId")
+    add("--like", metavar="SPEC", help="new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 

@@ -22,6 +22,7 @@ from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.analysis.writer import replace_file
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.short import has_images
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.base import SpecError
@@ -87,10 +88,12 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
         raise UserError(f"{file} exists already and is not changed; choose another FILE")
     if not file.absolute().parent.is_dir():
         raise UserError(f"{file}: there is no folder {file.parent}")
-    if (reason := unavailable_reason(current_id(env))) is not None:
+    if (current := current_id(env)) != env:
+        notice(f"--env {env}: '{env}' is now '{current}'")
+    if (reason := unavailable_reason(current)) is not None:
         raise UserError(f"--env {env}: {reason}")
     template = _template(like)
-    env_section, info = _probe(current_id(env))
+    env_section, info = _probe(current)
     _check_fits(template, env, info)
     body = _body(template, env_section, info)
     label = body["agent"]["name"]
@@ -199,8 +202,7 @@ def _as_dict(raw: Any, word: str) -> dict[str, Any]:
 def _without_variables(value: Any) -> Any:
     """Return the value without entries that a --set variable would fill."""
     if isinstance(value, dict):
-        kept = {key: _without_variables(item) for key, item in value.items() if not _is_variable(item)}
-        return {key: item for key, item in kept.items() if item is not None}
+        return {key: _without_variables(item) for key, item in value.items() if not _is_variable(item)}
     return value
 
 
@@ -277,10 +279,12 @@ def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> di
     if "sampler" in meta:
         del env["num_envs"]  # that of its workers
     agent["name"] = agent.get("name") or _label(template.model, agent["algorithm"]["name"])
-    for key in ("net", "critic_net"):
-        if key in agent and not _net_fits(agent[key], images, alike):
-            del agent[key]
-        elif key in agent and info.action.kind != "continuous":
+    nets = [key for key in ("net", "critic_net") if agent.get(key) is not None]
+    fit = all(_net_fits(agent[key], images, alike) for key in nets)
+    for key in nets:
+        if not fit:
+            del agent[key]  # also one that fits: recommended nets of actor and critics belong together
+        elif info.action.kind != "continuous":
             agent[key].pop("log_std_init", None)
     pdtype = agent["algorithm"].get("action_pdtype")
     if pdtype is not None and (pdtype in _DISCRETE_PDTYPES) != (info.action.kind == "discrete"):
@@ -303,16 +307,20 @@ def _recommended_env(model: type[AlgorithmSpec], kind: str, images: bool, info: 
 
 
 def _has_images(template: _Template) -> bool:
-    net = template.agent.get("net")
-    return isinstance(net, dict) and net.get("name") in _CONV
+    return _is_conv(template.agent.get("net"))
+
+
+def _is_conv(net: Any) -> bool:
+    """Return whether a net as it stands in a file is one for images."""
+    return isinstance(net, dict) and (net.get("name") in _CONV or (net.get("name") == "TorchArcNet" and "Conv" in json.dumps(net)))
 
 
 def _net_fits(net: Any, images: bool, alike: bool) -> bool:
-    """Return whether the template's net suits the observations; one that only its own env's kind can tell is kept for that alone."""
-    if not isinstance(net, dict):
+    """Return whether the template's net suits the observations; a user's, or one with fixed input sizes, only those of a like env."""
+    if not isinstance(net, dict) or _is_conv(net) != images:
         return False
-    name = net.get("name")
-    return alike if name == "TorchArcNet" or is_extension(name) else (name in _CONV) == images
+    any_size = "Lazy" in json.dumps(net) if net.get("name") == "TorchArcNet" else not is_extension(net.get("name"))
+    return any_size or alike
 
 
 def _rescaled(value: Any, ratio: float) -> Any:

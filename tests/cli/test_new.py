@@ -28,7 +28,7 @@ Made = Callable[..., Spec]
 
 
 @pytest.fixture
-def made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Made:
+def made(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Made:
     """made("--env", "CartPole-v1"): the spec that `check` accepts, and its text in `new.json`."""
 
     def run(*words: str) -> Spec:
@@ -37,8 +37,8 @@ def made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Made:
         printed = capsys.readouterr()
         assert (code, printed.err) == (0, "")
         assert main(["check", str(file)]) == 0
-        printed = capsys.readouterr()
-        assert printed.err == "", "a notice"
+        assert capsys.readouterr().err == ""
+        assert caplog.messages == [], "a notice"
         return load_spec(file)
 
     return run
@@ -142,6 +142,10 @@ def test_a_spec_as_template(made: Made, tmp_path: Path) -> None:
     assert small.agent.net.lr_scheduler_spec.kwargs["frame"] == small.env.max_frame == 200_000
     assert small.agent.net.log_std_init is None  # of continuous actions
     assert not small.env.normalize_obs
+    crossq = load_spec("crossq_acrobot.json").agent
+    assert made("--env", "Acrobot-v1", "--like", "crossq_acrobot").agent == crossq, "a graph with nulls among its layers"
+    assert made("--env", "LunarLander-v3", "--like", "crossq_acrobot").agent.critic_net is not None
+    assert made("--env", "ALE/Pong-v5", "--like", "crossq_acrobot").agent.critic_net is None
     own = tmp_path / "own.json"
     agent = {
         "algorithm": {
@@ -236,6 +240,12 @@ def test_errors(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Traceback" not in err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.json", "{}")]
     check_wording("test_new.test_errors", [err.replace(str(tmp_path), "FOLDER")])
+
+
+def test_an_old_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["new", str(tmp_path / "a.json"), "--env", "PongNoFrameskip-v4"]) == 0
+    assert caplog.messages == ["--env PongNoFrameskip-v4: 'PongNoFrameskip-v4' is now 'ALE/Pong-v5'"]
+    assert load_spec(tmp_path / "a.json").name == "ppo_pong"
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Status = Literal["done", "stopped", "failed", "running"]
 """stopped: ended early on request; failed: a Session failed; running: no metrics file yet, so still training, or killed."""
-_ASIDE = ("meta.random_seed", "meta.run.", "meta.save_", "meta.stall_", "meta.max_restart", "meta.observers")
+_ASIDE = ("meta.random_seed", "meta.run", "meta.save_", "meta.stall_", "meta.max_restart", "meta.observers")
 """Beginnings of the paths of keys that do not change what is learned."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 
@@ -118,7 +118,9 @@ class Run:
     @cached_property
     def mode(self) -> str:
         """The mode of the run: "train" or "dev"."""
-        return str((self.spec.get("meta", {}).get("run") or {}).get("mode", "train"))
+        starts = self.spec.get("meta", {}).get("run") or {}
+        last = starts[-1] if isinstance(starts, list) else starts  # a list has an entry for each start
+        return str(last.get("mode", "train"))
 
     def settings(self) -> dict[str, Any]:
         """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.

@@ -266,7 +266,7 @@ TRAINED = [
     "ALE/Pong-v5",
 ]
 OTHERS = ["minigrid:MiniGrid-Empty-5x5-v0", "envs_of_others:Robot-v0", "envs_of_others:Camera-v0"]
-INSTALLED = ["highway_env:highway-v0", "gymnasium_2048:gymnasium_2048/TwentyFortyEight-v0", "flappy_bird_gymnasium:FlappyBird-v0"]
+INSTALLED = ["gymnasium_2048:gymnasium_2048/TwentyFortyEight-v0", "flappy_bird_gymnasium:FlappyBird-v0"]
 """Third-party envs that are tried where their packages are installed."""
 LIKE = {
     "Acrobot-v1": "DQN",

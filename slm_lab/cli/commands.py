@@ -36,6 +36,21 @@ COMMANDS = {
         "compare RUN RUN ... [--by COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
         ("data_dir", "by", "solve", "label", "out"),
     ),
+    "retro_analyze": Command(
+        "slm_lab.cli.retro_analyze:retro_analyze",
+        "retro_analyze RUN ...",
+        (),
+    ),
+    "list": Command(
+        "slm_lab.cli.list_names:list_names",
+        "list [specs | algorithms | nets | memories | envs] [--search WORD ...]",
+        ("search",),
+    ),
+    "new": Command(
+        "slm_lab.cli.new:new",
+        "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM]",
+        ("env", "like"),
+    ),
 }
 MODES = {"train": "train", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
 """Mode → how it is written."""

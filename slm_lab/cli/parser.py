@@ -30,7 +30,11 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   check    validate one or all specs of a file; with --build also build their env and agent
   export   write the policy of a run as an ONNX or torch.export file
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
-           runs of one spec, or with the same --label, are seeds of one curve"""
+           runs of one spec, or with the same --label, are seeds of one curve
+  retro_analyze
+           rebuild metrics and graphs from the files of runs: killed and failed ones too, and those of SLM Lab
+  list     list what there is: specs, algorithms, nets, memories, envs
+  new      write a commented spec for an env"""
 _EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 
 
@@ -81,6 +85,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)",
     )
+    add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
+    add("--env", metavar="ENV", help="new: a Gymnasium id, or package.module:EnvId")
+    add("--like", metavar="SPEC", help="new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 

@@ -94,12 +94,18 @@ def make_env(
 
 def _supported_parts(space: gym.Space[Any]) -> str:
     """Return how to keep the parts of an observation that agents support; "" if that is all or none."""
+    supported = supported_keys(space)
+    return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if supported else ""
+
+
+def supported_keys(space: gym.Space[Any]) -> list[str] | None:
+    """Return the parts of a Dict or Tuple observation that agents support (env.obs_keys); None if that is all or none."""
     parts, supported = parts_of(space) or {}, []
     for key, part in parts.items():
         with suppress(UnsupportedSpace):
             observation_codec(part)
             supported.append(key)
-    return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if 0 < len(supported) < len(parts) else ""
+    return supported if 0 < len(supported) < len(parts) else None
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:

@@ -200,6 +200,11 @@ def run_paths_in(folder: Path) -> RunPaths | None:
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
 
+def imported_run(folder: Path, spec_name: str) -> RunPaths:
+    """Return the paths of what retro_analyze makes of a run folder of SLM Lab, whose own files have the same names."""
+    return RunPaths(folder / "retro_analyze", spec_name)
+
+
 def runs(data_dir: Path, spec_name: str) -> list[Path]:
     """Folders of this spec's runs, oldest first."""
     if not data_dir.is_dir():

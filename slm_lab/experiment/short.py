@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slm_lab.env.make import make_env
 from slm_lab.lib.log import notice
+from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.recommended import complete
 from slm_lab.spec.spec import Spec
@@ -27,8 +28,13 @@ def _with_net(spec: Spec) -> Spec:
     env = make_env(spec.env, 0, num_envs=1, training=False)
     observation, action = env.info.observation, env.info.action
     env.close()
-    images = any(len(part.shape) == 3 for part in observation.parts or (observation,))
-    return load_spec(dump_spec(complete(spec, images, action.kind)), spec.name)  # recommended and given values are checked together
+    full = complete(spec, has_images(observation), action.kind)
+    return load_spec(dump_spec(full), spec.name)  # recommended and given values are checked together
+
+
+def has_images(observation: ObservationSpace) -> bool:
+    """Return whether an observation is an image, or contains one."""
+    return any(len(part.shape) == 3 for part in observation.parts or (observation,))
 
 
 def _with_log_frequency(spec: Spec) -> Spec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -91,6 +92,43 @@ def unavailable_reason(name: str) -> str | None:
         package, extra = _PACKAGES[kind]
         return f"{name} needs the package {package}: pip install '{extra}'"
     return None
+
+
+def kinds_here() -> dict[str, str | None]:
+    """Return each kind of env in KNOWN, "atari" and each module in _MODULES → what to install for it; None if it is installed."""
+    kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari")}
+    here = {kind: None if package is None or _installed(package[0]) else package[1] for kind, package in kinds.items()}
+    return here | {module: None if _installed(module) else f"slm-lab[{module}]" for module in _MODULES.values()}
+
+
+def other_ids() -> dict[str, list[str]]:
+    """Return the ids of envs of other packages, as they are to be written in a spec.
+
+    Keys are the modules in _MODULES, whose lists are empty if they are not installed, and for envs that installed packages register by
+    themselves the part before the slash, or "other packages". Imports Gymnasium and these packages.
+    """
+    found: dict[str, list[str]] = {}
+    for name in sorted(set(_registered()) - KNOWN.keys()):
+        namespace, slash, _ = name.rpartition("/")
+        if not name.startswith(("ALE/", "GymV21Environment", "GymV26Environment", *_MODULES)):
+            found.setdefault(namespace if slash else "other packages", []).append(name)
+    for module in dict.fromkeys(_MODULES.values()):
+        begins = tuple(begin for begin, of in _MODULES.items() if of == module)
+        found[module] = [f"{module}:{name}" for name in _registered_by(module) if name.startswith(begins)]
+    return found
+
+
+def _registered_by(module: str) -> list[str]:
+    """Import a module and return all ids that are registered then; [] if it cannot be imported."""
+    if not _installed(module):
+        return []
+    import gymnasium
+
+    try:
+        importlib.import_module(module)
+    except Exception:
+        return []
+    return sorted(gymnasium.registry)
 
 
 def _module_hint(name: str) -> str:

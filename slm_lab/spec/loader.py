@@ -81,6 +81,31 @@ def spec_names(path: Source) -> list[str]:
     return [*_read(path)[1]]
 
 
+def shipped_spec_files() -> list[FilePath]:
+    """Return the spec files that ship, relative to SPEC_FOLDER."""
+    found = [file for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name not in _NO_SPECS]
+    return sorted((file.relative_to(SPEC_FOLDER) for file in found), key=lambda file: (len(file.parts), file))
+
+
+def spec_summaries() -> Iterator[tuple[FilePath, str, str, str, Any]]:
+    """Yield file, name, algorithm, env and max_frame of each spec that ships, with variables as they stand in the files."""
+    for file in shipped_spec_files():
+        for name, raw in raw_specs(SPEC_FOLDER / file).items():
+            algorithm, env, frames = (
+                value_at(raw, path) for path in (("agent", "algorithm", "name"), ("env", "name"), ("env", "max_frame"))
+            )
+            yield file, name, str(algorithm), str(env), frames
+
+
+def raw_specs(path: Source) -> dict[str, Any]:
+    """Return name → spec of a file in the current form, not validated, with variables as they stand there. Raises: SpecError."""
+    entries = _read(path)[1]
+    for raw in entries.values():
+        if isinstance(raw, dict):
+            migrate(raw, Report())
+    return entries
+
+
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
 
@@ -114,8 +139,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     except (OSError, ValueError) as error:  # a path too long, or with a null character
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
-    shipped = [file.name for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name not in _NO_SPECS]
-    raise SpecError(str(path), [Problem("", reason + nearest(given.name, shipped))])
+    raise SpecError(str(path), [Problem("", reason + nearest(given.name, [file.name for file in shipped_spec_files()]))])
 
 
 def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 SMALL: dict[str, Any] = {
@@ -26,3 +29,21 @@ def spec_file(tmp_path: Path) -> Path:
     path = tmp_path / "specs.json"
     path.write_text(json.dumps({"small": SMALL, "other": SMALL | {"meta": {"random_seed": 1}}}))
     return path
+
+
+_OTHERS = ("minigrid", "envs_of_others")
+"""Packages that register envs when they are imported."""
+
+
+@pytest.fixture(autouse=True)
+def forget_registrations() -> Iterator[None]:
+    """Forget such a package and its envs after the test that imported it, since they change what is known."""
+    before, modules = set(gymnasium.registry), set(sys.modules)
+    yield
+    for name in set(gymnasium.registry) - before:
+        maker = gymnasium.registry[name].entry_point
+        if str(getattr(maker, "__module__", maker)).startswith(_OTHERS):
+            del gymnasium.registry[name]
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] in _OTHERS:
+            del sys.modules[name]

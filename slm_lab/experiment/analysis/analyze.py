@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.baseline import known_baseline, measure_baseline
+from slm_lab.experiment.analysis.baseline import Baseline, known_baseline, measure_baseline
 from slm_lab.experiment.analysis.metrics import (
     SESSION_METRICS,
     Scalars,
@@ -39,6 +39,8 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.spec.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
+EPISODES = "last 100 episodes"
+"""Those of which a row's total_reward is the mean."""
 
 
 def analyze_trial(
@@ -48,19 +50,24 @@ def analyze_trial(
     *,
     failed: Mapping[int, str] | None = None,
     stop: Stop | None = None,
+    recorded_baseline: float | None = None,
+    episodes: str = EPISODES,
 ) -> dict[str, Any]:
     """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
 
     Args:
         failed: index of each failed Session → the cause. Their tables are drawn and have a metrics file that says "failed"; the metrics of
             the trial and its means leave them out.
-        stop: when requested, the env's random baseline is not measured.
+        stop: that of a run which has just ended: when requested, Sessions may have been stopped, and the env's random baseline is not
+            measured. None: the tables alone tell which Sessions are done.
+        recorded_baseline: random baseline of the env to use if none is shipped or cached.
+        episodes: those of which a row's total_reward is the mean, for the figures.
 
     Unfinished runs are analyzed too; {} if there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
     the trial's returns are those of evaluation. A table, file or figure that fails is a notice.
 
-    A baseline that is neither shipped nor cached is measured last, when everything else is written: at most 30 s, interrupted by `stop`.
-    The metrics and figures of strengths follow.
+    A baseline that is neither shipped, cached nor recorded is measured last, when everything else is written: at most 30 s, interrupted by
+    `stop`. The metrics and figures of strengths follow.
 
     The metrics: final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
     sample_efficiency, training_efficiency and stability as means over Sessions, consistency, random_baseline, frame (mean of the
@@ -73,8 +80,10 @@ def analyze_trial(
     if not trial.train and not trial.failures:
         return {}
     baseline, writer = known_baseline(spec.env), Writer(paths.root)
+    if baseline is None and recorded_baseline is not None:
+        baseline = Baseline(recorded_baseline)
     mean_return = baseline.mean_return if baseline else None
-    trial.labels = replace(trial.labels, baseline=mean_return)
+    trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():
         draw_tables(writer, trial.run, trial.labels, trial.mode)
@@ -108,7 +117,7 @@ class _Trial:
         env, frames = spec.env.name.rpartition(":")[2], POLICY_FRAMES if spec.policies > 1 else FRAMES
         self.labels = Labels(
             f"{spec.name} ({env}), trial {run.trial}",
-            {"train": "last 100 episodes", "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
+            {"train": EPISODES, "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
             len(self.failures),
             spec.policies,
             spec.meta.max_session,
@@ -135,7 +144,8 @@ class _Trial:
         sessions = {index // policies for index in self.good}
         failures = {str(s): _last_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
-        stopped = "stopped" in status.values() or (self.stop_requested and len(sessions) + len(self.failures) < self.spec.meta.max_session)
+        may_be_missing = self.stop is None or self.stop_requested
+        stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
         metrics: dict[str, Any] = {
             **(mean_scalars([rows[index] for index in self.good]) or _NO_SCALARS),
             "consistency": consistency(common_strengths([strengths[index] for index in self.good])),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from glob import glob, has_magic
@@ -73,7 +74,7 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The trial's metrics, {} until they are written."""
-        return _read_json(self.paths.trial_metrics(self.trial)) or {}
+        return read_json(self.paths.trial_metrics(self.trial)) or {}
 
     @cached_property
     def status(self) -> Status:
@@ -134,14 +135,18 @@ class Run:
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
         try:
-            ((name, body),) = json.loads(self.paths.spec.read_text(encoding="utf-8")).items()
+            content = json.loads(self.paths.spec.read_text(encoding="utf-8"))
+            if {"agent", "env", "meta"} <= set(content):
+                folder = self.paths.root
+                raise UserError(f"'{folder}' is a run of SLM Lab; import it first with: slm-lab retro_analyze {shlex.quote(str(folder))}")
+            ((name, body),) = content.items()
             return str(name), dict(body)
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"{self.paths.spec} cannot be read as a saved spec: {error}") from None
 
     def _session_status(self, s: int) -> Status:
         """Return how Session `s` ended; without a metrics file as the run did."""
-        metrics = _read_json(self.paths.session_metrics(s * self.policies, self.trial))
+        metrics = read_json(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
 
@@ -262,7 +267,7 @@ def _column(name: str, values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file, None if it does not exist, {} with a notice if it cannot be read."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))

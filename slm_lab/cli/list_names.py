@@ -1,0 +1,179 @@
+"""`list [KIND] [--search WORD …]`: the specs that ship, algorithms, nets, memories, and the envs that can be made here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import textwrap
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from slm_lab.cli.output import print_result
+from slm_lab.cli.parser import UsageError, did_you_mean
+
+
+class Entry(NamedTuple):
+    """One entry of a list: its heading, the row of the table, and words by which it is found besides."""
+
+    heading: str
+    cells: tuple[str, ...]
+    text: str = ""
+    """A sentence below the row."""
+    keywords: str = ""
+
+    def contains(self, words: Sequence[str]) -> bool:
+        """Return whether all words are in it, in upper or lower case."""
+        content = " ".join((self.heading, *self.cells, self.text, self.keywords)).lower()
+        return all(word.lower() in content for word in words)
+
+
+def list_names(words: list[str], arguments: Namespace) -> int:
+    """Print one list; without KIND the number of entries of each, or with --search what is found in all."""
+    search = [word for given in arguments.search or () for word in given.split()]
+    if arguments.search is not None and not search:
+        raise UsageError("--search is empty; expected words to look for, such as: list envs --search pong")
+    if len(words) > 1:
+        raise UsageError(f"too many arguments after list {words[0]}: {' '.join(words[1:])}; to look for words, write --search")
+    if words and words[0] not in KINDS:
+        raise UsageError(f"unknown list '{words[0]}'{did_you_mean(words[0], KINDS)} (lists: {', '.join(KINDS)})")
+    if not words and not search:
+        lines = [f"slm-lab list {kind:<12}{len(list(make())):>5} {text}" for kind, (make, text) in KINDS.items()]
+        return print_result("\n".join([*lines, "slm-lab list … --search WORD … shows only entries that contain all these words"]))
+    kinds = words or list(KINDS)
+    found = {kind: list(KINDS[kind][0]()) for kind in kinds}
+    shown = {kind: [entry for entry in entries if entry.contains(search)] for kind, entries in found.items()}
+    if not any(shown.values()):
+        raise UsageError(_nothing(search, found))
+    width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
+    parts = [_table(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
+    if shown.get("specs"):
+        parts.append(textwrap.fill("Columns: NAME of the spec in FILE, algorithm, frames, env. slm-lab FILE NAME runs it.", width))
+    if shown.get("envs") and not search:
+        parts.append(textwrap.fill("An env of any other package is named package.module:EnvId, by the module that registers it.", width))
+    return print_result("\n\n".join(parts))
+
+
+def _nothing(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
+    """Return the message for a search without a result, with the nearest name to a word that is nowhere."""
+    from slm_lab.spec.report import nearest
+
+    entries = [entry for of_kind in found.values() for entry in of_kind]
+    nowhere = [word for word in search if not any(entry.contains([word]) for entry in entries)]
+    names = {name for entry in entries for name in (*entry.cells[0].split(), *entry.keywords.split())}
+    parts = names.union(*(re.split(r"[/:_.-]", name) for name in names))
+    hint = next(filter(None, (nearest(word, parts) for word in nowhere)), f"; slm-lab list {next(iter(found))} shows all")
+    what = next(iter(found)) if len(found) == 1 else "list"
+    where = f"no entry of {what}" if len(found) == 1 else "no entry of any list"
+    return f"{where} contains {' and '.join(repr(word) for word in nowhere or search)}{'' if nowhere else ' together'}{hint}"
+
+
+def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
+    """Return rows below their headings in aligned columns, or names side by side if entries have no other columns."""
+    lines, heading, names = list[str](), "", list[str]()
+    shown = [entry for entry in entries if len(entry.cells) > 1]
+    widths = [max(map(len, column)) for column in zip(*(entry.cells for entry in shown), strict=True)] if shown else []
+    for entry in entries:
+        title = " — ".join(filter(None, (kind, entry.heading)))
+        if title != heading or not lines:
+            lines += [*_wrapped(names, width), *([""] if lines else [])]
+            names, heading = [], title
+            lines += textwrap.wrap(title, width) if title else []
+        if len(entry.cells) == 1 and not entry.text:
+            names.append(entry.cells[0])
+            continue
+        indent = "  " if title else ""
+        row = (
+            "  ".join(cell.ljust(size) for cell, size in zip(entry.cells, widths, strict=True)) if len(entry.cells) > 1 else entry.cells[0]
+        )
+        lines.append(f"{indent}{row}".rstrip())
+        lines += textwrap.wrap(entry.text, width, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    ")
+    return "\n".join([*lines, *_wrapped(names, width)])
+
+
+def _wrapped(names: Sequence[str], width: int) -> list[str]:
+    """Return names side by side."""
+    return textwrap.wrap(
+        "  ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _specs() -> Iterator[Entry]:
+    from slm_lab.spec.loader import spec_summaries
+
+    for file, name, algorithm, env, frames in spec_summaries():
+        yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}")
+
+
+def _frames(frames: object) -> str:
+    """Return a number of frames in thousands or millions: 200k, 10M."""
+    try:
+        count = float(str(frames))
+    except ValueError:
+        return str(frames)
+    unit, size = ("M", 1e6) if count >= 1e6 else ("k", 1e3) if count >= 1e3 else ("", 1.0)
+    return f"{count / size:g}{unit}"
+
+
+def _algorithms() -> Iterator[Entry]:
+    from slm_lab.spec.algorithm import ALGORITHMS, ALL_ACTIONS
+    from slm_lab.spec.other_names import OTHER_ALGORITHMS
+
+    for name, model in ALGORITHMS.items():
+        kinds = "any actions" if model.action_kinds == ALL_ACTIONS else f"{' and '.join(model.action_kinds)} actions"
+        policy = "on-policy" if model.on_policy else "off-policy"
+        others = " ".join(other for other, here in OTHER_ALGORITHMS.items() if here.split(",")[0] == name)
+        yield Entry("", (name, policy if model.learns else "does not learn", kinds), _first_sentence(model), others)
+
+
+def _nets() -> Iterator[Entry]:
+    from slm_lab.spec.net import NETS
+
+    for name, model in NETS.items():
+        yield Entry("", (name,), _first_sentence(model))
+
+
+def _memories() -> Iterator[Entry]:
+    from slm_lab.spec.memory import MEMORIES
+
+    for name, model in MEMORIES.items():
+        yield Entry("", (name, "on-policy" if model.on_policy else "off-policy"), _first_sentence(model))
+
+
+def _first_sentence(model: type) -> str:
+    return " ".join(inspect.getdoc(model).split()) if model.__doc__ else ""  # type: ignore[union-attr]  # it has one
+
+
+def _envs() -> Iterator[Entry]:
+    from slm_lab.spec.env_ids import ATARI, KNOWN, current_id, kinds_here, other_ids
+
+    backends = [name for name, package in (("ale", "ale_py"), ("envpool", "envpool")) if find_spec(package) is not None]
+    vector = ", ".join(["native", *backends, "sync", "async"])
+    of_kind: dict[str, list[str]] = {}
+    for name, kind in KNOWN.items():
+        of_kind.setdefault(kind, []).append(name)
+    of_kind["atari"] = [f"ALE/{game}-v5" for game in sorted(ATARI)]
+    here = kinds_here()
+    for kind, names in sorted(of_kind.items(), key=lambda item: here.get(item[0]) is not None):
+        missing = here.get(kind)
+        heading = f"{kind}: not installed; pip install '{missing}'" if missing else f"{kind} (installed)"
+        for name in sorted(name for name in names if current_id(name) == name):
+            yield Entry(heading, (name,), keywords="installed" if not missing else "")
+    for module, names in other_ids().items():
+        missing = here.get(module)
+        heading = f"{module}: not installed; pip install '{missing}'" if missing else f"{module} (installed)"
+        for name in names or [f"{module}:…"]:
+            yield Entry(heading, (name,))
+    yield Entry("backends installed (env.backend)", (vector,))
+
+
+KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
+    "specs": (_specs, "specs that ship"),
+    "algorithms": (_algorithms, "algorithms (agent.algorithm.name)"),
+    "nets": (_nets, "nets (agent.net.name)"),
+    "memories": (_memories, "memories (agent.memory.name)"),
+    "envs": (_envs, "environments (env.name), by what is installed here"),
+}
+"""KIND → its entries, and what they are."""

@@ -70,7 +70,7 @@ class RunLock(_FileLock):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:
-            if not self.acquire():
+            if not self.acquire(0.3):  # `in_use` of another process may hold it for an instant
                 raise UserError(f"the run in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
             """The process that held the lock before and did not release it."""
@@ -103,6 +103,25 @@ class SessionLock(_FileLock):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.acquire()
+
+
+def in_use(path: Path) -> bool:
+    """Return whether another process holds the lock of a run folder."""
+    try:
+        import fcntl
+
+        fd = os.open(path, os.O_RDONLY)
+    except (ImportError, OSError):  # no lock file: an older run
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _lock(fd: int) -> bool:

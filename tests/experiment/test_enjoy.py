@@ -379,7 +379,7 @@ def test_the_camera_follows_the_robot(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn = rendered(spec, "rgb_array")
         assert os.environ["MUJOCO_GL"] == expected
         assert (drawn.backend, drawn.kwargs) == ("sync", {"render_mode": "rgb_array", "camera_name": "track"})
-    own = rendered(EnvSpec(name="HalfCheetah-v5", max_frame=1, **{"camera_id": 0}), "rgb_array")
+    own = rendered(EnvSpec(name="HalfCheetah-v5", max_frame=1, camera_id=0), "rgb_array")
     assert own.kwargs == {"render_mode": "rgb_array", "camera_id": 0}
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)

@@ -59,8 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
 def test_stopped_and_continued_equals_straight(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     spec = small(case["algorithm"], case["env"], **case["sections"])
-    straight, one = train(spec, tmp_path / "straight")
-    stopped, other = train(spec, tmp_path / "stopped", (333, 555))
+    _, one = train(spec, tmp_path / "straight")
+    _, other = train(spec, tmp_path / "stopped", (333, 555))
     for table in range(spec.policies):
         for mode in ("train", "eval"):
             assert rows(one.session_df(table, mode)) == rows(other.session_df(table, mode))

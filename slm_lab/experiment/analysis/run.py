@@ -20,6 +20,7 @@ import numpy as np
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.analysis.curves import Table, curve
+from slm_lab.experiment.lock import in_use
 from slm_lab.experiment.paths import DataMode, RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Status = Literal["done", "stopped", "failed", "running"]
-"""stopped: ended early on request; failed: a Session failed; running: no metrics file yet, so still training, or killed."""
+"""stopped: ended early on request, or killed; failed: a Session failed; running: a process trains it now."""
 _ASIDE = ("meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers")
 """Beginnings of the paths of keys that do not change what is learned."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
@@ -79,8 +80,10 @@ class Run:
     @cached_property
     def status(self) -> Status:
         """How the run ended."""
-        if not self.paths.trial_metrics(self.trial).is_file():
+        if in_use(self.paths.lock):
             return "running"
+        if not self.paths.trial_metrics(self.trial).is_file():
+            return "stopped"
         if self.metrics.get("failed"):
             return "failed"
         status: Status = self.metrics.get("status", "done")

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.analysis.run import numbers, read_columns
-from slm_lab.experiment.analysis.writer import replace_file
 from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import DataMode, RunPaths, imported_run
 from slm_lab.experiment.plan import UserError
+from slm_lab.lib.files import replace_file
 from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Report, value_at

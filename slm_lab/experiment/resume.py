@@ -38,7 +38,7 @@ class Start:
     status: Literal["finished", "continues", "new"]
     frame: int = 0
     lost: tuple[str, ...] = ()
-    """What its checkpoint lacks; if nothing, it goes on exactly as it would have without a break."""
+    """Why it will not go on exactly as it would have without a break; if nothing, it will."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as it is saved in meta.run."""
@@ -129,7 +129,7 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
             case _ if not start.lost:
                 how = f"goes on at frame {start.frame:,}, exactly as without a break"
             case _:
-                how = f"goes on at frame {start.frame:,} without {'; without '.join(start.lost)}"
+                how = f"goes on at frame {start.frame:,}; not exactly: {'; '.join(start.lost)}"
         lines.append(f"session {index}: {how}")
     if not found.to_run:
         lines.append("no session is left to run; --set env.max_frame=… extends the run, --set meta.max_session=… adds seeds")
@@ -163,7 +163,7 @@ def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | N
             return Start("new")
         frame = int(shared["arrays"]["clock/frames"][index, 0])
         bundle = shared["session"] or bundle
-        lost = bundle["lost"] if bundle is not None else ["its own checkpoint, which was not written yet"]
+        lost = bundle["lost"] if bundle is not None else ["its own checkpoint was not written yet"]
         done = bundle is not None and bundle["done"]
         return Start("finished" if done and frame >= spec.session_frames else "continues", frame, tuple(lost))
     if bundle is None:

@@ -442,17 +442,17 @@ class Session:
         }
 
     def _lost(self, source: dict[str, Any] | None) -> list[str]:
-        """Return what the state lacks of all that the next steps depend on: if nothing, a continued run equals one without a break."""
+        """Return why a continued run will not equal one without a break; if it will, nothing."""
         assert self.source is not None
         lost = []
         if source is None:
-            lost.append("the state of the envs: they did not respond, or were in the middle of a rollout")
+            lost.append("episodes begin anew (the envs did not respond, or were in the middle of a rollout)")
         elif source["open"] is None:
-            lost.append(f"the open episodes: {self.source.lost_reason}")
+            lost.append(f"episodes begin anew ({self.source.lost_reason})")
         if self.agent.replay is not None and not self.spec.meta.save_replay:
-            lost.append("the replay memory (meta.save_replay is false); it is filled anew")
+            lost.append("the replay buffer is filled anew (meta.save_replay is false)")
         if self._shares:
-            lost.append("the common moment: the sessions of one net are saved one after the other")
+            lost.append("the sessions of one net are not saved at one moment")
         return lost
 
     def playable(self, learner: PolicyLearner) -> dict[str, Any]:

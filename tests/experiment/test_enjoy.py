@@ -89,10 +89,10 @@ def test_as_many_episodes_as_asked(num_envs: int, episodes: int | None) -> None:
 
 
 def test_short_episodes_are_not_preferred() -> None:
-    """Their mean is 25.5; of the first 320 to end, nearly all would be short."""
-    returns = play_coin(32, 320)
+    """Their mean is 25.5; of the first 36 to end, nearly all would be short."""
+    returns = play_coin(32, 36)
     assert set(returns) == {1.0, 50.0}
-    assert abs(np.mean(returns) - 25.5) < 5
+    assert abs(np.mean(returns) - 25.5) < 10
 
 
 def test_episodes_that_do_not_end(coin: RunPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ class VideoFile:
                 self.path.parent.mkdir(exist_ok=True)
                 size = (frame_HWC.shape[1], frame_HWC.shape[0])
                 self._writer = self._ffmpeg.write_frames(
-                    str(self._temporary), size, fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
+                    str(self._temporary), size, fps=fps, quality=7, macro_block_size=1, ffmpeg_log_level="error"
                 )
                 next(self._writer)
             self._writer.send(np.ascontiguousarray(frame_HWC))

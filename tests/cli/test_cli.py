@@ -87,7 +87,8 @@ def test_an_error_of_the_user(
     assert (code, "Traceback" in text) == (2, False)
     assert sorted(tmp_path.rglob("*")) == before
     check_wording(
-        "test_cli.test_an_error_of_the_user", [text.replace(str(tmp_path), "FOLDER").replace(sys.argv[0].rsplit("/")[-1], "PROG")]
+        "test_cli.test_an_error_of_the_user",
+        [text.replace(str(tmp_path), "FOLDER").replace(f"see {sys.argv[0].rsplit('/')[-1]} --help", "see PROG --help")],
     )
 
 

@@ -15,10 +15,9 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            if sync:
-                file.flush()
+        temporary.write_bytes(content)
+        if sync:
+            with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

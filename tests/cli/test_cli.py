@@ -122,20 +122,21 @@ def test_a_folder_without_permission(
     )
 
 
-@pytest.mark.parametrize("fails", ["mkdir", "write_text"])
+@pytest.mark.parametrize("fails", ["mkdir", "replace"])
 def test_a_full_disk(
     fails: str, spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it shows only when the run's folder is made or its spec is written; the folder does not stay."""
     (data := tmp_path / "data").mkdir()
-    real = getattr(Path, fails)
+    owner: Any = {"mkdir": Path, "replace": os}[fails]
+    real = getattr(owner, fails)
 
-    def full(self: Path, *arguments: Any, **options: Any) -> Any:
-        if "_t0_spec" in self.name or self.name == "model":
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "model" or any("_t0_spec" in str(argument) for argument in arguments):
             raise OSError(28, "No space left on device")
-        return real(self, *arguments, **options)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, fails, full)
+    monkeypatch.setattr(owner, fails, full)
     code, text = answer(capsys, spec_file, "small", "--data-dir", data)
     assert (code, text) == (2, f"cannot write to the data folder {data}: No space left on device\n")
     assert list(data.iterdir()) == []

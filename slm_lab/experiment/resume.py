@@ -176,8 +176,9 @@ def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | N
 
 def _spec_of(bundle: dict[str, Any], saved: Spec) -> Spec:
     """Return the spec that a checkpoint was written with: the saved one may have been edited since."""
-    ((_, body),) = bundle["spec"].items()
-    return load_spec({saved.name: body}, saved.name)
+    for body in bundle["spec"].values():
+        return load_spec({saved.name: body}, saved.name)
+    return saved
 
 
 def _check_changes(changes: Mapping[str, tuple[Any, Any]], before: Spec, after: Spec, paths: RunPaths, begun: bool) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import torch
+from pydantic_core import PydanticSerializationError
 
 from slm_lab.agent.build import build_agent, resolve_device
 from slm_lab.agent.replay.replay import check_replay_memory
@@ -144,7 +146,8 @@ class Session:
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
         self.spec = completed(self.spec)
-        self._dumped = dump_spec(self.spec)
+        with suppress(PydanticSerializationError):  # arguments of an env that are objects: such a spec is not saved either
+            self._dumped = dump_spec(self.spec)
         self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))

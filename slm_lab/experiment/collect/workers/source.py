@@ -30,7 +30,7 @@ from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
 """Time that a round has to end after a stop request."""
 
 

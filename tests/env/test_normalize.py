@@ -306,7 +306,7 @@ def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
     keys = {"normalize_obs": True, "normalize_reward": True}
     env, other = build("CartPole-v1", 4, max_t=20, **keys), build("CartPole-v1", 4, seed=99, max_t=20, **keys)
     actions = random_actions(120, 4, 2)
-    steps = play(env, actions[:50]).steps
+    play(env, actions[:50])
     state = json.loads(json.dumps(env.state_dict()))
     other.load_state_dict(state)
     assert other.resume()

@@ -114,7 +114,7 @@ def test_files_of_a_session(make_spec: MakeSpec, paths: RunPaths) -> None:
 
 
 def test_a_stop_saves_first_and_then_writes_the_last_row(make_spec: MakeSpec, paths: RunPaths) -> None:
-    """A continued run must not see a row off the grid. That row is the best one, and so are its weights."""
+    """A continued run must not see a row off the grid, nor the weights of it as the best ones."""
     session = stopped_at(500, make_spec(meta={"log_frequency": 300}, env={"max_frame": 10**9}))
     assert session.run(LocalSink(paths)).interrupted
     table = rows(paths.session_df(0))
@@ -125,10 +125,7 @@ def test_a_stop_saves_first_and_then_writes_the_last_row(make_spec: MakeSpec, pa
     assert policy["observers"]["recorder"]["table"]["frame"] == 300
     best = state.load(paths.checkpoint(0, "best"))
     assert float(table[1]["total_reward_ma"]) > float(table[0]["total_reward_ma"])
-    assert best["frame"] == 500
-    assert best["total_reward_ma"] == pytest.approx(float(table[1]["total_reward_ma"]), rel=1e-6)
-    for name, weight in session.agent.weights().items():
-        assert torch.equal(best["weights"][name], weight)
+    assert best["frame"] == 300, "of a row that a continued run does not have"
 
 
 def test_dev_fails_where_nothing_is_learned(make_spec: MakeSpec) -> None:

@@ -84,7 +84,7 @@ class Run:
         """How the run ended."""
         if in_use(self.paths.lock):
             return "running"
-        if not self.metrics:
+        if self._of_last_start(self.paths.trial_metrics(self.trial)) is None:
             return "stopped"
         if self.metrics.get("failed"):
             return "failed"

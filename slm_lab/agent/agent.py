@@ -107,6 +107,11 @@ class Agent:
         """Return copies of the policy net's parameters and buffers on the CPU, as it last acted or learned."""
         return self.policy.weights()
 
+    @property
+    def has_own_critics(self) -> bool:
+        """Critics are learned in a net apart from the policy's (soft actor-critic)."""
+        return self.algorithm.policy_trainer is not self.algorithm.trainer
+
     def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
         """Start from those of another agent's weights that have the same name and shape. Returns the names of this net that got none.
 

@@ -52,7 +52,7 @@ COMMANDS = {
         ("env", "like"),
     ),
 }
-MODES = {"train": "train", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
+MODES = {"train": "train, train@{run folder | latest}", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
 """Mode → how it is written."""
 DEMO = ("demo.json", "ppo_cartpole")
 """FILE and NAME if neither is given."""

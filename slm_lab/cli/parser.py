@@ -24,6 +24,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   FILE   a spec file, as given or under slm_lab/spec/
   NAME   a spec in it; optional if the file has only one
   MODE   train                         run every session, then compute metrics and draw graphs (default)
+         train@{run folder | latest}   continue a run; FILE and NAME may be left out
          dev                           one session with extra checks: weights change, gradients are finite
          enjoy@{run folder | latest}   play episodes with a checkpoint of a run; FILE and NAME may be left out
 

@@ -301,10 +301,10 @@ class Normalizers:
             self.reward.return_N[:] = returns
 
     def take_obs_statistics(self, state: dict[str, Any]) -> bool:
-        """Load the observation statistics of another run, if both have some. Returns False if they are of another shape."""
+        """Load the observation statistics of another run. Returns False if only one of both has some, or they are of another shape."""
         stats, saved = self._stats.get("obs"), state["obs_stats"]
         if stats is None or saved is None:
-            return True
+            return stats is saved
         if np.shape(saved["mean"]) != stats.mean.shape:
             return False
         stats.load_state_dict(saved)

@@ -8,6 +8,7 @@ objects made of these, and MuJoCo's simulation data. Values that two attributes 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -21,10 +22,11 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 
 _STATELESS = (gym.Env, gym.Space, EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 """Values that hold no state of an episode."""
-_STATELESS_CLASSES = ("MjModel", "MujocoRenderer")
-_LEFT_OUT = ("_np_random", "_np_random_seed", "P")
-"""Attributes that are not saved: Backend.rng_states saves the random stream, and P is the table of transitions of Gymnasium's toy_text
-envs, which never changes and takes 0.2 s to save for Taxi."""
+_STATELESS_CLASSES = ("MujocoRenderer",)
+_OF_THE_BACKEND = ("_np_random", "_np_random_seed")
+"""Attributes of the innermost layer that Backend.rng_states saves."""
+_TABLES = ("gymnasium.envs.toy_text", "P")
+"""Package, and the attribute of its envs that holds the table of transitions: it never changes, and takes 0.2 s to save for Taxi."""
 
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -72,7 +74,11 @@ class _Encoder:
         self.owners: dict[int, int] = {}
         """id of the owner of an array's memory → id of that array."""
 
+        self.stateless: tuple[str, ...] = _STATELESS_CLASSES
+
     def layers(self, env: gym.Env[Any, Any]) -> list[Any]:
+        if all(type(layer).__module__.startswith("gymnasium.") for layer in _layers(env)):
+            self.stateless = (*_STATELESS_CLASSES, "MjModel")  # Gymnasium's own envs never change it
         return [self._layer(layer) for layer in _layers(env)]
 
     def _layer(self, layer: Any) -> dict[str, Any]:
@@ -81,12 +87,15 @@ class _Encoder:
             raise NotSavable(f"{own.__name__} is not written in Python alone")
         if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
             return {"own": layer.state_dict()}
-        return {"attributes": self._attributes(layer)}
+        left_out = () if isinstance(layer, gym.Wrapper) else _OF_THE_BACKEND
+        return {"attributes": self._attributes(layer, left_out)}
 
-    def _attributes(self, one: Any) -> dict[str, Any]:
+    def _attributes(self, one: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
         saved = {}
+        if type(one).__module__.startswith(_TABLES[0]):
+            left_out = (*left_out, _TABLES[1])
         for name, value in vars(one).items():
-            if name not in _LEFT_OUT and not isinstance(value, _STATELESS) and type(value).__name__ not in _STATELESS_CLASSES:
+            if name not in left_out and not isinstance(value, _STATELESS) and type(value).__name__ not in self.stateless:
                 try:
                     saved[name] = self._encode(value, attribute=True)
                 except NotSavable as error:
@@ -114,7 +123,9 @@ class _Encoder:
 
     def _content(self, value: Any) -> tuple[str, Any]:
         match value:
-            case np.ndarray() if type(value) is np.ndarray and not value.dtype.hasobject:
+            case np.ndarray() if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
+                if _owner(value).base is not None:
+                    raise NotSavable("an array in memory of another object")
                 if self.owners.setdefault(id(_owner(value)), id(value)) != id(value):
                     raise NotSavable("an array that shares its memory with another one")
                 return "array", _array(value)
@@ -125,9 +136,10 @@ class _Encoder:
                 return type(value).__name__, (length, [self._encode(item) for item in value])
             case dict() if type(value) is dict:
                 return "dict", [(self._encode(key), self._encode(item)) for key, item in value.items()]
-        if type(value).__name__ == "MjData":
+        if type(value).__name__ in ("MjData", "MjModel"):
             arrays = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
-            return "mujoco", (float(value.time), {name: _array(one) for name, one in arrays.items() if isinstance(one, np.ndarray)})
+            saved = {name: _array(one) for name, one in arrays.items() if isinstance(one, np.ndarray)}
+            return "mujoco", (getattr(value, "time", None), saved)
         if _is_python(value) and not isinstance(value, Enum | BaseException):
             return "object", (_class_name(value), self._attributes(value))
         raise NotSavable(f"a {type(value).__name__}")
@@ -182,12 +194,13 @@ class _Decoder:
         return {"list": list, "set": set}[kind](map(self._decode, content[1]))
 
 
-def _load_mujoco(data: Any, time: float, arrays: dict[str, Any]) -> None:
-    """Load simulation data: besides positions and velocities all that is derived from them, which envs read before the next step."""
-    data.time = time
+def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
+    """Load a model, or simulation data: besides positions and velocities all that is derived from them, which envs read before a step."""
+    if time is not None:
+        data.time = time
     for name, saved in arrays.items():
         own, array = getattr(data, name), _from_array(saved)
-        if own.shape == array.shape:  # those of contacts differ in size, and are computed anew in each step
+        if own.shape == array.shape and own.flags.writeable:  # those of contacts differ in size, and are computed anew in each step
             own[...] = array
 
 

@@ -80,6 +80,11 @@ class Env:
     def _env_seeds(self) -> list[int]:
         return env_seeds(self._seed, self.info.num_envs, self._resumes)
 
+    def reseed(self, seed: int) -> None:
+        """Draw from new random streams from the next reset on."""
+        self._seed, self._fresh_streams = seed, True
+        self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
+
     def step(self, action_N: np.ndarray) -> VecStep:
         """Step every env. `action_N`: see ActionSpace.
 
@@ -229,6 +234,7 @@ class Env:
             "rng": None if self._fresh_streams else self._backend.rng_states(),
             "sampler": generator_state(self._sampler),
             "resumes": self._resumes,
+            "fresh": self._fresh_streams,
             "episodes": {
                 "returns": self._return_N.tolist(),
                 "lengths": (self._steps - self._begin_N).tolist(),
@@ -245,7 +251,9 @@ class Env:
         """
         self.normalizers.load_state_dict(state if statistics else {"reward_returns": state["reward_returns"]})
         set_generator_state(self._sampler, state["sampler"])
-        self._resumes, self._fresh_streams, self._saved_episodes = int(state["resumes"]) + 1, True, None
+        self._resumes, self._fresh_streams, self._saved_episodes = int(state["resumes"]), True, None
+        if not state["fresh"]:
+            self._resumes += 1
         if state["rng"] is not None:
             self._backend.reset(self._env_seeds())  # some envs create their streams only here
             self._fresh_streams = False

@@ -28,7 +28,7 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 
 
 def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
-    known = runs(data_dir, spec_name)
+    known = [folder for folder in runs(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
     if where == "latest":
         if not known:
             others = names_with_runs(data_dir, spec_name)

@@ -55,6 +55,8 @@ class PolicyLearner:
         self.normalizers, self.shared = normalizers, shared
         self.eval_env: Env | None = None
         """For meta.rigorous_eval."""
+        self._eval_state: dict[str, Any] | None = None
+        """State of the evaluation env before an evaluation that was broken off."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self._observers: dict[str, Observer] = {}
@@ -162,7 +164,10 @@ class PolicyLearner:
         assert self.eval_env is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
         act = self.agent.evaluator(deterministic=self.spec.meta.eval_deterministic)
+        before = self.eval_env.state_dict()
         returns = play(self.eval_env, act, self.stop, self.beat)
+        if not returns:  # broken off: a continued run evaluates again, from the state before
+            self._eval_state = before
         return sum(returns) / len(returns) if returns else None
 
     def close(self) -> None:
@@ -176,7 +181,7 @@ class PolicyLearner:
         With `shares`, without what lies in memory that other Sessions share.
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
-        eval_env = None if self.eval_env is None else self.eval_env.state_dict()
+        eval_env = self._eval_state or (None if self.eval_env is None else self.eval_env.state_dict())
         return {
             "agent": self.agent.own_state() if shares else self.agent.state_dict(),
             "clock": self.clock.state_dict(),
@@ -198,6 +203,7 @@ class PolicyLearner:
             self.agent.replay.load_contents(state["replay"])
         if self.eval_env is not None and state["eval_env"] is not None:
             self.eval_env.load_state_dict(state["eval_env"])
+            self.eval_env.resume()  # an evaluation begins with a reset; wrappers may keep more than an episode
 
     def resume_counts(self, state: dict[str, Any]) -> None:
         """Load counts and replay memory of a process that died, whose net lives on in shared memory."""
@@ -217,6 +223,12 @@ class PolicyLearner:
         for observer in self._observers.values():
             if isinstance(observer, Recorder | Evaluator):
                 observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
+
+    def catch_up(self) -> None:
+        """Make up for an evaluation that was broken off."""
+        for observer in self._observers.values():
+            if isinstance(observer, Evaluator):
+                observer.catch_up()
 
     @property
     def checkpointer(self) -> Checkpointer:

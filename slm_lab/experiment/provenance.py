@@ -23,7 +23,7 @@ def provenance(backend: str, mode: str = "train") -> dict[str, Any]:
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
         "git": git_sha(Path(slm_lab.__file__).parent.parent),
-        "versions": {"slm_lab": slm_lab.__version__, "python": platform.python_version(), **_versions()},
+        "versions": package_versions(),
         "host": {"name": platform.node(), "system": platform.platform(), "cores": cores()},
         "backend": backend,
         "mode": mode,
@@ -49,8 +49,9 @@ def _git(checkout: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def package_versions() -> dict[str, str]:
+    """Return the versions of slm_lab, Python and the packages that results depend on."""
+    found = {"slm_lab": slm_lab.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths, run_paths_in
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.provenance import package_versions
 from slm_lab.spec.loader import dump_spec, load_spec, spec_names
 from slm_lab.spec.spec import Spec
 
@@ -21,14 +22,22 @@ if TYPE_CHECKING:
 _MAY_CHANGE = re.compile(
     r"env\.max_frame"
     r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|log_info$|init_from$).*"
-    r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate|pbt\..*)"
+    r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate)"
     r"|agent\.name"
     r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy|entropy_anneal|alpha_lr"
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
-    r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|gpu|cuda_id|update_frequency|polyak_coef)"
+    r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|gpu|cuda_id|polyak_coef)"
 )
 """Keys with which a run can go on after they were changed: neither what is saved nor the columns of the tables depend on them."""
+_NO_EFFECT = re.compile(
+    r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds)"
+)
+"""Of these, those that leave every step and row as it was."""
 _IGNORED = re.compile(r"meta\.run\b.*")
+
+
+_MAPPED = 2**30
+"""Bytes above which a checkpoint is not read whole, which checks it, but as its arrays are used."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = ()) -> Resumption:
     changes = differences(saved, spec)
     before = saved
     shared = _read(paths.trial_checkpoint()) if spec.meta.distributed else None
-    starts = {}
+    starts: dict[int, Start] = {}
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
         bundle = _read(paths.checkpoint(index * paths.policies, "last"))
         starts[index] = _start(bundle, spec, shared, index)
@@ -91,8 +100,26 @@ def read_run(paths: RunPaths, sets: Sequence[str] = ()) -> Resumption:
         if trained is not None and before is saved:
             before = _spec_of(trained, saved)
             changes = differences(before, spec)
-    _check_changes(changes, before, spec, paths, any(start.status != "new" for start in starts.values()))
-    return Resumption(paths, spec, history, changes, starts)
+    begun = any(start.status != "new" for start in starts.values())
+    if begun:
+        _check_changes(changes, spec, paths)
+    else:
+        starts = {index: start for index, start in starts.items() if index < spec.meta.max_session}
+    found = Resumption(paths, spec, history, changes, _with_reasons(starts, changes, history))
+    if begun and changes and not found.to_run:
+        listed = "".join(f"\n  {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in changes.items())
+        raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
+    return found
+
+
+def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> dict[int, Start]:
+    """Return the starts with what is not exact in all of them: changes to what is trained, other versions of the packages."""
+    reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
+    before, now = history[-1].get("versions", {}) if history else {}, package_versions()
+    reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
+    return {
+        index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
+    }
 
 
 def load_session(session: Session, paths: RunPaths) -> None:
@@ -141,7 +168,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        bundle = state.load(path, mapped=True)
+        bundle = state.load(path, mapped=path.stat().st_size > _MAPPED)
     except state.BundleError as error:
         raise UserError(f"{error}; the run cannot be continued from it (without the file, its session starts anew)") from None
     if bundle["version"] != state.VERSION:
@@ -165,24 +192,30 @@ def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | N
         bundle = shared["session"] or bundle
         lost = bundle["lost"] if bundle is not None else ["its own checkpoint was not written yet"]
         done = bundle is not None and bundle["done"]
-        return Start("finished" if done and frame >= spec.session_frames else "continues", frame, tuple(lost))
+        enough = frame >= spec.session_frames or (bundle is not None and _out_of_time(bundle, spec))
+        return Start("finished" if done and enough else "continues", frame, tuple(lost))
     if bundle is None:
         return Start("new")
     frames = [policy["clock"]["frame"] for policy in bundle["policies"]]
-    limit, seconds = spec.meta.max_seconds, bundle["policies"][0]["clock"]["wall_t"]
-    enough = min(frames) >= spec.session_frames or (limit is not None and seconds >= limit)
+    enough = min(frames) >= spec.session_frames or _out_of_time(bundle, spec)
     return Start("finished" if bundle["done"] and enough else "continues", frames[0], tuple(bundle["lost"]))
+
+
+def _out_of_time(bundle: dict[str, Any], spec: Spec) -> bool:
+    limit = spec.meta.max_seconds
+    return limit is not None and bundle["policies"][0]["clock"]["wall_t"] >= limit
 
 
 def _spec_of(bundle: dict[str, Any], saved: Spec) -> Spec:
     """Return the spec that a checkpoint was written with: the saved one may have been edited since."""
-    ((_, body),) = bundle["spec"].items()
-    return load_spec({saved.name: body}, saved.name)
+    for body in bundle["spec"].values():
+        return load_spec({saved.name: body}, saved.name)
+    return saved
 
 
-def _check_changes(changes: Mapping[str, tuple[Any, Any]], before: Spec, after: Spec, paths: RunPaths, begun: bool) -> None:
+def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: RunPaths) -> None:
     problems = []
-    for path, (old, new) in changes.items() if begun else ():
+    for path, (old, new) in changes.items():
         if path == "meta.max_session":
             if after.meta.distributed:
                 problems.append(f"{path}: {old} → {new}: the sessions of one net share the frames of the run")
@@ -213,4 +246,4 @@ def run_in(folder: str | Path) -> RunPaths:
     paths = run_paths_in(Path(folder))
     if paths is None:
         raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
-    return RunPaths(paths.root, spec_names(paths.spec)[0])
+    return RunPaths(paths.root.absolute(), spec_names(paths.spec)[0])  # an env may change the working directory

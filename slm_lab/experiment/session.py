@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
 import torch
+from pydantic_core import PydanticSerializationError
 
 from slm_lab.agent.build import build_agent, resolve_device
 from slm_lab.agent.replay.replay import check_replay_memory
@@ -144,7 +147,8 @@ class Session:
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
         self.spec = completed(self.spec)
-        self._dumped = dump_spec(self.spec)
+        with suppress(PydanticSerializationError):  # arguments of an env that are objects: such a spec is not saved either
+            self._dumped = dump_spec(self.spec)
         self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
@@ -154,7 +158,7 @@ class Session:
         try:
             self.beat(BUILDING)
             self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
-            if not (self.resumed or self.restart):
+            if self.store is None or self.store.fresh:  # what `load` loads comes after it
                 self.init_weights()
         except BaseException:
             self.close()
@@ -316,8 +320,8 @@ class Session:
             return
         for learner, saved in zip(self.learners, bundle["policies"], strict=True):
             learner.load_state_dict(saved, shares=self._shares)
-        if bundle["source"] is not None:
-            self.source.load_state_dict(bundle["source"], statistics=not self._shares)
+        if bundle["source"] is not None and not self.source.load_state_dict(bundle["source"], statistics=not self._shares):
+            logger.info("episodes begin anew")
 
     def init_weights(self) -> None:
         """Start from the weights of another run (meta.init_from). Raises UserError if there are none that fit."""
@@ -331,9 +335,13 @@ class Session:
                 raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_shapes(own)}")
             if missing:
                 notice(f"meta.init_from: not in {path.name}, so initialised at random: {_shapes({name: own[name] for name in missing})}")
+            if unused := [name for name in bundle["weights"] if name not in own or name in missing]:
+                notice(f"meta.init_from: not in this net, so not used: {_shapes({name: bundle['weights'][name] for name in unused})}")
+            if learner.agent.has_own_critics:
+                notice("meta.init_from: the critics have a net of their own, which starts at random: a checkpoint of weights has none")
             statistics = bundle["normalizers"] if "normalizers" in bundle else bundle["env"]
             if not learner.normalizers.take_obs_statistics(statistics):
-                notice(f"meta.init_from: the observation statistics of {path.name} are of another shape; new ones are collected")
+                notice(f"meta.init_from: the observation statistics of {path.name} do not fit; env.normalize_obs or the shape differs")
 
     def begin(self) -> None:
         """Start the source, observers and clocks; continue from the state that was loaded, with the rows on disk cut back to it."""
@@ -346,7 +354,7 @@ class Session:
             self.learners[0].normalizers.pull()
         same_moment = loaded is not None and loaded["policies"][0]["clock"]["frame"] == self.clock.frame
         if self.resumed:
-            sink.rewind(self.index, loaded["tables"] if loaded is not None and same_moment else None, self.clock.frame)
+            sink.rewind(self.index, loaded["tables"] if loaded is not None and same_moment else None, self.clock.frame or -1)
         for number, learner in enumerate(self.learners):
             learner.begin(self.plan, sink, partial(self.playable, learner), self._timer, self.stop, self.beat)
             if loaded is not None:
@@ -365,6 +373,9 @@ class Session:
             learner.clock.begin()
         if loaded is not None and not self._shares:
             state.set_rng_state(loaded["rng"], self.device)
+            for learner in self.learners:
+                learner.catch_up()
+        self._loaded = None  # its arrays are read from a file that the next checkpoint replaces
         self._timer.restart()
 
     @property
@@ -385,6 +396,7 @@ class Session:
     def save(self, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
         """Save the state of the Session, or a `bundle` of it. `done`: no frame is left to collect, and the last rows are written."""
         assert self.sink is not None
+        begin = perf_counter()
         self.beat(SAVING)
         for learner in self.learners:  # first, since the state says which value is the best
             learner.checkpointer.save_best()
@@ -392,14 +404,14 @@ class Session:
         bundle = {**(bundle or self.state_dict()), "done": done}
         self.sink.save(self.learners[0].table, "last", bundle)
         if self.store is not None:
-            with self.store.saving(0.0 if ends else self._timer.interval / 2) as due:
+            with self.store.saving(None if ends else self._timer.interval / 2) as due:
                 if due:
                     arrays = {name: torch.from_numpy(array) for name, array in self.store.snapshot().items()}
                     own = None if self._shares else bundle
                     self.sink.save_shared({"version": state.VERSION, "arrays": arrays, "session": own, "spec": bundle["spec"]})
         for learner in self.learners:
             self.sink(CheckpointWritten(learner.table, learner.clock.frame))
-        self._timer.restart()
+        self._timer.restart(perf_counter() - begin)
 
     def end(self) -> None:
         """Write the last rows and the state, which does not include them: a continued run has its own rows there."""
@@ -449,6 +461,8 @@ class Session:
             lost.append("episodes begin anew (the envs did not respond, or were in the middle of a rollout)")
         elif source["open"] is None:
             lost.append(f"episodes begin anew ({self.source.lost_reason})")
+        elif self.spec.meta.sampler is not None and self.spec.meta.sampler.inference == "central":
+            lost.append("central inference groups observations by the time at which they arrive")
         if self.agent.replay is not None and not self.spec.meta.save_replay:
             lost.append("the replay buffer is filled anew (meta.save_replay is false)")
         if self._shares:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -139,7 +140,11 @@ class LocalSink:
 
     def position(self, session: int) -> dict[str, int]:
         for file in self.tables.values():
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # not a file on a disk
+                    raise
         return {path.name: path.stat().st_size if path.exists() else 0 for path in self._paths(session)}
 
     def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,28 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and device.startswith("cuda"):
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def to_tensors(tree: Any) -> Any:
+    """Return nested dicts, lists and tuples with each array as a tensor, as a bundle can hold it."""
+    return _mapped(tree, np.ndarray, lambda array: _torch().from_numpy(array))
+
+
+def to_arrays(tree: Any) -> Any:
+    """Return nested dicts, lists and tuples with each tensor as an array, which processes send as bytes (a tensor takes a descriptor)."""
+    return _mapped(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
+
+
+def _mapped(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    match tree:
+        case dict():
+            return {key: _mapped(value, kind, convert) for key, value in tree.items()}
+        case list() | tuple():
+            return type(tree)(_mapped(value, kind, convert) for value in tree)
+    return convert(tree) if isinstance(tree, kind) else tree
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

@@ -82,7 +82,10 @@ class Trial:
         Raises SpecError or UserError: see `read_run` and RunLock.
         """
         paths = run_in(folder)
-        lock = RunLock(paths.lock)
+        try:
+            lock = RunLock(paths.lock)
+        except OSError as error:
+            raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
         try:
             found = read_run(paths, sets)
             return cls(
@@ -174,7 +177,7 @@ class Trial:
                 self._lock = RunLock(paths.lock)
             else:
                 paths.make_dirs()
-            for file in (paths.trial_spec(self.index), paths.spec):
+            for file in (paths.trial_spec(self.index), paths.spec) if backend is not None else ():
                 replace_file(file, text.encode(), sync=True)
         except OSError as error:
             if paths is not None and found is None:

@@ -147,11 +147,14 @@ class SharedArrays:
             yield
 
     @contextmanager
-    def saving(self, interval: float = 0.0) -> Iterator[bool]:
-        """Keep other processes from saving the arrays until the block ends. False if that was done less than `interval` seconds ago."""
-        with self._record_lock("save"):
+    def saving(self, interval: float | None) -> Iterator[bool]:
+        """Keep other processes from saving the arrays until the block ends.
+
+        False if another process is saving them, or one did so less than `interval` seconds ago. None: waits, and is always true.
+        """
+        with self._record_lock("save", wait=interval is None) as mine:
             saved = self.arrays[_SAVED]
-            if saved[0] and perf_counter() < saved[0] + interval:
+            if not mine or (interval is not None and saved[0] and perf_counter() < saved[0] + interval):
                 yield False
             else:
                 yield True

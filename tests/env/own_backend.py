@@ -46,9 +46,8 @@ class Counting(Backend):
     def episode_state(self) -> Any:
         return self.t_N.tolist()
 
-    def set_episode_state(self, state: Any) -> Any:
+    def set_episode_state(self, state: Any) -> None:
         self.t_N[:] = state
-        return self.observe()
 
     def close(self) -> None: ...
 

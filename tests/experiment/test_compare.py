@@ -19,6 +19,7 @@ from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.run import load_run
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
+from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
@@ -323,8 +324,10 @@ def test_stopped_and_running_seeds_are_marked_and_left_out(tmp_path: Path, caplo
     stopped = make_run(tmp_path / "b", [[90]], spec=spec)
     running = make_run(tmp_path / "c", [[80, 80]], spec=spec)
     RunPaths(running, "a2c").trial_metrics().unlink()
+    lock = RunLock(RunPaths(running, "a2c").lock)
     alone = make_run(tmp_path / "d", [[70], [60]], name="alone", spec=spec)
     text = compare([str(done), str(stopped), str(running), str(alone)], out=tmp_path / "out")
+    lock.release()
     head, a2c, other = text.splitlines()[:3]
     assert "status" in head
     assert "1 stopped, 1 running (left out)" in a2c
@@ -333,7 +336,7 @@ def test_stopped_and_running_seeds_are_marked_and_left_out(tmp_path: Path, caplo
     assert "65 [1.47, 128.5]" in other
     assert caplog.messages == [
         f"{stopped}: 1 session stopped; left out",
-        f"{running}: the run has not ended, or was killed; left out",
+        f"{running}: the run has not ended; left out",
         f"{alone}: 2 sessions stopped; compared, since no seed of 'alone' is done",
     ]
     content = json.loads((tmp_path / "out/compare_table.json").read_text())
@@ -348,7 +351,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
     other = make_run(tmp_path / "b", [[0, 10]], name="b", spec={"env": {"name": "Pendulum-v1"}})
     graphs = comparison_graphs(read_settings([str(run), str(other)]), "frame")
     assert caplog.messages == [
-        f"{run}: the run has not ended, or was killed; compared, since no seed of 'a2c' is done",
+        f"{run}: the run has not ended; compared, since no seed of 'a2c' is done",
     ]
     assert {name: graph.title.partition(":")[0] for name, graph in graphs.items() if "returns" in name} == {
         "mean_returns_CartPole-v1": "CartPole-v1",

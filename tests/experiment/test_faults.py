@@ -105,7 +105,11 @@ def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBod
     assert len(simulators(tmp_path)) == 2
     gone(simulators(tmp_path))
     for index in (0, 1):
-        assert 0 < state.load(run.paths.checkpoint(index, "last"))["clock"]["frame"] == int(rows(run.paths.session_df(index))[-1]["frame"])
+        assert (
+            0
+            < state.load(run.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"]
+            == int(rows(run.paths.session_df(index))[-1]["frame"])
+        )
 
 
 # ---- envs that block
@@ -140,7 +144,7 @@ def test_an_env_that_blocks_in_this_process(
     if where == "step":
         frames = [int(row["frame"]) for row in rows(trial.paths.session_df(0))]
         assert frames[:3] == [20, 40, 60]
-        assert state.load(trial.paths.checkpoint(0, "last"))["clock"]["frame"] == frames[-1]
+        assert state.load(trial.paths.checkpoint(0, "last"))["policies"][0]["clock"]["frame"] == frames[-1]
         assert trial.paths.trial_graph("mean_returns", "png").is_file()
 
 
@@ -208,7 +212,7 @@ def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None
             assert process.returncode == 130, f"{name}: {output}"
             assert "Traceback" not in output, f"{name}: {output}"
             for index in range(CTRL_C[name][1].get("max_session", 1)):
-                frame = state.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
+                frame = state.load(run.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"]
                 assert 120 <= frame == int(rows(run.paths.session_df(index))[-1]["frame"]), name
             assert run.paths.trial_graph("mean_returns", "png").is_file(), name
             assert json.loads(run.paths.trial_metrics().read_text())["status"] == "stopped", name

@@ -145,7 +145,7 @@ def check_complete(trial: Trial, sessions: Sequence[int] = (0, 1)) -> None:
     quota = trial.spec.session_frames
     for index in sessions:
         assert table(trial.paths, index)[-1]["frame"] == quota
-        assert state.load(trial.paths.checkpoint(index, "last"))["clock"]["frame"] == quota
+        assert state.load(trial.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"] == quota
     ends = [table(trial.paths, index)[-1]["global_frame"] for index in sessions]
     if len(sessions) == trial.spec.meta.max_session:
         assert max(ends) == quota * len(sessions)  # type: ignore[type-var]
@@ -339,7 +339,7 @@ def test_the_parent_is_killed(command: Callable[..., Command]) -> None:
     process.kill()
     run.leaves_nothing(15.0)
     for index in (0, 1):
-        frame = state.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
+        frame = state.load(run.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"]
         assert 0 < frame == table(run.paths, index)[-1]["frame"]
 
 
@@ -349,7 +349,7 @@ def check_interrupted(run: Command, process: subprocess.Popen[str], sessions: Se
     assert process.returncode == 130, said
     assert "Traceback" not in said
     for index in sessions:
-        frame = state.load(run.paths.checkpoint(index, "last"))["clock"]["frame"]
+        frame = state.load(run.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"]
         assert 0 < frame == table(run.paths, index)[-1]["frame"]
     assert run.paths.trial_graph("mean_returns", "png").is_file()
     run.leaves_nothing()

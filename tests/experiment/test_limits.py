@@ -75,7 +75,7 @@ def test_max_seconds_ends_a_session_saved_and_done(
     last = result.train.groupby("session").last()
     assert last.wall_t.between(0.4, 30.0).all()  # a busy machine needs more than 0.5 s
     for index in range(sessions):
-        assert state.load(result.paths.checkpoint(index, "last"))["clock"]["frame"] == last.frame[index] < 10**8
+        assert state.load(result.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"] == last.frame[index] < 10**8
     assert analyze_trial(spec, result.paths)["status"] == "done", "analysed again, when nobody remembers how it ended"
 
 

@@ -141,7 +141,7 @@ def test_it_acts_as_the_session_did(tmp_path: Path, no_env: Callable[[], None]) 
     assert agent.path == paths.checkpoint(0, "last")
     assert agent.normalizers.obs is not None
     _, obs_N = batch(agent.observation_space, 4)
-    saved = bundle["normalizers"]["obs_stats"]
+    saved = bundle["policies"][0]["normalizers"]["obs_stats"]
     mean, var = np.asarray(saved["mean"]), np.asarray(saved["m2"]) / saved["count"]
     assert np.abs(mean).max() > 0.01
     expected_N = np.clip((obs_N - mean) / np.sqrt(var), -10, 10)

@@ -11,7 +11,7 @@ import torch
 from slm_lab.experiment.events import Mode, Row, Values
 from slm_lab.experiment.failures import WorkerFailed, cause
 from slm_lab.experiment.observers.base import COLUMNS, SHARED_COLUMNS, Observer, hooks
-from slm_lab.experiment.observers.checkpointer import Checkpointer
+from slm_lab.experiment.observers.checkpointer import Checkpointer, SaveTimer
 from slm_lab.experiment.observers.dev_checks import DevCheckError, DevChecks
 from slm_lab.experiment.observers.progress import ProgressReporter
 from slm_lab.experiment.observers.rows import Evaluator, Recorder, Table
@@ -129,21 +129,18 @@ def test_evaluator_rows_are_due_by_frames_and_at_the_end_but_not_after_an_interr
 class Saved:
     """A Checkpointer with its surroundings."""
 
-    def __init__(self, interval: float = 3600, mode: Mode = "train") -> None:
-        self.clock, self.weight = Clock(), 0.0
-        self.written: list[tuple[str, dict[str, Any]]] = []
-        self.observer = Checkpointer(self.state, self.playable, self.clock, interval, mode, self.save)
+    def __init__(self, interval: float = 3600, mode: Mode = "train", frequency: int | None = None) -> None:
+        self.clock, self.weight, self.timer = Clock(), 0.0, SaveTimer(interval)
+        self.written: list[tuple[str | int, dict[str, Any]]] = []
+        self.observer = Checkpointer(self.playable, self.clock, self.timer, mode, self.save, frequency)
 
-    def save(self, which: str, bundle: dict[str, Any]) -> None:
+    def save(self, which: str | int, bundle: dict[str, Any]) -> None:
         self.written.append((which, bundle))
-
-    def state(self) -> dict[str, Any]:
-        return {"frame": self.clock.frame, **self.observer.state_dict()}
 
     def playable(self) -> dict[str, Any]:
         return {"weights": self.weight}
 
-    def of(self, which: str) -> list[dict[str, Any]]:
+    def of(self, which: str | int) -> list[dict[str, Any]]:
         return [bundle for written, bundle in self.written if written == which]
 
     def row(self, total_reward_ma: float | None) -> None:
@@ -154,35 +151,43 @@ class Saved:
 
 
 def test_checkpoints_keep_their_distance_in_time() -> None:
-    """They are written after the other observers have finished the step."""
     saved = Saved()
     saved.row(1.0)
     saved.observer.on_update(Metrics(0.0))
-    saved.observer.on_step([])
-    assert saved.written == []
-    saved.observer.due = 0.0
+    assert not saved.timer.wanted
+    saved.timer.due = 0.0
+    assert not saved.timer.wanted
     saved.observer.on_update(Metrics(0.0))
-    assert saved.written == []
-    saved.observer.on_step([])
-    saved.observer.on_step([])
-    assert len(saved.of("last")) == 1
+    assert saved.timer.wanted
+    saved.timer.restart()
+    saved.row(2.0)
+    assert not saved.timer.wanted
 
 
 def test_best_weights_are_those_of_the_highest_moving_average() -> None:
-    """Of the rows of its mode; the bundle of the last state, which says which value is the best, is written after it."""
+    """Of the rows of its mode; they are saved once."""
     saved = Saved()
     for value in (None, 1.0, 3.0, 2.0):
         saved.row(value)
     saved.observer.on_row(Row(0, "eval", {"frame": 40, "total_reward_ma": 99.0}))
     saved.observer.on_end()
-    assert saved.written == [
-        ("best", {"weights": 3.0, "frame": 30, "total_reward_ma": 3.0}),
-        ("last", {"frame": 40, "best_value": 3.0}),
-    ]
+    assert saved.written == []
+    saved.observer.save_best()
+    saved.observer.save_best()
+    assert saved.written == [("best", {"weights": 3.0, "frame": 30, "total_reward_ma": 3.0})]
+    assert saved.observer.state_dict() == {"best_value": 3.0}
     empty = Saved()
     empty.row(None)
     empty.observer.on_end()
+    empty.observer.save_best()
     assert empty.of("best") == [{"weights": 1.0, "frame": 10, "total_reward_ma": None}], "no episode has ended: the last weights"
+
+
+def test_numbered_checkpoints_are_named_by_the_multiple_that_was_crossed() -> None:
+    saved = Saved(frequency=25)
+    for _ in range(8):
+        saved.row(None)
+    assert [(which, bundle["frame"]) for which, bundle in saved.written] == [(25, 30), (50, 50), (75, 80)]
 
 
 def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
@@ -192,24 +197,11 @@ def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
     after.observer.resume_best({"weights": 1.0, "total_reward_ma": None})
     after.observer.resume_best(None)
     after.row(4.0)
-    after.observer.on_end()
+    after.observer.save_best()
     assert after.of("best") == []
     after.row(6.0)
-    after.observer.on_end()
+    after.observer.save_best()
     assert [best["total_reward_ma"] for best in after.of("best")] == [6.0]
-
-
-@pytest.mark.parametrize(("last_row", "best"), [(7.0, [5.0, 7.0]), (4.0, [5.0]), (None, [5.0])])
-def test_an_interrupt_saves_once_before_the_last_row(last_row: float | None, best: list[float]) -> None:
-    """That row is off the grid of rows, which a continued run must not see; its weights are saved where they are the best."""
-    saved = Saved()
-    saved.row(5.0)
-    saved.clock.tick(5)
-    saved.observer.on_interrupt()
-    saved.observer.on_row(Row(0, "train", {"frame": 15, "total_reward_ma": last_row}))
-    saved.observer.on_end()
-    assert saved.of("last") == [{"frame": 15, "best_value": 5.0}]
-    assert [bundle["total_reward_ma"] for bundle in saved.of("best")] == best
 
 
 @pytest.mark.parametrize(("frame", "frames"), [(20, [20, 30]), (17, [20, 30]), (30, [30])])

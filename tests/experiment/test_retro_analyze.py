@@ -106,7 +106,7 @@ def test_a_killed_run(command: Callable[..., Command], spec_body: Callable[..., 
     process.wait()
     until(lambda: made.processes() == [], seconds=30)
     paths = made.paths
-    assert load_run(paths.root).status == "running"
+    assert load_run(paths.root).status == "stopped"
     before = tables(paths)
     text = retro_analyze(paths.root)
     assert tables(paths) == before

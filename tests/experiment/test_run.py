@@ -95,8 +95,8 @@ def test_a_run_as_data_frames(tmp_path: Path) -> None:
     assert run.train.loss.isna().tolist() == [True, False, True, False]
     assert run.eval.total_reward.tolist() == [7]
     assert (run.name, run.spec["env"]["name"], run.env, run.paths) == ("small", "CartPole-v1", "CartPole-v1", paths)
-    assert (run.status, run.metrics, run.sessions) == ("running", {}, {0: "running", 1: "running"})
-    assert repr(run) == f"Run({str(tmp_path)!r}, running)"
+    assert (run.status, run.metrics, run.sessions) == ("stopped", {}, {0: "stopped", 1: "stopped"})
+    assert repr(run) == f"Run({str(tmp_path)!r}, stopped)"
 
 
 def test_a_run_of_several_policies(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_run_without_rows(tmp_path: Path) -> None:
         file.unlink()
     run = load_run(tmp_path)
     assert len(run.train) == len(run.eval) == 0
-    assert (run.status, run.sessions) == ("running", {})
+    assert (run.status, run.sessions) == ("stopped", {})
 
 
 def test_what_is_not_a_run(tmp_path: Path) -> None:

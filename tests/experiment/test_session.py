@@ -102,9 +102,11 @@ def test_files_of_a_session(make_spec: MakeSpec, paths: RunPaths) -> None:
     assert [row["frame"] for row in rows(paths.session_df(0, "eval"))] == ["500", "1000"]
     bundle = state.load(paths.checkpoint(0, "last"))
     assert bundle["version"] == state.VERSION
-    assert bundle["clock"]["frame"] == 1000
-    assert bundle["observers"]["recorder"]["table"]["frame"] == 1000
-    assert {"agent", "normalizers", "source", "rng", "weights", "spaces"} <= bundle.keys()
+    assert {"source", "rng", "tables", "spec", "done"} <= bundle.keys()
+    (policy,) = bundle["policies"]
+    assert policy["clock"]["frame"] == 1000
+    assert policy["observers"]["recorder"]["table"]["frame"] == 1000
+    assert {"agent", "normalizers", "weights", "spaces"} <= policy.keys()
     best = state.load(paths.checkpoint(0, "best"))
     assert best["total_reward_ma"] == max(float(row["total_reward_ma"]) for row in rows(paths.session_df(0, "eval")))
     session.agent.load_weights(best["weights"])
@@ -112,20 +114,18 @@ def test_files_of_a_session(make_spec: MakeSpec, paths: RunPaths) -> None:
 
 
 def test_a_stop_saves_first_and_then_writes_the_last_row(make_spec: MakeSpec, paths: RunPaths) -> None:
-    """A continued run must not see a row off the grid. That row is the best one, and so are its weights."""
+    """A continued run must not see a row off the grid, nor the weights of it as the best ones."""
     session = stopped_at(500, make_spec(meta={"log_frequency": 300}, env={"max_frame": 10**9}))
     assert session.run(LocalSink(paths)).interrupted
     table = rows(paths.session_df(0))
     assert [row["frame"] for row in table] == ["300", "500"]
     bundle = state.load(paths.checkpoint(0, "last"))
-    assert bundle["clock"]["frame"] == 500
-    assert bundle["observers"]["recorder"]["table"]["frame"] == 300
+    (policy,) = bundle["policies"]
+    assert policy["clock"]["frame"] == 500
+    assert policy["observers"]["recorder"]["table"]["frame"] == 300
     best = state.load(paths.checkpoint(0, "best"))
     assert float(table[1]["total_reward_ma"]) > float(table[0]["total_reward_ma"])
-    assert best["frame"] == 500
-    assert best["total_reward_ma"] == pytest.approx(float(table[1]["total_reward_ma"]), rel=1e-6)
-    for name, weight in session.agent.weights().items():
-        assert torch.equal(best["weights"][name], weight)
+    assert best["frame"] == 300, "of a row that a continued run does not have"
 
 
 def test_dev_fails_where_nothing_is_learned(make_spec: MakeSpec) -> None:
@@ -274,6 +274,10 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     return [] if same else [path]
 
 
+OF_THE_OTHER = (".spec", ".tables")
+"""Parts of a bundle that belong to the Session that saves it, which has another seed and no rows yet."""
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
     """By a fresh Session of another seed; what it saves then equals what it loaded."""
@@ -283,11 +287,11 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
     after = Session(family_spec(name, 2), sink=LocalSink(new_run(paths.root / "other", "small"))).build()
     try:
         after.begin()
-        learner = after.learners[0]
-        assert differences(bundle, after.state_dict(learner)), "a fresh Session has another state"
-        after.load_state_dict(bundle, learner)
-        now = after.state_dict(learner)
-        assert differences(bundle, now) == []
-        assert bundle["agent"]["algorithm"], "there is something to compare"
+        assert differences(bundle, {**after.state_dict(), "done": True}), "a fresh Session has another state"
+        after.load(bundle)
+        after.begin()
+        now = {**after.state_dict(), "done": True}
+        assert [path for path in differences(bundle, now) if not path.startswith(OF_THE_OTHER)] == []
+        assert bundle["policies"][0]["agent"]["algorithm"], "there is something to compare"
     finally:
         after.close()

@@ -92,7 +92,7 @@ print("metrics", Trial(load_spec({str(before.spec)!r}, "small"), plan=Plan(data_
     assert rows(after.session_df(0)) != rows(after.session_df(1))
     assert json.loads(before.trial_metrics().read_text()).keys()
     assert load_spec(before.spec, "small").meta.max_session == 2
-    assert json.loads(before.spec.read_text())["small"]["meta"]["run"]["backend"] == "native"
+    assert json.loads(before.spec.read_text())["small"]["meta"]["run"][0]["backend"] == "native"
     run.leaves_nothing()
 
 
@@ -166,8 +166,8 @@ def endless(spec_body: SpecBody, sessions: int = 2) -> dict[str, Any]:
 def check_saved(paths: RunPaths, sessions: int) -> None:
     """Checkpoint and table of each Session end at the same frame, and the graphs are drawn."""
     for index in range(sessions):
-        bundle = state.load(paths.checkpoint(index, "last"))
-        assert 0 < bundle["clock"]["frame"] == int(rows(paths.session_df(index))[-1]["frame"])
+        (policy,) = state.load(paths.checkpoint(index, "last"))["policies"]
+        assert 0 < policy["clock"]["frame"] == int(rows(paths.session_df(index))[-1]["frame"])
         assert paths.checkpoint(index, "best").is_file()
         assert json.loads(paths.session_metrics(index).read_text())["status"] == "stopped"
     assert paths.trial_graph("mean_returns", "png").is_file()

@@ -71,7 +71,7 @@ def test_observers_of_the_spec_and_of_python(make_spec: MakeSpec, tmp_path: Path
     Counter.made.clear()
     result = slm_lab.Trial(make_spec(), tmp_path, observers=[Counter]).run()
     assert [one.seen["steps"] for one in Counter.made] == [250]
-    saved = state.load(result.paths.checkpoint(0, "last"))["observers"]
+    saved = state.load(result.paths.checkpoint(0, "last"))["policies"][0]["observers"]
     assert [content["steps"] for name, content in saved.items() if name.startswith("user")] == [250]
 
 

@@ -217,15 +217,23 @@ class SoftActorCritic(Algorithm):
         self.longest_gap *= store.workers
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "critic_steps": self.critic_steps,
-            "frame": self.frame,
-            "actor_report": self.actor_report,
-        }
+        return {**super().state_dict(), **self._counts()}
+
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), **self._counts()}
+
+    def _counts(self) -> dict[str, Any]:
+        return {"critic_steps": self.critic_steps, "frame": self.frame, "actor_report": self.actor_report}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self._load_counts(state)
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._load_counts(state)
+
+    def _load_counts(self, state: dict[str, Any]) -> None:
         self.critic_steps, self.frame = int(state["critic_steps"]), int(state["frame"])
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
 

@@ -219,7 +219,7 @@ def _report_status(setting: Setting) -> None:
     outcome = "left out" if any_done else f"compared, since no seed of '{setting.name}' is done"
     for run in setting.runs:
         if run.status == "running":
-            notice(f"{run.paths.root}: the run has not ended, or was killed; {outcome}")
+            notice(f"{run.paths.root}: the run has not ended; {outcome}")
             continue
         sessions = Counter(status for status in run.sessions.values() if status != "done")
         for status, count in sessions.items():

@@ -10,6 +10,8 @@ import csv
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from glob import glob, has_magic
 from io import StringIO
@@ -75,14 +77,14 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The trial's metrics, {} until they are written."""
-        return read_json(self.paths.trial_metrics(self.trial)) or {}
+        return self._of_last_start(self.paths.trial_metrics(self.trial)) or {}
 
     @cached_property
     def status(self) -> Status:
         """How the run ended."""
         if in_use(self.paths.lock):
             return "running"
-        if not self.paths.trial_metrics(self.trial).is_file():
+        if not self.metrics:
             return "stopped"
         if self.metrics.get("failed"):
             return "failed"
@@ -147,9 +149,18 @@ class Run:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"{self.paths.spec} cannot be read as a saved spec: {error}") from None
 
+    def _of_last_start(self, file: Path) -> dict[str, Any] | None:
+        """Return the content of a metrics file, None if it is older than the last start of a run that was continued."""
+        starts = self.spec.get("meta", {}).get("run")
+        if isinstance(starts, list) and len(starts) > 1 and file.is_file():
+            with suppress(ValueError, KeyError, TypeError):
+                if file.stat().st_mtime < datetime.fromisoformat(starts[-1]["began"]).timestamp():
+                    return None
+        return read_json(file)
+
     def _session_status(self, s: int) -> Status:
         """Return how Session `s` ended; without a metrics file as the run did."""
-        metrics = read_json(self.paths.session_metrics(s * self.policies, self.trial))
+        metrics = self._of_last_start(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
 

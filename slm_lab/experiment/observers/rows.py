@@ -194,6 +194,8 @@ class Evaluator(Observer):
         self.clock, self.every, self.emit, self.evaluate, self.index = clock, every, emit, evaluate, index
         self.table = Table(clock, rates, columns)
         self.interrupted = False
+        self.pending = False
+        """An evaluation was broken off by a stop: a continued run makes up for it."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if self.clock.due(self.every):
@@ -212,11 +214,18 @@ class Evaluator(Observer):
 
     def _write(self) -> None:
         total_reward = self.evaluate()
+        self.pending = total_reward is None
         if total_reward is not None:
             self.emit(Row(self.index, self.mode, self.table.row(total_reward)))
 
+    def catch_up(self) -> None:
+        """Evaluate if that was broken off."""
+        if self.pending:
+            self._write()
+
     def state_dict(self) -> dict[str, Any]:
-        return {"table": self.table.state_dict()}
+        return {"table": self.table.state_dict(), "pending": self.pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.table.load_state_dict(state["table"])
+        self.pending = state["pending"]

@@ -113,7 +113,7 @@ def check_saved(paths: RunPaths | None, frame: int | None = None) -> int:
     assert paths is not None
     frames = [int(row["frame"]) for row in complete_rows(paths.session_df(0))]
     assert all(before < after for before, after in pairwise(frames))
-    saved = int(state.load(paths.checkpoint(0, "last"))["clock"]["frame"])
+    saved = int(state.load(paths.checkpoint(0, "last"))["policies"][0]["clock"]["frame"])
     assert (frames[-1] if frames else 0) == saved
     assert frame in (None, saved)
     return saved
@@ -270,7 +270,7 @@ def test_the_trial_is_killed(sessions: int, command: Callable[..., Command], tmp
 
 
 def check_saved_session(paths: RunPaths, index: int) -> None:
-    assert 0 < state.load(paths.checkpoint(index, "last"))["clock"]["frame"] == frame_of(paths, index)
+    assert 0 < state.load(paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"] == frame_of(paths, index)
 
 
 def test_a_session_is_killed(command: Callable[..., Command]) -> None:

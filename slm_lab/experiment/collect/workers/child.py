@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONNECT = "connect"
 """Order: the shared arrays are there; build the policies and begin episodes."""
 SAVE, LOAD = "save", "load"
-"""Orders between two rounds: send the state; continue from this state."""
+"""Orders between two rounds: (SAVE, number of the request): send the state; (LOAD, state or None, resumes): continue a run."""
 _NICE = 5
 """In async mode the learner has priority: if cores are fewer than processes, the data that it trains on limits the run more often than
 the envs do, and workers that run ahead of it only wait."""
@@ -36,12 +36,12 @@ _ORPHAN_SECONDS = 10.0
 def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
     """Collect rollouts into the requested slots until a stop is requested.
 
-    Messages: ("built", EnvInfo), ("ready",), then ("rollout", slot, Collected) for each, and ("state", state) when asked; or
+    Messages: ("built", EnvInfo), ("ready",), then ("rollout", slot, Collected) for each, and ("state", number, state) when asked; or
     ("user_error", SpecError).
     """
     from slm_lab.experiment.collect.workers.inference import CentralInference
     from slm_lab.experiment.collect.workers.worker import RolloutWorker
-    from slm_lab.experiment.state import set_rng_state
+    from slm_lab.experiment.state import set_rng_state, to_tensors
 
     assert config.spec.meta.sampler is not None
     if config.spec.meta.sampler.async_rl and hasattr(os, "nice"):
@@ -69,11 +69,11 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
                 report = worker.collect(order)
                 if not context.stop.requested:
                     context.send("rollout", order, report)
-            case (kind, saved) if kind == LOAD:
-                worker.load_state_dict(saved)
-                set_rng_state(saved["rng"], "cpu")
-            case kind if kind == SAVE:
-                context.send("state", worker.state_dict())
+            case (kind, saved, resumes) if kind == LOAD:
+                if worker.resume(saved, resumes):
+                    set_rng_state(to_tensors(saved["rng"]), "cpu")
+            case (kind, request) if kind == SAVE:
+                context.send("state", request, worker.state_dict())
     context.beat(CLOSING)
     worker.close()
 

@@ -63,8 +63,13 @@ class WorkerPool(Protocol):
     def states(self) -> list[Any] | None:
         """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
 
-    def start(self, states: list[Any] | None = None) -> None:
-        """Begin to collect, from these states if any, unless a stop is requested first. Raises WorkerFailed."""
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        """Begin to collect, unless a stop is requested first. Raises WorkerFailed.
+
+        Args:
+            states: what `states` returned, to continue from.
+            resumes: how often the run was continued; without states new random streams are drawn for each.
+        """
 
     def next(self) -> tuple[int, Dataset] | None:
         """The policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
@@ -106,9 +111,9 @@ class SerialPool:
         for worker in self.workers:
             worker.attach(None, arrays)
 
-    def start(self, states: list[Any] | None = None) -> None:
-        for worker, saved in zip(self.workers, states or (), strict=bool(states)):
-            worker.load_state_dict(saved)
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
+            worker.resume(saved, resumes)
 
     @property
     def between_rounds(self) -> bool:
@@ -183,12 +188,13 @@ class ProcessPool:
         self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in range(workers)]
         self.put = self.taken = 0
         """Datasets that were ever put in the queue and taken from it."""
-        self.round_end = -1
-        """In turns, once a round is complete: how many were put until then. The next begins when the learner has given them back."""
-        self.saving = False
-        """The workers' states are wanted."""
+        self.round_end = 0
+        """In turns, once a round is complete: how many were put until then; −1 while one is collected. The next begins when the learner has
+        given them back, unless a stop is requested."""
+        self.requests = self.answered = 0
+        """Number of the last request for the workers' states, and of the last one that was answered or refused."""
         self.states_W: dict[int, Any] = {}
-        self.saved: SimpleQueue[list[Any] | None] = SimpleQueue()
+        self.saved: SimpleQueue[tuple[int, list[Any] | None]] = SimpleQueue()
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
         self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
@@ -222,11 +228,12 @@ class ProcessPool:
             if built:
                 child.send(process.CONNECT)
 
-    def start(self, states: list[Any] | None = None) -> None:
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
         self._wait(lambda: all(self.ready_W))
         if all(self.ready_W):
-            for child, saved in zip(self.children, states or (), strict=bool(states)):
-                child.send((process.LOAD, saved))
+            for child, saved in zip(self.children, states or [None] * len(self.children), strict=True):
+                if saved is not None or resumes:
+                    child.send((process.LOAD, saved, resumes))
             self.thread.start()
 
     @property
@@ -234,13 +241,15 @@ class ProcessPool:
         return self.taken == self.round_end
 
     def states(self) -> list[Any] | None:
-        self.saving = True
+        self.requests += 1
         os.write(self.call, b"x")
         deadline = time.monotonic() + _STATE_SECONDS
         while self.thread.is_alive() and time.monotonic() < deadline:
             self.beat(WAITING)
             with suppress(Empty):
-                return self.saved.get(timeout=0.2)
+                request, states = self.saved.get(timeout=0.2)
+                if request == self.requests:
+                    return states
         return None
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -312,11 +321,7 @@ class ProcessPool:
                     self._handle(event)
                 self._release_returned()
                 self._assemble()
-                if self.saving:
-                    self.saving = False
-                    self.states_W.clear()
-                    for child in self.children:
-                        child.send(process.SAVE)
+                self._request_states()
         except BaseException as error:
             self.datasets.put(cause(error))
 
@@ -336,11 +341,11 @@ class ProcessPool:
                 index = self.children.index(child)
                 self.orders[index].remove(slot)
                 self.assembler.put(index, slot, report)
-            case Message(child, "state", (saved,)):
+            case Message(child, "state", (request, saved)) if request == self.answered:
                 self.states_W[self.children.index(child)] = saved
                 if len(self.states_W) == len(self.children):
                     states = [self.states_W[worker] for worker in range(len(self.children))]
-                    self.saved.put(None if None in states else states)
+                    self.saved.put((request, None if None in states else states))
             case Message(child, "failed" | "user_error", (reason,)):
                 self._fail(f"{child.name} failed: {reason}")
             case Stalled(child, seconds, phase, "notice"):
@@ -349,6 +354,18 @@ class ProcessPool:
                 self._restart(child, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", child.tail())
             case Died(child, reason, output) if not self.ended:
                 self._restart(child, reason, output)
+
+    def _request_states(self) -> None:
+        """Ask the workers for their states if the learner wants them. In the middle of a round, or while one restarts, there are none."""
+        if self.answered == self.requests:
+            return
+        self.answered = self.requests
+        self.states_W.clear()
+        if self.round_end < 0 or not all(self.ready_W):
+            self.saved.put((self.answered, None))
+            return
+        for child in self.children:
+            child.send((process.SAVE, self.answered))
 
     def _fail(self, reason: str) -> None:
         self.ended = True
@@ -384,7 +401,7 @@ class ProcessPool:
 
     def _begin_round(self) -> None:
         """In turns: once the learner has trained on everything of a round, begin the next."""
-        if self.turns and self.assembler.round_over and self.out == 0:
+        if self.turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
             assert self.assembler.rounds is not None
             self.assembler.round_over, self.round_end = False, -1
             self.due += self.assembler.rounds

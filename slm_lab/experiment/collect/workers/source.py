@@ -24,13 +24,14 @@ from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import TRAINING, WAITING
+from slm_lab.experiment.state import to_arrays, to_tensors
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
 """Time that a round has to end after a stop request."""
 
 
@@ -63,10 +64,11 @@ class WorkerSource:
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
         """Nothing is collected while the learner trains."""
-        self.between_rounds = True
+        self._midway = False
+        """In the middle of a dataset."""
         self._states: list[Any] | None = None
         """Of the workers, to continue from."""
-        self._loaded = False
+        self._loaded, self._resumes = False, 0
         self.population: Population | None = None
         """For meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
@@ -101,7 +103,8 @@ class WorkerSource:
         for policy in range(len(self.learners)):
             (self._after if self._loaded else self._publish)(policy)
         self.beat(WAITING)
-        self.pool.start(self._states)
+        self.pool.start(self._states, self._resumes)
+        self._states = None
         self.utilization.begin()
         for learner in self.learners:
             learner.clock.moment = perf_counter()
@@ -111,7 +114,7 @@ class WorkerSource:
         while self.arrays.active_P.any():
             if self.stop.requested:  # in rounds, the one that has begun is finished: a run can continue exactly only from its end
                 deadline = min(deadline, monotonic() + STOP_SECONDS)
-                if self.between_rounds or monotonic() > deadline:
+                if self.between_rounds or monotonic() > deadline:  # after the deadline, what is saved lacks the envs
                     return
             self.beat(WAITING)
             item = self.pool.next()
@@ -148,7 +151,7 @@ class WorkerSource:
                 experience = experience._replace(transition=_transition(dataset, t), report=report)
             elif t == last:
                 experience = self._with_rollout(experience, dataset.rollout(), learner)
-            self.between_rounds = not self.in_rounds or (t == last and self.pool.between_rounds)
+            self._midway = t < last
             yield experience
             if (trained := learner.take_update_times()) is not None:
                 self.utilization.record_update(*trained)
@@ -200,16 +203,21 @@ class WorkerSource:
         self.pool.close()
 
     @property
+    def between_rounds(self) -> bool:
+        """Whether the state can be saved now: in rounds, only when one has been learned from and the next has not begun."""
+        return not self.in_rounds or (not self._midway and self.pool.between_rounds)
+
+    @property
     def lost_reason(self) -> str:
         if not self.in_rounds:
             return "asynchronous rollout workers are ahead of the learner"
-        return f"backend {self.backend} cannot save those of this env"
+        return f"the rollout workers cannot save them; backend {self.backend}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"open": self.pool.states() if self.in_rounds else None}
+        return {"open": to_tensors(self.pool.states()) if self.in_rounds else None, "resumes": self._resumes}
 
     def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
-        self._loaded, self._states = True, state["open"]
+        self._loaded, self._states, self._resumes = True, to_arrays(state["open"]), int(state["resumes"]) + 1
         return self._states is not None
 
 

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.agent.policy.policy import Policy
@@ -20,7 +19,7 @@ from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWei
 from slm_lab.experiment.experience import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
-from slm_lab.experiment.state import rng_state
+from slm_lab.experiment.state import rng_state, to_arrays
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays
@@ -61,12 +60,16 @@ class EnvGroup:
 
     def __init__(self, index: int, env: Env, policies: Sequence[Policy], active_P: np.ndarray, rng: np.random.Generator) -> None:
         self.index, self.env, self.policies, self.active_P, self.rng = index, env, policies, active_P, rng
-        count = env.info.num_envs
-        self.obs_N = env.reset()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an episode in every env."""
+        count = self.env.info.num_envs
+        self.obs_N = self.env.reset()
         self.first_N = np.ones(count, np.bool_)
         self.over_N = np.ones(count, np.bool_)
         """The episode (in Atari the game, not only a life) is over: the next one may be another policy's."""
-        self.state_NS = policies[0].initial_state(count)
+        self.state_NS = self.policies[0].initial_state(count)
         self.policy_N = np.zeros(count, np.int64)
         self._draw()
 
@@ -76,17 +79,19 @@ class EnvGroup:
         if env["episodes"]["backend"] is None:
             return None
         arrays = {name: getattr(self, name) for name in _GROUP_ARRAYS}
-        saved = {name: None if array is None else torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        saved = {name: None if array is None else np.array(array) for name, array in arrays.items()}
         return {"env": env, "rng": generator_state(self.rng), "arrays": saved}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises RuntimeError if the open episodes cannot be continued."""
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Load what `state_dict` returned. Returns whether the open episodes continue; if not, new ones have begun."""
         self.env.load_state_dict(state["env"])
-        if not self.env.resume():
-            raise RuntimeError("the open episodes of a rollout worker cannot be continued")
         set_generator_state(self.rng, state["rng"])
+        if not self.env.resume():
+            self.begin()
+            return False
         for name, array in state["arrays"].items():
-            setattr(self, name, None if array is None else array.numpy())
+            setattr(self, name, array)
+        return True
 
     def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
         """Step the envs and write the transition."""
@@ -215,12 +220,15 @@ class RolloutWorker:
         ]
         self.inference: Inference = LocalInference(self.subscriber)
 
+    def _env_seed(self, group: int) -> int:
+        env = self.seeds.env
+        return env if group == 0 else int(np.random.SeedSequence([env, group]).generate_state(1)[0]) & 0x7FFFFFFF
+
     def _make_env(self, group: int) -> Env:
-        spec, sampler, seeds = self.config.spec, self.config.spec.meta.sampler, self.seeds
+        spec, sampler = self.config.spec, self.config.spec.meta.sampler
         assert sampler is not None
         count = sampler.num_envs_per_worker // num_splits(sampler)
-        seed = seeds.env if group == 0 else int(np.random.SeedSequence([seeds.env, group]).generate_state(1)[0]) & 0x7FFFFFFF
-        return make_env(spec.env, seed, num_envs=count, gamma=spec.agent.algorithm.gamma, **log_info(spec.meta))
+        return make_env(spec.env, self._env_seed(group), num_envs=count, gamma=spec.agent.algorithm.gamma, **log_info(spec.meta))
 
     def collect(self, slot: int) -> Collected:
         """Collect a rollout of every group."""
@@ -256,15 +264,39 @@ class RolloutWorker:
         if None in groups:
             return None
         rngs = [generator_state(policy.rng) for policy in self.policies]
-        return {"groups": groups, "policies": rngs, "rng": rng_state("cpu")}
+        return {"groups": groups, "policies": rngs, "rng": to_arrays(rng_state("cpu"))}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, but for the process-wide generators. Raises RuntimeError like EnvGroup."""
-        for group, saved in zip(self.groups, state["groups"], strict=True):
-            group.load_state_dict(saved)
-            group.env.normalizers.take_deltas()  # the observations of the reset, which has not taken place
+    def resume(self, state: dict[str, Any] | None, resumes: int) -> bool:
+        """Load what `state_dict` returned, but for the process-wide generators; without a state begin episodes from new random streams.
+
+        Returns whether the open episodes continue.
+        """
+        if state is None:
+            self._reseed(resumes)
+            return False
         for policy, rng in zip(self.policies, state["policies"], strict=True):
             set_generator_state(policy.rng, rng)
+        continued = True
+        for group, saved in zip(self.groups, state["groups"], strict=True):
+            group.env.normalizers.take_deltas()
+            if group.load_state_dict(saved):
+                group.env.normalizers.take_deltas()  # the observations of the reset, which has not taken place
+            else:
+                continued = False
+        return continued
+
+    def _reseed(self, resumes: int) -> None:
+        """Begin anew from random streams that no earlier start has used."""
+        if not resumes:
+            return
+        self.seeds = worker_seeds(self.config.seeds, self.config.index, self.config.restart + 1000 * resumes)
+        for p, policy in enumerate(self.policies):
+            policy.rng = np.random.default_rng([self.seeds.act, p])
+        for index, group in enumerate(self.groups):
+            group.env.normalizers.take_deltas()
+            group.rng = np.random.default_rng([self.seeds.act, index, 1])
+            group.env.reseed(self._env_seed(index))
+            group.begin()
 
     def close(self) -> None:
         for env in self.envs:

@@ -90,17 +90,15 @@ def read_run(paths: RunPaths, sets: Sequence[str] = ()) -> Resumption:
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
     changes = differences(saved, spec)
-    before = saved
-    shared = _read(paths.trial_checkpoint()) if spec.meta.distributed else None
+    shared = _read(paths.trial_checkpoint())  # whatever meta.distributed is now: a change of it is found by what was saved with it
     starts: dict[int, Start] = {}
+    begun = False
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
         bundle = _read(paths.checkpoint(index * paths.policies, "last"))
         starts[index] = _start(bundle, spec, shared, index)
-        trained = shared if spec.meta.distributed else bundle
-        if trained is not None and before is saved:
-            before = _spec_of(trained, saved)
-            changes = differences(before, spec)
-    begun = any(start.status != "new" for start in starts.values())
+        trained = bundle if shared is None else shared
+        if trained is not None and not begun:
+            begun, changes = True, differences(_spec_of(trained, saved), spec)
     if begun:
         _check_changes(changes, spec, paths)
     else:

@@ -259,9 +259,19 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
 
 
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
-    """Cut a table back to its rows up to a frame, or to a size in bytes; one without rows is removed. Raises OSError."""
+    """Cut a table back to its rows up to a frame, or to a size in bytes; one without rows is removed. Raises OSError.
+
+    One that is shorter than the size has lost rows, which cannot be made again: that is a notice, and the rows that are complete stay.
+    """
     if not path.exists():
+        if size:
+            notice(f"{path.name} is missing: its rows up to here are lost")
         return
+    if frame is None and path.stat().st_size < size:
+        rows = complete_rows(path)
+        last = f"after frame {rows[-1]['frame']}" if rows else "up to here"
+        notice(f"{path.name} is shorter than it was when the checkpoint was saved: its rows {last} are lost")
+        size = path.stat().st_size
     if frame is not None:
         with path.open("rb") as file:
             lines = file.read().splitlines(keepends=True)

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -95,5 +95,6 @@ def _is_time(path: str) -> bool:
     return name in ("wall_t", "resumes", "tables") or "means/rollout_busy" in path or "means/learner_busy" in path or "_busy/" in path
 
 
-def bundle(paths: RunPaths) -> dict[str, Any]:
-    return state.load(paths.checkpoint(0, "last"))
+def bundle(paths: RunPaths, index: int = 0, which: Literal["last", "best"] = "last") -> dict[str, Any]:
+    """Return the last checkpoint of a Session, or the best of a table."""
+    return state.load(paths.checkpoint(index * (paths.policies if which == "last" else 1), which))

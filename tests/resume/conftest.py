@@ -1,0 +1,58 @@
+"""Commands that start quickly, and runs to resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_lab.experiment.paths import RunPaths, runs
+from tests.resume.launcher import Launcher, Running
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
+    yield launcher
+    launcher.close()
+
+
+class Project:
+    """A folder with a spec file and a data folder, in which commands run."""
+
+    def __init__(self, launcher: Launcher, folder: Path) -> None:
+        self.launcher, self.folder, self.data = launcher, folder, folder / "data"
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Write the spec file, which has one spec called small."""
+        (self.folder / "spec.json").write_text(json.dumps({"small": body}))
+
+    def start(self, *words: object) -> Running:
+        """Start a command."""
+        return self.launcher.start([*words, "--data-dir", self.data], self.folder)
+
+    def run(self, *words: object, code: int = 0) -> str:
+        """Run a command that ends with an exit code; return what it printed."""
+        running = self.start(*words)
+        assert running.wait() == code, running.text
+        assert "Traceback" not in running.text, running.text
+        return running.text
+
+    def train(self, body: dict[str, Any], *words: object, code: int = 0) -> RunPaths:
+        """Train a spec."""
+        self.write(body)
+        self.run("spec.json", "small", "train", *words, code=code)
+        return self.paths
+
+    @property
+    def paths(self) -> RunPaths:
+        """The latest run."""
+        return RunPaths(runs(self.data, "small")[-1], "small")
+
+
+@pytest.fixture
+def project(launcher: Launcher, tmp_path: Path) -> Project:
+    return Project(launcher, tmp_path)

@@ -1,0 +1,188 @@
+"""Commands of slm_lab that start in milliseconds: each is a fork of one process that has loaded everything.
+
+`Launcher` starts that process; this module run as a program is it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+MARK = "SLM_LAB_TEST"
+"""Environment variable by which all processes of a command are found."""
+_LIMIT = 240.0
+"""Seconds after which a command that runs is an error, on a machine with much else to do."""
+
+
+class Running:
+    """A command that was started.
+
+    Attributes:
+        pid: of the process that reads the command line.
+        output: file with its stdout and stderr.
+    """
+
+    def __init__(self, launcher: Launcher, number: int, pid: int, output: Path) -> None:
+        self.launcher, self.number, self.pid, self.output = launcher, number, pid, output
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while the process runs."""
+        if self.status is None:
+            self.status = self.launcher.ask(poll=self.pid)
+        return self.status
+
+    def wait(self, seconds: float = _LIMIT) -> int:
+        """Return the exit code when the process has ended."""
+        end = time.monotonic() + seconds
+        while (status := self.poll()) is None:
+            assert time.monotonic() < end, f"still running:\n{self.text}"
+            time.sleep(0.01)
+        return status
+
+    @property
+    def text(self) -> str:
+        """What it has printed."""
+        return self.output.read_text(errors="replace")
+
+    def processes(self) -> list[int]:
+        """Return the processes that it has started, directly or not, and that still run."""
+        mark = f"{MARK}={self.launcher.name}_{self.number}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                marked = entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0")
+                if marked and "State:\tZ" not in (entry / "status").read_text():
+                    found.append(int(entry.name))
+        return found
+
+    def kill(self, *, group: bool = False) -> None:
+        """Kill the process (SIGKILL), with `group` and all that it has started."""
+        for pid in [self.pid, *(self.processes() if group else [])]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait()
+        while group and (left := self.processes()):  # those that were being started
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+class Launcher:
+    """The process of which commands are forks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name, self.count = folder, f"{os.getpid()}_{time.monotonic_ns()}", 0
+        environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        root = Path(__file__).resolve().parents[2]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment
+        )
+        self.started: list[Running] = []
+
+    def ask(self, **request: Any) -> Any:
+        """Send a request and return the answer."""
+        to, answers = self.process.stdin, self.process.stdout
+        assert to is not None
+        assert answers is not None
+        to.write(json.dumps(request) + "\n")
+        to.flush()
+        return json.loads(answers.readline())
+
+    def start(self, words: Sequence[object], cwd: Path) -> Running:
+        """Start a command in a folder."""
+        self.count += 1
+        output = self.folder / f"output_{self.count}"
+        environ = {MARK: f"{self.name}_{self.count}", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), output=str(output), environ=environ)
+        self.started.append(Running(self, self.count, pid, output))
+        return self.started[-1]
+
+    def run(self, words: Sequence[object], cwd: Path) -> tuple[int, str]:
+        """Run a command in a folder; return its exit code and what it printed."""
+        running = self.start(words, cwd)
+        return running.wait(), running.text
+
+    def close(self) -> None:
+        """End the process and what is left of its commands."""
+        for running in self.started:
+            for pid in running.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def _serve(requests: IO[str], answers: IO[str]) -> None:
+    """Fork a process for each command, until the requests end."""
+    import gymnasium
+    import torch
+
+    import slm_lab.cli.resume
+    import slm_lab.cli.run
+    import slm_lab.experiment.analysis
+    import slm_lab.experiment.collect.workers.inference
+    import slm_lab.experiment.trial
+
+    assert gymnasium
+    assert torch
+    left: set[int] = set()
+    for line in requests:
+        request = json.loads(line)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            left -= {pid}
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                os._exit(_command(request))
+            left.add(answer)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _command(request: dict[str, Any]) -> int:
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.environ.update(request["environ"])
+    null, output = os.open(os.devnull, os.O_RDONLY), os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for fd, number in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(fd, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.argv = ["slm-lab", *request["words"]]
+    from slm_lab.cli import main
+
+    code = 1
+    try:
+        code = main(request["words"])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        import atexit
+
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
+    return code
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.set_inheritable(answers.fileno(), False)
+    _serve(sys.stdin, answers)

@@ -1,0 +1,134 @@
+"""SIGKILL at any moment: no run is lost, and a resumed run is the same as one without a break wherever it says so."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slm_lab.experiment import state
+from tests.resume.kills import CASES, QUICK, Killed
+from tests.resume.launcher import Launcher
+
+SEED = int(os.environ.get("KILL_SEED", "0"))
+"""Of the moments; a failing test prints what it did."""
+
+
+# ---- runs
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_killed_run_goes_on(name: str, launcher: Launcher, tmp_path: Path) -> None:
+    Killed(CASES[name], launcher, tmp_path / "runs", SEED).chain(0, 2)
+
+
+KILLS = int(os.environ.get("KILLS", "9"))
+"""Of each case: 108 in all."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", CASES)
+def test_no_run_is_lost(name: str, launcher: Launcher, tmp_path: Path) -> None:
+    killed = Killed(CASES[name], launcher, tmp_path / "runs", SEED)
+    kills, chains = 0, 0
+    while kills < KILLS:
+        kills += killed.chain(chains, min(3, KILLS - kills))
+        chains += 1
+        assert chains < 4 * KILLS, "runs end before they are killed"
+    print(f"{name}: {kills} kills in {chains} runs")  # noqa: T201
+
+
+# ---- bundles
+
+
+def _numbered(number: int, size: int) -> dict[str, Any]:
+    return {"version": state.VERSION, "number": number, "values": torch.full((size,), number), "spec": {"name": "x" * (number % 300)}}
+
+
+def _check(path: Path, at_least: int) -> int:
+    """Return the number of a bundle, which is complete and not older than the reader has seen."""
+    found = state.load(path)
+    number = int(found["number"])
+    assert number >= at_least, f"bundle {number} after {at_least}"
+    assert found["values"].unique().tolist() == [number]
+    assert len(found["spec"]["name"]) == number % 300
+    return number
+
+
+class Writer:
+    """A process that does nothing but write bundles, numbered upwards.
+
+    Args: stops_before: it stops (SIGSTOP) at this call in the save of the bundle after `first`; None: it does not.
+    """
+
+    def __init__(self, path: Path, first: int, size: int, stops_before: str | None = None) -> None:
+        reader, writer = os.pipe()
+        self.pid, self.reader = os.fork(), reader
+        if self.pid == 0:
+            try:
+                torch.set_num_threads(1)  # threads of a forked process do not exist
+                if stops_before is not None:
+                    _stop_before(stops_before)
+                for number in range(first + 1, first + 100_000):
+                    state.save(path, _numbered(number, size))
+                    os.write(writer, number.to_bytes(8, "little"))
+            finally:
+                os._exit(1)
+        os.close(writer)
+
+    def end(self) -> int:
+        """Kill it and return the last number that it said was saved, -1 if it said none."""
+        os.kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        with os.fdopen(self.reader, "rb") as file:
+            told = file.read()
+        return int.from_bytes(told[-8:], "little") if told else -1
+
+
+def _stop_before(call: str) -> None:
+    real = getattr(os, call)
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*arguments, **options)
+
+    setattr(os, call, stop)
+
+
+def kill_writers(path: Path, kills: int, moments: random.Random) -> int:
+    """Kill writers of one file at random moments, each time after reading what there is; return the number of the last bundle."""
+    number = 0
+    state.save(path, _numbered(0, 10))
+    for kill in range(kills):
+        stops_before = moments.choice(("fsync", "replace", "replace")) if kill % 4 == 0 else None
+        writer = Writer(path, number, moments.choice((10, 3_000, 300_000)), stops_before)
+        if stops_before is not None:
+            os.waitpid(writer.pid, os.WUNTRACED)
+            assert _check(path, number) == number, "nothing has been replaced yet"
+            if moments.random() < 0.5:
+                os.kill(writer.pid, signal.SIGCONT)
+        end = time.monotonic() + moments.uniform(0.0, 0.06)
+        while time.monotonic() < end:
+            number = _check(path, number)
+        told = writer.end()
+        number = _check(path, max(number, told))
+        assert [name for name in os.listdir(path.parent) if not name.startswith(".")] == [path.name]
+        assert len(os.listdir(path.parent)) <= 2, "what killed writers leave does not add up"
+    return number
+
+
+def test_a_reader_finds_a_complete_bundle(tmp_path: Path) -> None:
+    assert kill_writers(tmp_path / "small_t0_s0_ckpt-last.pt", 24, random.Random(SEED)) > 24
+
+
+@pytest.mark.slow
+def test_no_bundle_is_lost(tmp_path: Path) -> None:
+    kill_writers(tmp_path / "small_t0_s0_ckpt-last.pt", 200, random.Random(SEED + 1))

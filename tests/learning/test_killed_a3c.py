@@ -1,0 +1,69 @@
+"""A3C whose processes are killed five times, as by a machine that is switched off, learns as A3C without a break."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from slm_lab.spec.loader import dump_spec, load_spec
+from tests.experiment.commands import ROOT, Command, frame_of, until
+
+SEEDS = range(5)
+WORKERS, FRAMES, EVERY = 4, 64_000, 3_200
+KILLS = (8_000, 16_000, 27_000, 38_000, 50_000)
+"""Frames of the first worker."""
+LEAST = 450.0
+
+
+def command(folder: Path, seed: int) -> Command:
+    folder.mkdir()
+    spec = load_spec("a3c_gae_cartpole.json", "a3c_gae_cartpole", [f"meta.random_seed={seed}", "meta.save_interval=2"])
+    return Command(folder, dump_spec(spec)["a3c_gae_cartpole"])
+
+
+def final_return(one: Command) -> float:
+    metrics = json.loads(one.paths.trial_metrics().read_text())
+    assert metrics["status"] == "done"
+    return float(metrics["final_return"])
+
+
+def killed_run(one: Command) -> None:
+    """Train, and kill every process of the run at each of the frames in KILLS."""
+    process = one.start()
+    for frame in KILLS:
+        until(lambda frame=frame: one.has_rows(1)() and frame_of(one.paths, 0) >= frame, process)  # type: ignore[misc]
+        for pid in one.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+        until(lambda: one.processes() == [])
+        process = one._start([str(ROOT / "run_lab.py"), "train@latest", "--data-dir", str(one.data)])
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a3c_killed_five_times_learns_as_without_a_break(tmp_path: Path) -> None:
+    straight, killed = [], []
+    for seed in SEEDS:
+        one = command(tmp_path / f"straight{seed}", seed)
+        process = one.start()
+        assert process.wait() == 0
+        straight.append(final_return(one))
+        other = command(tmp_path / f"killed{seed}", seed)
+        killed_run(other)
+        killed.append(final_return(other))
+        for index in range(WORKERS):
+            with other.paths.session_df(index).open() as file:
+                frames = [int(row["frame"]) for row in csv.DictReader(file)]
+            assert frames == list(range(EVERY, FRAMES + 1, EVERY)), "no gap and no repetition"
+    print(straight, killed)  # noqa: T201
+    assert min(straight) >= LEAST
+    assert min(killed) >= LEAST

@@ -71,9 +71,7 @@ CASES: dict[str, Case] = {
     ),
     "sampler, serial": Case("PPO", "CartPole-v1", 6400, {**_PPO, "meta": {"sampler": {**_ROUNDS, "serial_mode": True}}}),
     "sampler in turns": Case("PPO", "CartPole-v1", 6400, {**_PPO, "meta": {"sampler": _ROUNDS}}),
-    "sampler, asynchronous": Case(
-        "PPO", "CartPole-v1", 20000, {**_PPO, "meta": {"sampler": {**_ROUNDS, "async_rl": True}}}, exact=False
-    ),
+    "sampler, asynchronous": Case("PPO", "CartPole-v1", 20000, {**_PPO, "meta": {"sampler": {**_ROUNDS, "async_rl": True}}}, exact=False),
     "two policies with PBT": Case("PPO", "CartPole-v1", 4000, {**_PPO, "meta": {"sampler": {**_ROUNDS, **_PBT, "serial_mode": True}}}),
 }
 QUICK = ("PPO", "DQN")
@@ -194,11 +192,7 @@ def check_frames(frames: list[int], every: int, limit: int, name: str) -> None:
 def check_starts(paths: RunPaths, case: Case) -> bool:
     """Each start is recorded, with its grade. Return whether all went on exactly."""
     history = json.loads(paths.spec.read_text())["small"]["meta"]["run"]
-    grades = [
-        start.get("exact", start.get("status") in ("finished", "new"))
-        for one in history[1:]
-        for start in one["continues"].values()
-    ]
+    grades = [start.get("exact", start.get("status") in ("finished", "new")) for one in history[1:] for start in one["continues"].values()]
     if case.exact:
         assert all(grades), f"not exact: {[one['continues'] for one in history[1:]]}"
     return all(grades) and case.exact

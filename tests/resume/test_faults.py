@@ -111,7 +111,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_disk_that_fills_while_it_trains(project: Project, small_disk: Path) -> None:
-    """Exit code 1 and the cause; the last complete checkpoint stays. Resumed on the full disk: exit code 2; with room again: the run goes on."""
+    """Exit code 1 and the cause; the last complete checkpoint stays. A resume says that there is no room; with room again, it goes on."""
     case = endless()
     project.data = small_disk / "data"
     project.write(case.body())

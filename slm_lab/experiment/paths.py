@@ -77,6 +77,12 @@ class RunPaths:
         for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             folder.mkdir(exist_ok=True)
 
+    def remove_temporaries(self) -> None:
+        """Remove what killed processes left of files that they were replacing; no process may be writing in the run folder."""
+        for folder in (self.root, self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
     def trial_spec(self, t: int = 0) -> Path:
         return self.root / f"{self.stem}_t{t}_spec.json"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import errno
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
@@ -14,8 +14,10 @@ from typing import IO, Any, Literal, Protocol
 from slm_lab.experiment import state
 from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, Values
 from slm_lab.experiment.paths import RunPaths
+from slm_lab.lib.errors import NotWritable
 from slm_lab.lib.log import notice
 
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 CheckpointKind = Literal["last", "best"] | int
 """The state of a Session; the best weights of a policy; its weights at a frame."""
 Spans = list[tuple[str, str, float, float]]
@@ -125,7 +127,8 @@ class LocalSink:
         self._board(table, frame)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
-        state.save(self.paths.checkpoint(table, which, self.trial), bundle)
+        with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
+            state.save(path, bundle)
 
     def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
         path = self.paths.checkpoint(table, which, self.trial)
@@ -136,7 +139,8 @@ class LocalSink:
             return None
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
-        state.save(self.paths.trial_checkpoint(self.trial), bundle)
+        with _writing(self.paths.trial_checkpoint(self.trial)) as path:
+            state.save(path, bundle)
 
     def position(self, session: int) -> dict[str, int]:
         for file in self.tables.values():
@@ -181,7 +185,8 @@ class LocalSink:
 
     def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
         if (file := self.tables.get(path)) is None:
-            self.tables[path] = file = path.open("a", newline="", encoding="utf-8")
+            with _writing(path):
+                self.tables[path] = file = path.open("a", newline="", encoding="utf-8")
             if file.tell() == 0:
                 csv.writer(file, lineterminator="\n").writerow(columns)
         csv.writer(file, lineterminator="\n").writerow([row[column] for column in columns])
@@ -191,6 +196,17 @@ class LocalSink:
         if table not in self.boards:
             self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame)
         return self.boards[table]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Raise NotWritable for an error that says that the folder is read-only."""
+    try:
+        yield path
+    except OSError as error:
+        if error.errno in _READ_ONLY:
+            raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+        raise
 
 
 class TensorBoard:

@@ -177,6 +177,7 @@ class Trial:
                 self._lock = RunLock(paths.lock)
             else:
                 paths.make_dirs()
+                paths.remove_temporaries()
             for file in (paths.trial_spec(self.index), paths.spec) if backend is not None else ():
                 replace_file(file, text.encode(), sync=True)
         except OSError as error:

@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 MARK = "SLM_LAB_TEST"
 """Environment variable by which all processes of a command are found."""
+_LOADED = ("gymnasium", "torch", "slm_lab.cli.resume", "slm_lab.cli.run", "slm_lab.experiment.analysis", "slm_lab.experiment.trial")
 _LIMIT = 240.0
 """Seconds after which a command that runs is an error, on a machine with much else to do."""
 
@@ -124,17 +126,8 @@ class Launcher:
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
     """Fork a process for each command, until the requests end."""
-    import gymnasium
-    import torch
-
-    import slm_lab.cli.resume
-    import slm_lab.cli.run
-    import slm_lab.experiment.analysis
-    import slm_lab.experiment.collect.workers.inference
-    import slm_lab.experiment.trial
-
-    assert gymnasium
-    assert torch
+    for name in _LOADED:
+        import_module(name)
     left: set[int] = set()
     for line in requests:
         request = json.loads(line)

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ SEED = int(os.environ.get("KILL_SEED", "0"))
 @pytest.mark.parametrize("name", QUICK)
 def test_a_killed_run_goes_on(name: str, launcher: Launcher, tmp_path: Path) -> None:
     Killed(CASES[name], launcher, tmp_path / "runs", SEED).chain(0, 2)
+
+
+def test_rollout_workers_draw_the_same_numbers_in_each_run(launcher: Launcher, tmp_path: Path) -> None:
+    """Also from torch's global generator, which the system seeds in each process."""
+    Killed(replace(CASES["sampler in turns"], frames=640), launcher, tmp_path / "runs", SEED).chain(0, 0)
 
 
 KILLS = int(os.environ.get("KILLS", "9"))

@@ -16,28 +16,30 @@ from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Writer:
-    """Writes files below `root`. A failure is a notice; once the disk is full the rest is skipped and counted in one notice."""
+    """Writes files below `root`. A failure is a notice; once nothing can be written the rest is skipped and counted in one notice."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.full = root, False
+        self.root, self.reason = root, ""
         self._png: PNGRenderer | None = None
         self._missing: Counter[str] = Counter()
 
     def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
-        """Make and write the `files` of one item; `what` ("graph not drawn") counts it when the disk is full, None does not."""
+        """Make and write the `files` of one item; `what` ("graph not drawn") counts it when nothing can be written, None does not."""
         for path, content in files:
-            if self.full:
+            if self.reason:
                 break
             try:
                 replace_file(path, content())
             except Exception as error:
-                self.full = isinstance(error, OSError) and error.errno in _FULL
-                if not self.full:
+                if isinstance(error, OSError) and error.errno in (*_FULL, *_READ_ONLY):
+                    self.reason = "disk full" if error.errno in _FULL else f"the run folder cannot be written to ({error.strerror})"
+                else:
                     notice(f"{path.name} failed: {type(error).__name__}: {error}")
-        if self.full and what:
+        if self.reason and what:
             self._missing[what] += 1
 
     def draw(self, figures: Mapping[str, Figure], path: Callable[[str, str], Path]) -> None:
@@ -60,7 +62,7 @@ class Writer:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Report in one notice what was skipped on a full disk."""
-        if self.full:
+        """Report in one notice what was skipped, and why."""
+        if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
-            notice(f"disk full: {', '.join(kinds)}")
+            notice(f"{self.reason}: {', '.join(kinds)}")

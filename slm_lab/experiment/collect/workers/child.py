@@ -11,6 +11,7 @@ from multiprocessing.connection import Listener
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.process.heartbeat import CLOSING
@@ -49,6 +50,7 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
     seed = worker_seeds(config.seeds, config.index, config.restart).env
     random.seed(seed)  # for envs that draw from the global generators
     np.random.seed(seed)
+    torch.manual_seed(seed)
     try:
         worker = RolloutWorker(config, context.beat)
     except SpecError as error:

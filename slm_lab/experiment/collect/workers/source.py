@@ -129,8 +129,8 @@ class WorkerSource:
                 if self.arrays.active_P[policy]:
                     yield from self._experience(policy, dataset)
                     self._after(policy)
-                if self.stop.requested and self.between_rounds:
-                    return
+                if not self.arrays.active_P.any() or (self.stop.requested and self.between_rounds):
+                    return  # before the workers can begin another round, in which their state cannot be saved
                 self.pool.release(policy, dataset)
 
     def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience]:

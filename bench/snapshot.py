@@ -1,0 +1,119 @@
+"""Pause of the workers while the arrays that they share are copied: `python -m bench.snapshot [--parameters N] [--snapshots N]`.
+
+The shared arrays are those of a net with Adam: parameters and two moments. One process copies them; another one updates a few of the
+parameters without a break, and measures how long each update takes, the wait for the copy included.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+
+import numpy as np
+import torch
+
+from slm_lab.lib.store import Arrays, Lock, Named, SharedArray, SharedArrays, shared_file
+
+NAMES = ("params", "optim/exp_avg", "optim/exp_avg_sq")
+
+
+class Net:
+    """The shared arrays of a net with so many parameters."""
+
+    def __init__(self, parameters: int) -> None:
+        self.parameters = parameters
+        self.arrays: Mapping[str, np.ndarray] = {}
+
+    def shared_arrays(self) -> Named:
+        return {name: SharedArray(np.zeros(self.parameters, np.float32), "step") for name in NAMES}
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self.arrays = arrays
+
+
+class TimedArrays(SharedArrays):
+    """Shared arrays that measure how long a snapshot keeps others out."""
+
+    def __init__(self, fd: int, index: int) -> None:
+        super().__init__(fd, index, 2)
+        self.held: list[float] = []
+
+    @contextmanager
+    def _record_lock(self, lock: Lock, *, wait: bool = True, shared: bool = False) -> Iterator[bool]:
+        with super()._record_lock(lock, wait=wait, shared=shared) as mine:
+            begin = time.perf_counter()
+            try:
+                yield mine
+            finally:
+                if lock == "snapshot" and not shared:
+                    self.held.append(time.perf_counter() - begin)
+
+
+def _update(fd: int, parameters: int, ready: int, results: int) -> None:
+    """Update until SIGTERM; then send the longest time of an update and the number of updates."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *arguments: ended.append(1))
+    net = Net(parameters)
+    store = SharedArrays(fd, 1, 2, fresh=False)
+    store.attach({"net": net})
+    values, longest, count = net.arrays["params"][:1000], 0.0, 0
+    os.write(ready, b"x")
+    while not ended:
+        begin = time.perf_counter()
+        with store.update():
+            values += 1.0
+        longest, count = max(longest, time.perf_counter() - begin), count + 1
+    os.write(results, json.dumps([longest, count]).encode())
+
+
+def measure(parameters: int, snapshots: int) -> dict[str, float]:
+    """Return the median and longest time for which the locks were held, and the longest update in another process, all in milliseconds."""
+    net, fd = Net(parameters), shared_file()
+    store = TimedArrays(fd, 0)
+    store.attach({"net": net})
+    ready, results = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _update(fd, parameters, ready[1], results[1])
+        finally:
+            os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        for _ in range(snapshots):
+            time.sleep(0.02)
+            store.snapshot()
+    finally:
+        os.kill(child, signal.SIGTERM)
+        longest, count = json.loads(os.read(results[0], 1000))
+        os.waitpid(child, 0)
+        for end in (*ready, *results):
+            os.close(end)
+        store.arrays, net.arrays = {}, {}
+        os.close(fd)
+    held = [1000 * seconds for seconds in store.held]
+    return {"held_median": median(held), "held_longest": max(held), "delay_longest": 1000 * longest, "updates": count}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.snapshot", description="Pause of the workers during a snapshot of a shared net.")
+    parser.add_argument("--parameters", type=int, default=10_000_000, help="of the net (10 million)")
+    parser.add_argument("--snapshots", type=int, default=50, help="number of snapshots (50)")
+    options = parser.parse_args()
+    found = measure(options.parameters, options.snapshots)
+    size = options.parameters * 4 * len(NAMES) / 2**20
+    sys.stdout.write(
+        f"cpu: {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores\n"
+        f"{options.parameters:,} parameters with Adam: {size:.0f} MiB; {options.snapshots} snapshots\n"
+        f"locks held: median {found['held_median']:.1f} ms, longest {found['held_longest']:.1f} ms\n"
+        f"longest of {found['updates']:,} updates in another process: {found['delay_longest']:.1f} ms\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

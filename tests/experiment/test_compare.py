@@ -351,7 +351,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
     other = make_run(tmp_path / "b", [[0, 10]], name="b", spec={"env": {"name": "Pendulum-v1"}})
     graphs = comparison_graphs(read_settings([str(run), str(other)]), "frame")
     assert caplog.messages == [
-        f"{run}: the run has not ended; compared, since no seed of 'a2c' is done",
+        f"{run}: 1 session stopped; compared, since no seed of 'a2c' is done",
     ]
     assert {name: graph.title.partition(":")[0] for name, graph in graphs.items() if "returns" in name} == {
         "mean_returns_CartPole-v1": "CartPole-v1",

@@ -22,7 +22,7 @@ from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project
 from tests.resume.kills import Case, check_complete, check_equal
 from tests.resume.launcher import Running
-from tests.resume.runs import NET, rows
+from tests.resume.runs import NET, bundle, rows
 
 PPO = {"algorithm": {"time_horizon": 16, "minibatch_size": 32}, "net": NET, "env": {"num_envs": 4}}
 ENV = "tests.experiment.faulty_env:Faulty-v0"
@@ -66,10 +66,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def killed(project: Project, case: Case, sessions: int = 1) -> RunPaths:
-    """Return a run that was killed with all its processes after its first checkpoints."""
+    """Return a run that was killed with all its processes when each Session had a checkpoint beyond its second row."""
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
     until(has_rows(project, sessions, 400), running)
+    paths = project.paths
+    until(lambda: all(bundle(paths, index)["policies"][0]["clock"]["frame"] > 200 for index in range(sessions)), running)
     running.kill(group=True)
     return project.paths
 
@@ -360,7 +362,7 @@ def test_a_finished_run_is_extended(project: Project) -> None:
     start = history(paths)[-1]
     assert start["changed"] == {"env.max_frame": {"from": 1200, "to": 2400}}
     assert start["continues"] == {"0": {"frame": 1200, "exact": True}}
-    assert "train" in project.run("train@latest", "--set", "env.max_frame=1200")
+    assert "env.max_frame: 2400 → 1200" in project.run("train@latest", "--set", "env.max_frame=1200", code=2)
 
 
 def test_seeds_are_added(project: Project) -> None:

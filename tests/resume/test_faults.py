@@ -229,6 +229,7 @@ def test_a_stale_lock(project: Project) -> None:
     assert paths.lock.read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
     """A resume waits until they have ended, and goes on from what they have saved."""
     case = endless(max_session=2, save_interval=3600.0)
@@ -253,6 +254,7 @@ def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
     assert len(history(paths)[-1].get("continues", {})) in (0, 2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_a_resumed_run(project: Project) -> None:
     """A run with four starts equals one without a break."""
     case = ppo(6000)
@@ -273,7 +275,7 @@ def test_ctrl_c_during_a_resumed_run(project: Project) -> None:
     assert len(history(project.paths)) == 4
 
 
-@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_env_that_blocks(sessions: int, project: Project) -> None:
     """The Session fails and is saved without its env; a resume retries it, and says that episodes begin anew."""
     env = {"num_envs": 1, "backend": "sync", "folder": str(project.folder), "blocks": "step", "after": 350}
@@ -365,6 +367,7 @@ def test_a_finished_run_is_extended(project: Project) -> None:
     assert "env.max_frame: 2400 → 1200" in project.run("train@latest", "--set", "env.max_frame=1200", code=2)
 
 
+@pytest.mark.slow
 def test_seeds_are_added(project: Project) -> None:
     """The files of finished Sessions stay as they are; a new one is the same as in a run that had it from the beginning."""
     both = ppo(max_session=2)
@@ -382,9 +385,10 @@ def test_seeds_are_added(project: Project) -> None:
     assert rows(one.session_df(1)) == rows(paths.session_df(1))
 
 
+@pytest.mark.slow
 def test_a_failed_session_is_retried(project: Project) -> None:
     """One of two is killed: the trial ends with exit code 1. The next start goes on with that one alone."""
-    case = ppo(20_000, max_session=2)
+    case = ppo(8000, max_session=2)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
     until(has_rows(project, 2), running)
@@ -394,12 +398,12 @@ def test_a_failed_session_is_retried(project: Project) -> None:
     assert "1 of 2 sessions failed" in running.text
     done = {name: data for name, data in content(paths.root).items() if "_s0_" in name and "graph" not in name}
     text = project.run("train@latest")
-    assert "session 0: finished at frame 20,000" in text
+    assert "session 0: finished at frame 8,000" in text
     assert "session 1: goes on at frame" in text
     after = content(paths.root)
     assert {name: after[name] for name in done} == done
     check_complete(paths, case)
-    assert history(paths)[-1]["continues"]["0"] == {"frame": 20_000, "status": "finished"}
+    assert history(paths)[-1]["continues"]["0"] == {"frame": 8000, "status": "finished"}
 
 
 # ---- errors of the user

@@ -22,7 +22,7 @@ from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project
 from tests.resume.kills import Case, check_complete, check_equal
 from tests.resume.launcher import Running
-from tests.resume.runs import NET, rows
+from tests.resume.runs import NET, bundle, rows
 
 PPO = {"algorithm": {"time_horizon": 16, "minibatch_size": 32}, "net": NET, "env": {"num_envs": 4}}
 ENV = "tests.experiment.faulty_env:Faulty-v0"
@@ -66,10 +66,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def killed(project: Project, case: Case, sessions: int = 1) -> RunPaths:
-    """Return a run that was killed with all its processes after its first checkpoints."""
+    """Return a run that was killed with all its processes when each Session had a checkpoint beyond its second row."""
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
     until(has_rows(project, sessions, 400), running)
+    paths = project.paths
+    until(lambda: all(bundle(paths, index)["policies"][0]["clock"]["frame"] > 200 for index in range(sessions)), running)
     running.kill(group=True)
     return project.paths
 
@@ -227,6 +229,7 @@ def test_a_stale_lock(project: Project) -> None:
     assert paths.lock.read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
     """A resume waits until they have ended, and goes on from what they have saved."""
     case = endless(max_session=2, save_interval=3600.0)
@@ -251,6 +254,7 @@ def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
     assert len(history(paths)[-1].get("continues", {})) in (0, 2)
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_a_resumed_run(project: Project) -> None:
     """A run with four starts equals one without a break."""
     case = ppo(6000)
@@ -271,7 +275,7 @@ def test_ctrl_c_during_a_resumed_run(project: Project) -> None:
     assert len(history(project.paths)) == 4
 
 
-@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_env_that_blocks(sessions: int, project: Project) -> None:
     """The Session fails and is saved without its env; a resume retries it, and says that episodes begin anew."""
     env = {"num_envs": 1, "backend": "sync", "folder": str(project.folder), "blocks": "step", "after": 350}
@@ -360,9 +364,10 @@ def test_a_finished_run_is_extended(project: Project) -> None:
     start = history(paths)[-1]
     assert start["changed"] == {"env.max_frame": {"from": 1200, "to": 2400}}
     assert start["continues"] == {"0": {"frame": 1200, "exact": True}}
-    assert "train" in project.run("train@latest", "--set", "env.max_frame=1200")
+    assert "env.max_frame: 2400 → 1200" in project.run("train@latest", "--set", "env.max_frame=1200", code=2)
 
 
+@pytest.mark.slow
 def test_seeds_are_added(project: Project) -> None:
     """The files of finished Sessions stay as they are; a new one is the same as in a run that had it from the beginning."""
     both = ppo(max_session=2)
@@ -380,9 +385,10 @@ def test_seeds_are_added(project: Project) -> None:
     assert rows(one.session_df(1)) == rows(paths.session_df(1))
 
 
+@pytest.mark.slow
 def test_a_failed_session_is_retried(project: Project) -> None:
     """One of two is killed: the trial ends with exit code 1. The next start goes on with that one alone."""
-    case = ppo(20_000, max_session=2)
+    case = ppo(8000, max_session=2)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
     until(has_rows(project, 2), running)
@@ -392,12 +398,12 @@ def test_a_failed_session_is_retried(project: Project) -> None:
     assert "1 of 2 sessions failed" in running.text
     done = {name: data for name, data in content(paths.root).items() if "_s0_" in name and "graph" not in name}
     text = project.run("train@latest")
-    assert "session 0: finished at frame 20,000" in text
+    assert "session 0: finished at frame 8,000" in text
     assert "session 1: goes on at frame" in text
     after = content(paths.root)
     assert {name: after[name] for name in done} == done
     check_complete(paths, case)
-    assert history(paths)[-1]["continues"]["0"] == {"frame": 20_000, "status": "finished"}
+    assert history(paths)[-1]["continues"]["0"] == {"frame": 8000, "status": "finished"}
 
 
 # ---- errors of the user

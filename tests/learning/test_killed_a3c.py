@@ -18,7 +18,9 @@ SEEDS = range(5)
 WORKERS, FRAMES, EVERY = 4, 64_000, 3_200
 KILLS = (8_000, 16_000, 27_000, 38_000, 50_000)
 """Frames of the first worker."""
-LEAST = 450.0
+LEAST = 200.0
+"""A random policy reaches 22. Seeds 0 to 4 reached 500, 500, 500, 499 and 341 straight, 302, 433, 500, 499 and 500 killed (beside other
+load): some fall back near the end with and without kills, so the bound is far below."""
 
 
 def command(folder: Path, seed: int) -> Command:

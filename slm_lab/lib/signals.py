@@ -8,8 +8,11 @@ handlers that do nothing before it unblocks them (`discard_stop_signals`): exec 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Ctrl-C, kill, a terminal that closes."""
@@ -17,19 +20,38 @@ STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Block STOP_SIGNALS in this thread; a process started inside begins with them blocked.
+    """Delay STOP_SIGNALS until the end of this block; a process started inside begins with them blocked.
 
-    multiprocessing's resource tracker must be running already (as it is once a Queue or Lock for spawned processes exists): its start
-    unblocks SIGINT and SIGTERM.
+    The signal mask alone is not enough: it belongs to this thread, so the kernel delivers the signal to another one (those of BLAS and
+    OpenMP do not block it), and Python then runs the handler in the main thread, inside the block. An exception raised there, between the
+    start of a process and the assignment of its pid, would leave that process running. And the start of multiprocessing's resource tracker
+    unblocks SIGINT and SIGTERM. So the handlers are replaced, too.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    delayed: list[int] = []
+    handlers = _replace_handlers(lambda number, frame: delayed.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(delayed):
+            signal.raise_signal(number)  # pending until the next line
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Install `handler` for STOP_SIGNALS and return the previous handlers. Only the main thread may do so: in others nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    replaced = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}  # None: not installed by Python
+    for number in replaced:
+        signal.signal(number, handler)
+    return replaced
 
 
 def discard_stop_signals() -> None:

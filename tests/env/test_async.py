@@ -34,8 +34,16 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
 
 
 def run(tmp_path: Path, script: str) -> str:
-    process = start(tmp_path, script)
-    return process.communicate(timeout=60)[0]
+    return shown_by(start(tmp_path, script))
+
+
+def shown_by(process: subprocess.Popen[str]) -> str:
+    """What the process prints until it, and all processes that it leaves behind, have ended."""
+    try:
+        return process.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        pytest.fail(f"no end after 60 s; exit status {process.returncode}, output: {error.output!r}")
 
 
 def wait_for(path: Path, seconds: float = 30) -> int:
@@ -162,6 +170,8 @@ time.sleep(60)
 def test_a_constructor_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
     keys = {"name": f"{PREFIX}Faulty-v0", "fault": "block", "mark": str(tmp_path / "blocks"), "max_frame": 9, "num_envs": 2}
     script = f"""
+import faulthandler
+faulthandler.dump_traceback_later(25, exit=True)
 print("ready", flush=True)
 try:
     make_env(EnvSpec(backend="async", **{keys!r}), 0)
@@ -174,7 +184,7 @@ except KeyboardInterrupt:
     assert process.stdout.readline() == "ready\n"
     wait_for(tmp_path / "blocks")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[0] == "interrupted []\n"  # without the signal it would block for ever
+    assert shown_by(process) == "interrupted []\n"  # without the signal it would block for ever
 
 
 def test_a_step_that_blocks_can_be_interrupted(tmp_path: Path) -> None:

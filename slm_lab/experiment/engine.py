@@ -296,8 +296,8 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
     Raises SpecError with the problems of all of them; `source` names the specs.
     """
     from slm_lab.experiment.build_report import build_report, quick
-    from slm_lab.experiment.session import Session, with_seed
-    from slm_lab.experiment.short import completed
+    from slm_lab.experiment.resolve import completed, with_seed
+    from slm_lab.experiment.session import Session
 
     problems: list[Problem] = []
     reports: list[str] = []

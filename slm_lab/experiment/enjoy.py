@@ -20,7 +20,7 @@ from slm_lab.experiment.find import Which
 from slm_lab.experiment.load import LoadedAgent, load_checkpoint_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.session import select_device
+from slm_lab.experiment.resolve import select_device
 from slm_lab.experiment.video import VideoFile
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds

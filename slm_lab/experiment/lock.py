@@ -70,7 +70,7 @@ class RunLock(_FileLock):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:
-            if not self.acquire(0.3):  # `in_use` of another process may hold it for an instant
+            if not self.acquire(0.3):  # `in_use` of another process holds it while it looks
                 raise UserError(f"the run in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
             """The process that held the lock before and did not release it."""
@@ -108,29 +108,23 @@ class SessionLock(_FileLock):
 def in_use(path: Path) -> bool:
     """Return whether another process holds the lock of a run folder."""
     try:
-        import fcntl
-
         fd = os.open(path, os.O_RDONLY)
-    except (ImportError, OSError):  # no lock file: an older run
+    except OSError:  # no lock file: an older run
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        return not _lock(fd, shared=True)
     finally:
         os.close(fd)
-    return False
 
 
-def _lock(fd: int) -> bool:
+def _lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock a file without waiting; return whether it is locked, which it counts as where there are no such locks."""
     try:
         import fcntl
     except ImportError:
         return True
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

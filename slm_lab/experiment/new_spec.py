@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.short import has_images
+from slm_lab.experiment.resolve import has_images
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo

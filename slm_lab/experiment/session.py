@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic_core import PydanticSerializationError
 
-from slm_lab.agent.build import build_agent, resolve_device
+from slm_lab.agent.build import build_agent
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
@@ -28,7 +28,7 @@ from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.events import CheckpointWritten, Values
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
-from slm_lab.experiment.find import find_weights
+from slm_lab.experiment.init_from import init_weights
 from slm_lab.experiment.learner import PolicyLearner
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.checkpointer import SaveTimer
@@ -37,7 +37,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError, check_spec
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING, SAVING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
-from slm_lab.experiment.short import completed
+from slm_lab.experiment.resolve import completed, resolve_inference, select_device, with_seed
 from slm_lab.experiment.sink import MemorySink, RunSink
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import cores
@@ -75,7 +75,8 @@ class Session:
         store: shared arrays of the Sessions that train one net (meta.distributed); without one a Session trains a net of its own.
         observers: subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers.
         restart: number of processes that died before this one in the same role.
-        resumed: the tables in the sink are those of an earlier process, which `load` continues, or else are removed.
+        resumed: the run has been started before: either `load` or `init_weights` is to be called after `build`, and the tables in the
+            sink are continued from the loaded state, or else removed.
         beat: called with each phase that begins, see process.heartbeat.
     """
 
@@ -158,7 +159,7 @@ class Session:
         try:
             self.beat(BUILDING)
             self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
-            if self.store is None or self.store.fresh:  # what `load` loads comes after it
+            if not self.resumed and (self.store is None or self.store.fresh):
                 self.init_weights()
         except BaseException:
             self.close()
@@ -305,12 +306,11 @@ class Session:
 
         Args:
             bundle: the Session's last checkpoint; None if it had none.
-            shared: the last checkpoint of the arrays that several Sessions share.
+            shared: the last checkpoint of the arrays that several Sessions share, if the Session has a store.
         """
         assert self.source is not None
         if self.store is not None:
-            if shared is None:
-                return
+            assert shared is not None
             self.store.restore({name: tensor.numpy() for name, tensor in shared["arrays"].items()})
             self._shared_loaded = True
             bundle = shared["session"] or bundle
@@ -324,24 +324,9 @@ class Session:
             logger.info("episodes begin anew")
 
     def init_weights(self) -> None:
-        """Start from the weights of another run (meta.init_from). Raises UserError if there are none that fit."""
-        if self.spec.meta.init_from is None:
-            return
-        path, bundle = find_weights(self.spec.meta.init_from, self.plan.data_dir)
-        for learner in self.learners:
-            own = learner.agent.weights()
-            missing = learner.agent.take_weights(bundle["weights"])
-            if len(missing) == len(own):
-                raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_shapes(own)}")
-            if missing:
-                notice(f"meta.init_from: not in {path.name}, so initialised at random: {_shapes({name: own[name] for name in missing})}")
-            if unused := [name for name in bundle["weights"] if name not in own or name in missing]:
-                notice(f"meta.init_from: not in this net, so not used: {_shapes({name: bundle['weights'][name] for name in unused})}")
-            if learner.agent.has_own_critics:
-                notice("meta.init_from: the critics have a net of their own, which starts at random: a checkpoint of weights has none")
-            statistics = bundle["normalizers"] if "normalizers" in bundle else bundle["env"]
-            if not learner.normalizers.take_obs_statistics(statistics):
-                notice(f"meta.init_from: the observation statistics of {path.name} do not fit; env.normalize_obs or the shape differs")
+        """Start from the weights of another run, if meta.init_from names one. Raises UserError if there are none that fit."""
+        if self.spec.meta.init_from is not None:
+            init_weights(self.learners, self.spec.meta.init_from, self.plan.data_dir)
 
     def begin(self) -> None:
         """Start the source, observers and clocks; continue from the state that was loaded, with the rows on disk cut back to it."""
@@ -479,37 +464,3 @@ class Session:
             "explore_var": learner.agent.explore_var,
             "global_frame": learner.clock.global_frame,
         }
-
-
-def _shapes(weights: dict[str, torch.Tensor]) -> str:
-    return ", ".join(f"{name} {list(value.shape)}" for name, value in weights.items())
-
-
-def select_device(spec: Spec, plan: Plan, index: int) -> str:
-    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError if there is no such device."""
-    if plan.device is None:
-        return resolve_device(spec, index)
-    device, count = torch.device(plan.device), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise UserError(f"--device {plan.device}: this machine has {count or 'no'} cuda device{'s' * (count != 1)}; allowed: {allowed}")
-    return plan.device
-
-
-def with_seed(spec: Spec, seed: int) -> Spec:
-    """`spec` with a seed if it has none."""
-    meta = spec.meta
-    return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
-
-
-def resolve_inference(spec: Spec, device: str) -> Spec:
-    """`spec` with meta.sampler.inference decided: "auto" is central for nets on a GPU, else local."""
-    sampler = spec.meta.sampler
-    assert sampler is not None
-    if sampler.inference != "auto":
-        return spec
-    central = device.startswith("cuda") and not sampler.serial_mode
-    divisible = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
-    change = {"inference": "central" if central else "local"} | ({} if divisible else {"worker_num_splits": 1})
-    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update=change)})
-    return spec.model_copy(update={"meta": meta})

@@ -26,9 +26,9 @@ from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserEr
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
+from slm_lab.experiment.resolve import completed
 from slm_lab.experiment.result import TrialResult
 from slm_lab.experiment.resume import Resumption, read_run, resumed_lines, run_in
-from slm_lab.experiment.short import completed
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed

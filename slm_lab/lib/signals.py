@@ -36,8 +36,8 @@ def stop_signals_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for replaced, handler in handlers.items():
+            signal.signal(replaced, handler)
         for number in dict.fromkeys(delayed):
             signal.raise_signal(number)  # pending until the next line
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -70,6 +72,14 @@ class Spaced(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), action
         return self.observation_space.sample(), 1.0, bool(self.np_random.random() < 0.3), False, {}
+
+
+class GlobalDraws(Toy):
+    """Draws rewards from the process-wide generators of Python, numpy and torch, as a careless env does."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, random.random() + np.random.random() + float(torch.rand(())), terminated, truncated, info
 
 
 class Faulty(Toy):
@@ -156,6 +166,7 @@ class ToyVector(SyncVectorEnv[Any, Any]):
 for name, entry in {
     "Toy": Toy,
     "Spaced": Spaced,
+    "GlobalDraws": GlobalDraws,
     "Faulty": Faulty,
     "Signed": Signed,
     "Anything": Anything,

@@ -1,4 +1,4 @@
-"""Policies as ONNX and torch.export files: they act as the agent does, or are refused."""
+"""Policies exported to ONNX and torch.export act as the agent does; policies that cannot be exported are refused."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from slm_lab.experiment.load import LoadedAgent, load_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.net import NetSpec
+from tests.env.toys import Spaced
 from tests.experiment.test_load import CASES, NET, PPO, RNN, trained
 
 SAC = {"name": "SoftActorCritic", "training_frequency": 4, "training_start_step": 40}
 
 
-class Camera(gym.Env[Any, Any]):
+class Camera(Spaced):
     """A nested observation with an image, of whole numbers and bits too; the actions of `action`."""
 
     def __init__(self, action: str = "multi") -> None:
@@ -41,15 +42,6 @@ class Camera(gym.Env[Any, Any]):
             "whole": spaces.Box(-7, 9, (2,), np.int32),
             "start": spaces.Discrete(3, start=-1),
         }[action]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action)
-        return self.observation_space.sample(), 1.0, False, False, {}
 
 
 gym.register("Camera-v0", entry_point=Camera, max_episode_steps=20)

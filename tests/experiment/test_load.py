@@ -20,6 +20,7 @@ from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import LocalSink
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
+from tests.env.toys import Spaced
 
 NET = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
 RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8}
@@ -27,7 +28,7 @@ PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch"
 DQN = {"name": "DQN", "training_frequency": 4, "training_start_step": 40}
 
 
-class Toy(gym.Env[Any, Any]):
+class Toy(Spaced):
     """Observations of a Dict space; actions of the space that `action` names."""
 
     def __init__(self, action: str = "multi") -> None:
@@ -35,15 +36,6 @@ class Toy(gym.Env[Any, Any]):
             {"place": gym.spaces.Box(-10.0, 10.0, (2,), np.float32), "room": gym.spaces.Discrete(3), "grid": gym.spaces.Box(0, 9, (2, 2))}
         )
         self.action_space = gym.spaces.MultiDiscrete([2, 3]) if action == "multi" else gym.spaces.Box(-2.0, 6.0, (2,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action)
-        return self.observation_space.sample(), 1.0, False, False, {}
 
 
 gym.register("LoadToy-v0", entry_point=Toy, max_episode_steps=20)

@@ -34,6 +34,11 @@ CASES: dict[str, dict[str, Any]] = {
     "SIL": {"algorithm": "SIL", "env": "CartPole-v1", "sections": {"meta": {"save_replay": True}, "env": {"num_envs": 2}}},
     "PPO with a recurrent net": {"algorithm": "PPO", "env": "CartPole-v1", "sections": {"net": RNN, "env": {"num_envs": 4}}},
     "PPO of MuJoCo": {"algorithm": "PPO", "env": "HalfCheetah-v5", "sections": {"env": {"num_envs": 2, "backend": "sync"}}},
+    "an env that draws from global generators": {
+        "algorithm": "PPO",
+        "env": "tests.env.toys:GlobalDraws-v0",
+        "sections": {"env": {"num_envs": 2}},
+    },
     "sampler, serial": {
         "algorithm": "PPO",
         "env": "CartPole-v1",

@@ -20,10 +20,6 @@ class LocalSource:
 
     between_rounds = True
 
-    @property
-    def lost_reason(self) -> str:
-        return f"backend {self.backend} cannot save those of this env"
-
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         self.env, self.learner, self.stop, self.beat = env, learner, stop, beat
         self.backend = env.backend
@@ -31,6 +27,11 @@ class LocalSource:
         """The next observations; None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
         self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
+
+    @property
+    def lost_reason(self) -> str:
+        """Why open episodes are not saved, where they are not."""
+        return f"backend {self.backend} cannot save those of this env"
 
     def begin(self) -> None:
         if self._obs_N is None:

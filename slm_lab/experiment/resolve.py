@@ -1,8 +1,12 @@
-"""Values that a spec leaves to the run: the net of a short spec, and how often rows are written in a short run."""
+"""Values that a spec leaves to the run: seed, device, inference, the net of a short spec, and how often a short run writes rows."""
 
 from __future__ import annotations
 
+import torch
+
+from slm_lab.agent.build import resolve_device
 from slm_lab.env.make import make_env
+from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.loader import dump_spec, load_spec
@@ -43,3 +47,33 @@ def _with_log_frequency(spec: Spec) -> Spec:
     most = max(1, spec.session_frames // _ROWS)
     notice(f"{spec.name}: no meta.log_frequency given; using {most:,}, a tenth of a session's frames")
     return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": most})})
+
+
+def select_device(spec: Spec, plan: Plan, index: int) -> str:
+    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError if there is no such device."""
+    if plan.device is None:
+        return resolve_device(spec, index)
+    device, count = torch.device(plan.device), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise UserError(f"--device {plan.device}: this machine has {count or 'no'} cuda device{'s' * (count != 1)}; allowed: {allowed}")
+    return plan.device
+
+
+def with_seed(spec: Spec, seed: int) -> Spec:
+    """`spec` with a seed if it has none."""
+    meta = spec.meta
+    return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
+
+
+def resolve_inference(spec: Spec, device: str) -> Spec:
+    """`spec` with meta.sampler.inference decided: "auto" is central for nets on a GPU, else local."""
+    sampler = spec.meta.sampler
+    assert sampler is not None
+    if sampler.inference != "auto":
+        return spec
+    central = device.startswith("cuda") and not sampler.serial_mode
+    divisible = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
+    change = {"inference": "central" if central else "local"} | ({} if divisible else {"worker_num_splits": 1})
+    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update=change)})
+    return spec.model_copy(update={"meta": meta})

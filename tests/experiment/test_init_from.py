@@ -1,0 +1,111 @@
+"""Weights that start from another run (meta.init_from)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.resume import load_session
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.session_process import shared_arrays
+from slm_lab.experiment.sink import LocalSink
+from slm_lab.lib.store import shared_file
+from tests.resume.runs import NET, bundle, small, train
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A run whose weights are taken."""
+    return train(small("PPO", "CartPole-v1", net=NET, env={"normalize_obs": True}), tmp_path_factory.mktemp("source") / "run")[1]
+
+
+def built(where: str | Path, algorithm: str = "PPO", **sections: Any) -> Session:
+    """A Session that starts from the weights of `where`, before its first step."""
+    meta = {"init_from": str(where), **sections.pop("meta", {})}
+    session = Session(small(algorithm, "CartPole-v1", **{"net": NET, **sections}, meta=meta)).build()
+    session.close()
+    return session
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, bool]:
+    return {name: bool(torch.equal(value, other[name])) for name, value in one.items() if name in other}
+
+
+def test_weights_and_statistics_of_the_best_checkpoint(source: RunPaths) -> None:
+    best = bundle(source, which="best")
+    session = built(source.root, env={"normalize_obs": True})
+    assert all(same(best["weights"], session.agent.weights()).values())
+    saved, own = best["normalizers"]["obs_stats"], session.learners[0].normalizers.state_dict()["obs_stats"]
+    assert saved is not None
+    assert str(saved) == str(own)
+    other = built(source.root, meta={"random_seed": 77})  # the seed of the net has no effect on what is taken
+    assert all(same(session.agent.weights(), other.agent.weights()).values())
+
+
+def test_a_checkpoint_file(source: RunPaths) -> None:
+    path = source.checkpoint(0, "last")
+    assert all(same(bundle(source)["policies"][0]["weights"], built(path).agent.weights()).values())
+
+
+def test_weights_of_other_shapes_stay_as_they_are(source: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second layer of another width: the first is taken, the rest is not, and both are listed."""
+    taken = built(source.root, net={**NET, "hid_layers": [16, 8]})
+    fresh = Session(small("PPO", "CartPole-v1", net={**NET, "hid_layers": [16, 8]})).build()
+    fresh.close()
+    kept = same(fresh.agent.weights(), taken.agent.weights())
+    equal = same(bundle(source, which="best")["weights"], taken.agent.weights())
+    assert any(equal.values())
+    assert any(kept[name] for name in kept if not equal.get(name, False))
+    assert not any(kept[name] for name in kept if equal.get(name, False) and "weight" in name)
+
+
+def test_nothing_that_fits(source: RunPaths) -> None:
+    with pytest.raises(UserError, match=r"meta\.init_from"):
+        built(source.root, net={"type": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 4})
+    with pytest.raises(UserError, match=r"meta\.init_from"):
+        built(source.root / "nowhere")
+
+
+def test_every_session_of_one_net(source: RunPaths) -> None:
+    """The shared weights start from the run, too."""
+    spec = small("PPO", "CartPole-v1", net=NET, meta={"init_from": str(source.root), "distributed": "shared", "max_session": 2})
+    store = shared_arrays(spec, shared_file())
+    session = Session(spec, store=store).build()
+    session.close()
+    assert all(same(bundle(source, which="best")["weights"], session.agent.weights()).values())
+
+
+def test_a_continued_run_does_not_need_the_source(source: RunPaths, tmp_path: Path) -> None:
+    """With a checkpoint of its own a Session continues from that; without one it starts from the source again."""
+    root = tmp_path / "copy"
+    shutil.copytree(source.root, root)
+    spec = small("PPO", "CartPole-v1", net=NET, meta={"init_from": str(root), "random_seed": 5})
+    _, straight = train(spec, tmp_path / "straight")
+    continued = RunPaths(tmp_path / "continued", spec.name)
+    continued.root.mkdir()
+    continued.make_dirs()
+
+    def resume() -> Session:
+        session = Session(spec, plan=Plan(), resumed=True).build()
+        load_session(session, continued)
+        return session
+
+    first = resume()
+    assert all(same(bundle(source, which="best")["weights"], first.agent.weights()).values())
+    sink = LocalSink(continued)
+    first.run(sink)
+    sink.close()
+    assert all(same(first.agent.weights(), bundle(straight)["policies"][0]["weights"]).values())
+    shutil.rmtree(root)
+    second = resume()
+    second.close()
+    assert all(same(first.agent.weights(), second.agent.weights()).values())
+    shutil.rmtree(continued.model_dir)
+    with pytest.raises(UserError, match=r"meta\.init_from"):
+        resume()

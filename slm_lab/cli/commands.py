@@ -19,7 +19,20 @@ COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
         "[run] [FILE [NAME [MODE]]] [options]",
-        ("set", "device", "jobs", "data_dir", "episodes", "deterministic", "render", "video", "checkpoint", "session"),
+        (
+            "set",
+            "device",
+            "jobs",
+            "data_dir",
+            "episodes",
+            "deterministic",
+            "render",
+            "video",
+            "checkpoint",
+            "session",
+            "confirm",
+            "common_seeds",
+        ),
     ),
     "check": Command(
         "slm_lab.cli.check:check",
@@ -52,7 +65,12 @@ COMMANDS = {
         ("env", "like"),
     ),
 }
-MODES = {"train": "train, train@{run folder | latest}", "dev": "dev", "enjoy": "enjoy@{run folder | latest}"}
+MODES = {
+    "train": "train, train@{run folder | latest}",
+    "dev": "dev",
+    "search": "search, search@{run folder | latest}",
+    "enjoy": "enjoy@{run folder | latest}",
+}
 """Mode → how it is written."""
 DEMO = ("demo.json", "ppo_cartpole")
 """FILE and NAME if neither is given."""

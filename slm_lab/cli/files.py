@@ -9,7 +9,7 @@ from typing import NamedTuple
 from slm_lab.cli.commands import COMMANDS, DEMO, MODES
 from slm_lab.cli.parser import UsageError, did_you_mean
 
-_EXAMPLES = ("train", "dev", "train@latest", "enjoy@latest")
+_EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "enjoy@latest")
 
 
 class Request(NamedTuple):
@@ -45,7 +45,7 @@ def _is_mode_at(word: str) -> bool:
 def _read_mode(word: str) -> tuple[str, str]:
     """Return a MODE, and the text after its "@"."""
     mode, at, where = word.partition("@")
-    if (mode in ("enjoy", "train") and where) or (mode in ("train", "dev") and not at):
+    if (mode in ("enjoy", "train", "search") and where) or (mode in ("train", "dev", "search") and not at):
         return mode, where
     hint = did_you_mean(word, _EXAMPLES) or did_you_mean(mode, _EXAMPLES)
     raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))

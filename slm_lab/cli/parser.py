@@ -25,6 +25,8 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   NAME   a spec in it; optional if the file has only one
   MODE   train                         run every session, then compute metrics and draw graphs (default)
          train@{run folder | latest}   continue a run; FILE and NAME may be left out
+         search                        train trials with values of the keys in the spec's search block, and rank them
+         search@{run folder | latest}  continue a search, or add trials to it
          dev                           one session with extra checks: weights change, gradients are finite
          enjoy@{run folder | latest}   play episodes with a checkpoint of a run; FILE and NAME may be left out
 
@@ -61,10 +63,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("words", nargs="*", help=argparse.SUPPRESS)
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="fill ${KEY}, or override a key by path; repeatable")
-    add("--jobs", type=_jobs, metavar="N", help="sessions at a time (default: as many as the cores allow)")
+    add("--jobs", type=_jobs, metavar="N", help="sessions at a time, in a search over all trials (default: as many as the cores allow)")
     add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
     add("--build", action="store_true", help="check: also build env and agent")
+    add("--confirm", type=_confirm, metavar="K", help="search: train the best K trials again, with new seeds, and rank by that")
+    add("--common-seeds", action="store_true", help="search: the same seeds for all trials")
     add("--episodes", type=_episodes, metavar="N", help="enjoy: number of episodes (default: 10)")
     add("--deterministic", action="store_true", help="enjoy: take the mode of the action distribution instead of a sample")
     add("--render", action="store_true", help="enjoy: draw one env in a window")
@@ -111,6 +115,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"invalid number of sessions '{text}'; expected 1 or more")
+    return int(text)
+
+
+def _confirm(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"invalid number of trials '{text}'; expected 1 or more")
     return int(text)
 
 

@@ -17,7 +17,7 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
 
     paths = find_run(where, name, arguments.data_dir)
     if file is not None and name is not None:
-        _show_differences(file, name, str(paths.spec), paths.spec_name)
+        show_differences(file, name, str(paths.spec), paths.spec_name)
     plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
     try:
         Trial.resume(paths.root, arguments.set, plan).run()
@@ -26,7 +26,8 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
     return OK
 
 
-def _show_differences(file: str, name: str, saved: str, saved_name: str) -> None:
+def show_differences(file: str, name: str, saved: str, saved_name: str) -> None:
+    """Print in what a spec differs from the saved one, which is used."""
     from slm_lab.experiment.resume import differences
     from slm_lab.lib.log import notice
     from slm_lab.spec.base import SpecError

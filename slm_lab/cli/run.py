@@ -9,17 +9,19 @@ from slm_lab.cli.output import OK, print_result
 from slm_lab.cli.parser import UsageError
 
 ENJOY_OPTIONS = ("episodes", "deterministic", "render", "video", "checkpoint", "session")
+SEARCH_OPTIONS = ("confirm", "common_seeds")
 
 
 def run(words: list[str], arguments: Namespace) -> int:
     """Run the spec in its MODE."""
     file, name, mode, where = resolve_request(words)
+    _check_options(mode, arguments)
     if mode == "enjoy":
         return _enjoy(file, name, where, arguments)
-    for option in ENJOY_OPTIONS:
-        given = getattr(arguments, option)
-        if given is not None and given is not False:
-            raise UsageError(f"--{option} has no effect with {mode}: it is an option of enjoy@; remove it")
+    if mode == "search":
+        from slm_lab.cli.search import search
+
+        return search(file, name, where, arguments)
     if where:
         from slm_lab.cli.resume import resume
 
@@ -50,6 +52,14 @@ def run(words: list[str], arguments: Namespace) -> int:
     except SpecError as error:  # found when building env and agent
         raise mark_sets(error, f"{find_spec_file(file)} {name}", arguments.set) from None
     return OK
+
+
+def _check_options(mode: str, arguments: Namespace) -> None:
+    """Raise UsageError for an option that has no effect with this mode."""
+    for options, owner, shown in ((ENJOY_OPTIONS, "enjoy", "enjoy@"), (SEARCH_OPTIONS, "search", "search")):
+        for option in options if mode != owner else ():
+            if getattr(arguments, option) not in (None, False):
+                raise UsageError(f"--{option.replace('_', '-')} has no effect with {mode}: it is an option of {shown}; remove it")
 
 
 def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:

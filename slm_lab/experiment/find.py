@@ -27,6 +27,21 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
 
 
+def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
+    """Return the same of a search; the latest one is that among searches. Raises UserError; SpecError as `find_run`."""
+    if where != "latest":
+        return find_run(where, spec_name, data_dir)
+    stamped = [(match[1], path) for path in _folders(data_dir) if (match := _STAMPED.fullmatch(path.name))]
+    for _, folder in sorted(stamped, reverse=True):
+        with suppress(SpecError, IndexError):
+            paths = run_paths_in(folder)
+            if paths is not None and paths.search_state.is_file():
+                name = spec_names(paths.spec)[0]
+                if spec_name in (None, name):
+                    return RunPaths(folder, name)
+    raise UserError(f"no search{f' of {spec_name!r}' if spec_name else ''} in {data_dir}; start one first: FILE NAME search")
+
+
 def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     known = [folder for folder in runs(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
     if where == "latest":

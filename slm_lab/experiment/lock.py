@@ -74,7 +74,7 @@ class RunLock(_FileLock):
                 raise UserError(f"the run in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
             """The process that held the lock before and did not release it."""
-            for other in sorted(path.parent.glob(f"{path.name}_s*")):
+            for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for(other)
         except BaseException:
             self.close()
@@ -98,7 +98,7 @@ class RunLock(_FileLock):
 
 
 class SessionLock(_FileLock):
-    """Held by the process of a Session, which may outlive a killed trial for some seconds."""
+    """Held by the process of a Session, or of a trial of a search, which may outlive a killed parent for some seconds."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -137,9 +137,32 @@ class RunPaths:
         """Locked while a process trains the run; says which."""
         return self.root / ".lock"
 
-    def session_lock(self, s: int) -> Path:
+    def session_lock(self, s: int, t: int = 0) -> Path:
         """Locked while a process of its own trains a Session."""
-        return self.root / f".lock_s{s}"
+        return self.root / (f".lock_t{t}_s{s}" if t else f".lock_s{s}")
+
+    def trial_lock(self, t: int) -> Path:
+        """Locked while a process runs a trial of a search."""
+        return self.root / f".lock_t{t}"
+
+    @property
+    def search_state(self) -> Path:
+        """The state of a search: its trials, what they reported, and the state of the proposer."""
+        return self.root / f"{self.stem}_search_state.json"
+
+    @property
+    def confirmation(self) -> Path:
+        """Folder of the run that trains the best trials of a search again; a trial has the same number in it."""
+        return self.root / "confirm"
+
+    def trial_log(self, t: int) -> Path:
+        """What a trial of a search would print on the screen."""
+        return self.log_dir / f"{self.stem}_t{t}.log"
+
+    def checkpoints(self, t: int) -> list[Path]:
+        """The checkpoint files of a trial."""
+        pattern = re.compile(re.escape(f"{self.stem}_t{t}_") + r"(?:s\d+(?:_p\d+)?_)?ckpt-\w+\.pt")
+        return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
     def trials(self) -> list[int]:
         """Indices of the trials of which a Session has a table."""

@@ -63,6 +63,8 @@ class Plan:
     """Sessions at a time; None: as many as there are cores."""
     engine: str | None = None
     """A name in engine.ENGINES; None: as the spec needs."""
+    common_seeds: bool = False
+    """Every trial of a search has the seeds of the first."""
     observers: tuple[Callable[..., Any], ...] = ()
     """Make the user's observers beside those of meta.observers (see observers.base.ObserverFactory)."""
 
@@ -70,7 +72,10 @@ class Plan:
         """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes."""
         if meta.distributed:
             return meta.max_session
-        sampler, processes = meta.sampler, 1
-        if sampler is not None and not sampler.serial_mode:
-            processes += sampler.num_workers + (sampler.inference == "central")
-        return max(1, min(meta.max_session, self.jobs or cores() // processes))
+        return max(1, min(meta.max_session, self.jobs or cores() // session_processes(meta)))
+
+
+def session_processes(meta: MetaSpec) -> int:
+    """Number of busy processes of one Session: itself, its rollout workers and its inference server."""
+    sampler = meta.sampler
+    return 1 if sampler is None or sampler.serial_mode else 1 + sampler.num_workers + (sampler.inference == "central")

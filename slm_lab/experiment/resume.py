@@ -76,25 +76,28 @@ class Resumption:
         return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
 
 
-def read_run(paths: RunPaths, sets: Sequence[str] = ()) -> Resumption:
+def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
     """Read a run that is to go on, with `--set` overrides. Reads only.
+
+    Args: trial: number of a trial of a search; None: the run is a single trial.
 
     Raises SpecError for the saved spec; UserError if the run cannot be continued, or not with these changes.
     """
-    name = paths.spec_name
-    if len(paths.trials()) > 1:
-        raise UserError(f"{paths.root} contains the trials of a search; train@ continues a run of one trial")
-    saved = load_spec(paths.spec, name)
-    spec = load_spec(paths.spec, name, sets) if sets else saved
-    history = _history(paths)
+    name, t = paths.spec_name, trial or 0
+    if trial is None and (paths.search_state.exists() or len(paths.trials()) > 1):
+        raise UserError(f"{paths.root} contains the trials of a search; continue it with search@{paths.root.name}")
+    file = paths.spec if trial is None else paths.trial_spec(trial)
+    saved = load_spec(file, name)
+    spec = load_spec(file, name, sets) if sets else saved
+    history = _history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
     changes = differences(saved, spec)
-    shared = _read(paths.trial_checkpoint())  # whatever meta.distributed is now: a change of it is found by what was saved with it
+    shared = _read(paths.trial_checkpoint(t))  # whatever meta.distributed is now: a change of it is found by what was saved with it
     starts: dict[int, Start] = {}
     begun = False
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
-        bundle = _read(paths.checkpoint(index * paths.policies, "last"))
+        bundle = _read(paths.checkpoint(index * paths.policies, "last", t))
         starts[index] = _start(bundle, spec, shared, index)
         trained = bundle if shared is None else shared
         if trained is not None and not begun:
@@ -122,8 +125,8 @@ def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], histo
 
 def load_session(session: Session, paths: RunPaths) -> None:
     """Load the last checkpoint of a Session that was built; without one it starts anew. Raises UserError if it does not fit the spec."""
-    path = paths.checkpoint(session.index * session.spec.policies, "last")
-    bundle, shared = _read(path), _read(paths.trial_checkpoint()) if session.spec.meta.distributed else None
+    path = paths.checkpoint(session.index * session.spec.policies, "last", session.trial)
+    bundle, shared = _read(path), _read(paths.trial_checkpoint(session.trial)) if session.spec.meta.distributed else None
     if (shared if session.spec.meta.distributed else bundle) is None:
         session.init_weights()
         return
@@ -175,9 +178,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     return bundle
 
 
-def _history(paths: RunPaths) -> list[dict[str, Any]]:
-    """Return meta.run of the saved spec, a list of starts: of older runs a single dict."""
-    ((_, body),) = json.loads(paths.spec.read_text(encoding="utf-8")).items()
+def _history(file: Path) -> list[dict[str, Any]]:
+    """Return meta.run of a saved spec, a list of starts: of older runs a single dict."""
+    ((_, body),) = json.loads(file.read_text(encoding="utf-8")).items()
     run = (body.get("meta") or {}).get("run") or []
     return list(run) if isinstance(run, list) else [run]
 

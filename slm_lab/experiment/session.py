@@ -202,7 +202,12 @@ class Session:
     def _seeds(self, policy: int) -> Seeds:
         """The seeds of a policy."""
         assert self.spec.meta.random_seed is not None
-        return session_seeds(self.spec.meta.random_seed, self.trial, self.index * self.spec.policies + policy, self.restart)
+        return session_seeds(self.spec.meta.random_seed, self._seed_trial, self.index * self.spec.policies + policy, self.restart)
+
+    @property
+    def _seed_trial(self) -> int:
+        """The trial whose seeds this Session uses."""
+        return 0 if self.plan.common_seeds else self.trial
 
     def _seed(self, policy: int) -> Seeds:
         """The same; seeds the global generators of Python, numpy and torch with them."""
@@ -217,7 +222,7 @@ class Session:
         initial = seeds
         if self.store is not None:  # all Sessions start with the weights of the first
             assert spec.meta.random_seed is not None
-            initial = replace(seeds, net=session_seeds(spec.meta.random_seed, self.trial, 0).net)
+            initial = replace(seeds, net=session_seeds(spec.meta.random_seed, self._seed_trial, 0).net)
         self.info = info
         clock = Clock()
         agent = build_agent(spec, info, initial, clock, self.device)

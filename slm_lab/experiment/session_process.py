@@ -108,7 +108,7 @@ def _run(context: ChildContext, task: SessionTask) -> None:
             context.send("event", End(task.index, "stopped"))
             return
         assert isinstance(paths, RunPaths)
-        lock = SessionLock(paths.session_lock(task.index))  # kept until this process ends: it may outlive the trial
+        lock = SessionLock(paths.session_lock(task.index, task.trial))  # kept until this process ends: it may outlive the trial
         context.print_to(paths.session_log(task.index, task.trial))
 
         def forward(event: Event) -> None:

@@ -14,7 +14,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
+
+from rich.console import Console
 
 from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
 from slm_lab.experiment.events import End
@@ -46,6 +48,9 @@ class Trial:
 
     `observers` are subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers. With several Sessions,
     which run in processes of their own, they must be importable.
+
+    A search hands over its own `folder`, which it has made and locked and in which this trial writes the files that are its own; a `stop`,
+    which it requests to end the trial early; and the `console` to print on.
     """
 
     def __init__(
@@ -58,6 +63,9 @@ class Trial:
         observers: Sequence[ObserverFactory] = (),
         resumption: Resumption | None = None,
         lock: RunLock | None = None,
+        folder: RunPaths | None = None,
+        stop: Stop | None = None,
+        console: Console | None = None,
     ) -> None:
         check_spec(spec)
         self.plan = plan or Plan(data_dir=Path(data_dir))
@@ -67,7 +75,8 @@ class Trial:
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
-        self._resumption, self._lock = resumption, lock
+        self._resumption, self._lock, self._folder = resumption, lock, folder
+        self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
         """The data folder, and the run's folder as the user gave it."""
 
@@ -111,7 +120,7 @@ class Trial:
     def _checked_run(self) -> TrialResult:
         check_writable(self.plan.data_dir if self._resumption is None else self._resumption.paths.root)
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
-        stop = Stop()
+        stop = self._stop
         try:
             with stop_on_signal(stop):
                 metrics, ends = self._run(stop)
@@ -126,14 +135,14 @@ class Trial:
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
         sessions, engine = self.spec.meta.max_session, self.plan.engine or choose_engine(self.spec)
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
-        display = ProgressDisplay(sessions, self.spec.session_frames, policies=self.spec.policies, concurrent=concurrent)
-        with display, _notices_to(display):
+        display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
+        with display, notices_to(display):
             display.start(self.spec.name)
             if self._drawn:
                 display.notice(f"no meta.random_seed given; using {self.spec.meta.random_seed}")
             self.spec = completed(self.spec)
             if engine != "inline":
-                threading.Thread(target=_load_analysis, daemon=True).start()
+                threading.Thread(target=load_analysis, daemon=True).start()
             begin = perf_counter()
             ends = self._run_sessions(engine, display, stop)
             seconds = perf_counter() - begin
@@ -170,18 +179,20 @@ class Trial:
             start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
-        paths = None
+        paths = self._folder
         try:
-            paths = new_run(self._data_dir, self.spec.name) if found is None else found.paths
-            if found is None:
-                self._lock = RunLock(paths.lock)
-            else:
-                paths.make_dirs()
-                paths.remove_temporaries()
-            for file in (paths.trial_spec(self.index), paths.spec) if backend is not None else ():
+            if paths is None:
+                paths = new_run(self._data_dir, self.spec.name) if found is None else found.paths
+                if found is None:
+                    self._lock = RunLock(paths.lock)
+                else:
+                    paths.make_dirs()
+                    paths.remove_temporaries()
+            own = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
+            for file in own if backend is not None else ():
                 replace_file(file, text.encode(), sync=True)
         except OSError as error:
-            if paths is not None and found is None:
+            if paths is not None and found is None and self._folder is None:
                 shutil.rmtree(paths.root, ignore_errors=True)
             raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
         self._shown = self.plan.data_dir / paths.root.name
@@ -202,7 +213,7 @@ class Trial:
             return {}
         from slm_lab.experiment.analysis import analyze_trial
 
-        with _notices_to(display):
+        with notices_to(display):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
         files = [paths.root, *graphs, paths.trial_metrics(self.index)]
@@ -268,14 +279,21 @@ def _resolved(spec: Spec, plan: Plan) -> Spec:
     return spec.model_copy(update={"meta": spec.meta.model_copy(update=update)})
 
 
-def _load_analysis() -> None:
+def load_analysis() -> None:
     """Import what the graphs need while the Sessions run."""
     for module in ("slm_lab.experiment.analysis", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)
 
 
+class NoticeDisplay(Protocol):
+    """What shows notices."""
+
+    def notice(self, text: str) -> None:
+        """Print a line once."""
+
+
 class _Notices(logging.Handler):
-    def __init__(self, display: ProgressDisplay) -> None:
+    def __init__(self, display: NoticeDisplay) -> None:
         super().__init__(logging.WARNING)
         self.display = display
 
@@ -284,7 +302,7 @@ class _Notices(logging.Handler):
 
 
 @contextmanager
-def _notices_to(display: ProgressDisplay) -> Iterator[None]:
+def notices_to(display: NoticeDisplay) -> Iterator[None]:
     """Show what is logged above the live display."""
     handler = _Notices(display)
     logger.addHandler(handler)

@@ -1,0 +1,1 @@
+"""Hyperparameter search: an Experiment of Trials on Ray. Needs the extra `search`."""

@@ -1,0 +1,159 @@
+"""A private Ray cluster on this machine, for one search."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Self
+
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.process.server import environment
+from slm_lab.lib.limits import memory_bytes
+from slm_lab.lib.signals import stop_signals_blocked
+
+_STORE_BYTES = (80 * 2**20, 256 * 2**20)
+"""Least (Ray's own limit is 75 MiB) and most memory of the object store: only specs and reports pass through it."""
+_REMOVE = """cat >/dev/null
+for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    rm -rf "$1" 2>/dev/null
+    [ -e "$1" ] || exit 0
+    sleep 0.5
+done"""
+"""Shell script: remove a folder once the process that started it has closed its end of the pipe, or was killed."""
+_REMOVE_SECONDS = 5.0
+
+
+def check_installed(*packages: str) -> None:
+    """Raise UserError if a package of the extra `search` is missing."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise UserError(f"a search needs the package {' and '.join(missing)}: pip install 'slm-lab[search]'")
+
+
+class LocalCluster:
+    """Ray on this machine, with processes, ports and folder of its own, while the context is open.
+
+    It has no dashboard and reports no usage. All ports are chosen by the system, and requests need a token that only this process and its
+    children know (RAY_AUTH_MODE=token). Its folder has a short path below the system's temporary folder, whatever the path of the run
+    folder: the path of a Unix socket may have 107 bytes. Ray's processes end with this one, also if it is killed; a shell that waits for its
+    end then removes the folder.
+
+    Args:
+        cores: CPUs that the cluster offers.
+        gpus: GPUs that it offers; None: those that Ray finds.
+
+    Raises UserError if this process uses Ray already, or if Ray cannot start.
+    """
+
+    def __init__(self, cores: int, gpus: int | None = None) -> None:
+        self.cores, self.gpus = cores, gpus
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            folder = stack.enter_context(_temporary_folder())
+            stack.enter_context(environment(_variables(folder)))
+            import ray
+
+            if ray.is_initialized():
+                raise UserError(
+                    "this process is connected to a Ray cluster already, and a search starts its own; call ray.shutdown() first"
+                )
+            store = min(max(memory_bytes() // 50, _STORE_BYTES[0]), _STORE_BYTES[1])
+            stack.callback(ray.shutdown)
+            try:
+                with stop_signals_blocked(), _few_processes():  # they are inherited: a signal to the process group leaves Ray running
+                    ray.init(
+                        address="local",
+                        num_cpus=self.cores,
+                        num_gpus=self.gpus,
+                        include_dashboard=False,
+                        object_store_memory=store,
+                        log_to_driver=False,
+                        configure_logging=False,
+                        logging_level=logging.ERROR,
+                        _temp_dir=str(folder),
+                        _node_ip_address="127.0.0.1",
+                    )
+            except Exception as error:
+                raise UserError(f"Ray could not start: {error}") from error
+            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            self.gpus = int(resources.get("GPU", 0))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    """Environment variables of this process and of Ray's, from the import of ray on."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial that asks for no share of a GPU still sees them
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TMPDIR": str(folder),  # what killed processes leave there is removed with it
+    }
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Make a folder that is removed in the end, also if this process is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="slm_", dir="/tmp" if os.path.isdir("/tmp") else None))
+    remover = subprocess.Popen(
+        ["sh", "-c", _REMOVE, "sh", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C in the terminal does not reach it
+    )
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        assert remover.stdin is not None
+        remover.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            remover.wait(_REMOVE_SECONDS)
+
+
+@contextmanager
+def _few_processes() -> Iterator[None]:
+    """Let ray.init start only the processes that a search needs, where this version of Ray has the names used here.
+
+    The autoscaler's monitor, the log monitor and the API server (without dashboard) are of no use to a cluster of one node whose logs are not
+    shown. They take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options for them.
+    """
+    try:
+        from ray._private import parameter
+        from ray._private.node import Node
+
+        options: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
+        parameter.RayParams(**options)
+        replaced: list[tuple[Any, str, Any]] = [
+            (parameter, "RayParams", partial(parameter.RayParams, **options)),
+            (Node, "start_api_server", lambda self, **options: None),
+        ]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    except (ImportError, AttributeError, TypeError):  # another version
+        yield
+        return
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -1,0 +1,98 @@
+"""Ray actors that run trials.
+
+Ray starts and watches the processes and gives each its share of the GPUs. What decides about trials is the search itself, with Tune's
+schedulers (schedule.py), instead of Tune's `Tuner`, for three reasons. At its end, and when a scheduler stops a trial, the Tuner kills an actor
+after 15 s, while Sessions may need 60 s to save themselves and then have to be analysed. A restored Tuner repeats the trials that were
+running from Tune's own checkpoints, beside those of Trial.resume, and asks the searcher again for those that it has not saved yet. And it
+does not accept a search algorithm together with population-based training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.search.worker import Outcome, TrialJob, TrialWorker, Update
+from slm_lab.spec.base import Problem
+from slm_lab.spec.spec import Spec
+
+_CLOSE_SECONDS = 10.0
+
+
+class TrialPool:
+    """Runs up to `size` trials at a time, each in an actor that runs one after another.
+
+    Args: cores, gpus: of each actor.
+    """
+
+    def __init__(self, size: int, cores: float, gpus: float) -> None:
+        import ray
+
+        self._ray = ray
+        # an actor that dies is replaced here; its trial is retried
+        self._remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(TrialWorker)
+        self._idle: list[Any] = [self._remote.remote() for _ in range(size)]
+        self._running: dict[int, tuple[Any, Any, TrialJob]] = {}
+        """Trial → actor, what it will return, job."""
+        self._to_stop: set[int] = set()
+
+    @property
+    def idle(self) -> int:
+        """Number of trials that can be started."""
+        return len(self._idle)
+
+    @property
+    def running(self) -> list[int]:
+        return list(self._running)
+
+    def start(self, job: TrialJob) -> None:
+        """Start a trial in an idle actor."""
+        actor = self._idle.pop(0)
+        actor.begin.remote(job)
+        self._running[job.trial] = (actor, actor.update.remote(), job)
+
+    def stop(self, trial: int) -> None:
+        """Request that a running trial ends early, saved and analysed."""
+        self._to_stop.add(trial)
+
+    def events(self, seconds: float) -> Iterator[tuple[TrialJob, Update]]:
+        """Yield what has happened, after waiting for at most so many seconds. The death of an actor is a failure of its trial."""
+        pending = {future: trial for trial, (_, future, _) in self._running.items()}
+        if not pending:
+            return
+        ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=seconds)
+        for future in ready:
+            trial = pending[future]
+            actor, _, job = self._running[trial]
+            update = self._result(future)
+            if update.outcome is None:
+                self._running[trial] = (actor, actor.update.remote(trial in self._to_stop), job)
+            else:
+                del self._running[trial]
+                self._to_stop.discard(trial)
+                self._idle.append(actor if update.outcome.cause != _DIED else self._remote.remote())
+            yield job, update
+
+    def _result(self, future: Any) -> Update:
+        try:
+            update: Update = self._ray.get(future)
+        except self._ray.exceptions.RayActorError:
+            return Update(0, outcome=Outcome("failed", cause=_DIED))
+        return update
+
+    def check(self, specs: list[Spec], plan: Plan) -> list[list[Problem]]:
+        """Build each spec in an idle actor and return the problems of each."""
+        found: list[list[Problem]] = self._ray.get(self._idle[0].check.remote(specs, plan))
+        return found
+
+    def close(self) -> None:
+        """End all actors; trials that run are broken off, and their Sessions save themselves."""
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.wait([actor.close.remote() for actor in self._idle], num_returns=len(self._idle), timeout=_CLOSE_SECONDS)
+        for actor in [*self._idle, *(actor for actor, _, _ in self._running.values())]:
+            self._ray.kill(actor)
+
+
+_DIED = "the process that ran the trial died"

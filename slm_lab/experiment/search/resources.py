@@ -1,0 +1,51 @@
+"""How many trials run at a time, and what each of them takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slm_lab.experiment.plan import Plan, session_processes
+from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notice
+from slm_lab.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The share of a trial."""
+
+    concurrent: int
+    """Trials at a time."""
+    cores: float
+    """Of one trial."""
+    gpus: float
+    sessions: int
+    """Sessions of a trial that run at a time."""
+
+
+def available_cores(spec: Spec, plan: Plan) -> int:
+    """Return the cores of a search: with --jobs those of so many Sessions, else all."""
+    return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
+
+
+def trial_resources(spec: Spec, plan: Plan, target: int, gpus: int) -> Resources:
+    """Return how `target` trials share the cores and `gpus` of this machine.
+
+    A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a scheduler
+    all its Sessions run at a time, if need be more than there are cores, since it compares means over Sessions at common frames; so do
+    Sessions of one net. In population-based training all trials run at a time, for the same reason.
+    """
+    meta, available, processes = spec.meta, available_cores(spec, plan), session_processes(spec.meta)
+    together = bool(meta.distributed) or meta.search_scheduler is not None or meta.search_algorithm == "pbt"
+    sessions = meta.max_session if together else max(1, min(meta.max_session, available // processes))
+    share = min(max(meta.search_resources.cpu, sessions * processes), available)
+    concurrent, gpu = max(1, int(available // share)), meta.search_resources.gpu
+    if gpu and not gpus:
+        notice(f"meta.search_resources.gpu is {gpu:g}, and this machine has no GPU for the search; its trials share the cores")
+    if gpu and gpus:
+        concurrent = max(1, min(concurrent, int(gpus / gpu)))
+    concurrent = min(target, concurrent)
+    if meta.search_algorithm == "pbt":
+        concurrent, share = target, available / target
+        gpu = min(gpu, gpus / target)
+    return Resources(concurrent, share, min(gpu, gpus) if gpus else 0.0, sessions)

@@ -1,0 +1,415 @@
+"""Search: an experiment whose trials differ in the values of the keys that the spec's search block names."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slm_lab.experiment.lock import RunLock
+from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
+from slm_lab.experiment.process.interrupt import stop_on_signal
+from slm_lab.experiment.progress import duration, number
+from slm_lab.experiment.provenance import provenance
+from slm_lab.experiment.resolve import with_seed
+from slm_lab.experiment.resume import differences, run_in
+from slm_lab.experiment.search import confirm as confirming
+from slm_lab.experiment.search.build_check import build_error, covering_values, valid_specs
+from slm_lab.experiment.search.cluster import LocalCluster, check_installed
+from slm_lab.experiment.search.pool import TrialPool
+from slm_lab.experiment.search.proposer import make_proposer
+from slm_lab.experiment.search.resources import Resources, available_cores, trial_resources
+from slm_lab.experiment.search.result import TrialRecord
+from slm_lab.experiment.search.schedule import make_scheduler
+from slm_lab.experiment.search.space import SearchSpace, Values
+from slm_lab.experiment.search.stage import Stage, final_metric
+from slm_lab.experiment.search.state import SearchState, TrialState
+from slm_lab.experiment.search.table import SearchTable, shown_values
+from slm_lab.experiment.search.worker import TrialJob
+from slm_lab.experiment.trial import check_writable, load_analysis, notices_to
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.rng import draw_seed
+from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.analysis.search import SearchSummary
+
+_NOTHING = "stopped before the first trial; nothing was written"
+_MAY_CHANGE = re.compile(
+    r"meta\.(max_trial|search_resources\b.*|search_scheduler\b.*|search_keep|save_interval|checkpoint_frequency|stall_\w+|max_restart)"
+)
+"""Keys with which a search can go on after they were changed."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found."""
+
+    paths: RunPaths
+    records: list[TrialRecord]
+    summary: SearchSummary
+
+
+class Search:
+    """Runs trials with proposed values, as many at a time as the machine allows, until meta.max_trial of them have ended.
+
+    Each is a full Trial of its Sessions, and its files are those of any trial, numbered t. The state of the search is saved in its run folder
+    whenever a trial begins or ends.
+
+    Args:
+        confirm: number of best trials to train again with new seeds, and 4 Sessions each; they are ranked by that.
+        common_seeds: all trials have the same seeds, so that they differ by their values alone.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        plan: Plan | None = None,
+        *,
+        confirm: int = 0,
+        common_seeds: bool = False,
+        paths: RunPaths | None = None,
+        state: SearchState | None = None,
+        lock: RunLock | None = None,
+    ) -> None:
+        check_spec(spec)
+        self.plan = plan or Plan()
+        self._drawn = spec.meta.random_seed is None
+        self.spec = with_seed(spec, draw_seed())
+        self.paths, self._lock = paths, lock
+        """The files of the search, once there are some."""
+        self._continued = state is not None
+        self._confirm, self._common_seeds = confirm, common_seeds
+        self.space = SearchSpace(self.spec)
+        self.state = state or self._new_state()
+        self.state.confirm = max(confirm, self.state.confirm)
+
+    @classmethod
+    def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
+        """Return the search that continues the one in a folder: trials that have ended stay as they are, those that were running go on.
+
+        Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
+
+        Raises SpecError for the saved spec; UserError if the folder holds no search, it is in use, or cannot be continued like this.
+        """
+        paths = run_in(folder)
+        if not paths.search_state.exists():
+            raise UserError(
+                f"'{folder}' is not the folder of a search: it has no {paths.search_state.name}; train@ continues a training run"
+            )
+        try:
+            lock = RunLock(paths.lock)
+        except OSError as error:
+            raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
+        try:
+            saved = load_spec(paths.spec, paths.spec_name)
+            spec = load_spec(paths.spec, paths.spec_name, sets) if sets else saved
+            state = SearchState.load(paths.search_state)
+            _check_changes(saved, spec, state, paths)
+            return cls(spec, replace(plan or Plan(), data_dir=paths.root.parent), confirm=confirm, paths=paths, state=state, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def run(self, stop: Stop | None = None) -> SearchResult:
+        """Run the search and write its files.
+
+        Raises UserError or SpecError before anything is written; TrialFailed if every trial failed; Interrupted (a KeyboardInterrupt) after
+        Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved themselves and what there is has been analysed.
+        """
+        stop = stop or Stop()
+        try:
+            with stop_on_signal(stop):
+                result = self._run(stop)
+        except KeyboardInterrupt as error:
+            where = _NOTHING if self.paths is None else f"interrupted; continue it with search@{self.paths.root.name}"
+            raise Interrupted(str(error) or where, stop.number) from None
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        if all(record.status == "failed" for record in result.records):
+            raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
+        return result
+
+    def _new_state(self) -> SearchState:
+        from slm_lab.experiment.analysis.baseline import known_baseline
+
+        baseline = known_baseline(self.spec.env)
+        metric = self.spec.meta.search_metric or ("total_reward_ma" if baseline is None else "final_strength")
+        return SearchState(metric, None if baseline is None else baseline.mean_return, self._common_seeds)
+
+    @property
+    def _target(self) -> int:
+        """Trials asked for: meta.max_trial; all points of a grid if that is not given and every key is a grid_search."""
+        points = self.space.grid
+        whole_grid = {key for point in points for key in point} == set(self.space.keys)
+        return len(points) if whole_grid and self.spec.meta.max_trial == 1 else self.spec.meta.max_trial
+
+    def _run(self, stop: Stop) -> SearchResult:
+        meta = self.spec.meta
+        check_installed("ray", *(["optuna"] if meta.search_algorithm == "optuna" else []))
+        check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
+        self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
+        proposer = make_proposer(self.space, meta.search_algorithm, meta.random_seed or 0)
+        if self.state.proposer:
+            proposer.load_state_dict(self.state.proposer)
+        self._proposer = proposer
+        table = SearchTable(self.state.metric)
+        with table, notices_to(table):
+            begin = perf_counter()
+            table.say(f"{self.spec.name}: starting Ray …")
+            if self._drawn:
+                table.notice(f"no meta.random_seed given; using {meta.random_seed}")
+            with LocalCluster(available_cores(self.spec, self.plan), 0 if self.plan.device == "cpu" else None) as cluster:
+                self._share = trial_resources(self.spec, self.plan, self._target, cluster.gpus or 0)
+                self._in_cluster(table, stop, begin)
+        return self._analyze(table, stop)
+
+    def _in_cluster(self, table: SearchTable, stop: Stop, begin: float) -> None:
+        share = self._share
+        pool = TrialPool(share.concurrent, share.cores, share.gpus)
+        try:
+            if not self._continued:
+                self._check_builds(pool)
+            if stop.requested:
+                raise KeyboardInterrupt
+            paths = self._open()
+            threading.Thread(target=load_analysis, daemon=True).start()
+            self._say_what_runs(table, share, perf_counter() - begin)
+            self._search_stage(pool, paths, table).run(stop)
+            if self.state.confirm and not stop.requested:
+                self._confirm_stage(pool, paths, table, stop)
+        finally:
+            pool.close()
+
+    def _check_builds(self, pool: TrialPool) -> None:
+        """Raise SpecError if values of the search cannot be built."""
+        found = valid_specs(self.space, covering_values(self.space))
+        values, specs = [draw for draw, _ in found], [spec for _, spec in found]
+        if error := build_error(self.spec, values, pool.check(specs, self.plan)):
+            raise error
+
+    def _open(self) -> RunPaths:
+        """Make the run folder, or use that of a search that goes on, and save the spec in it. Raises UserError."""
+        import ray
+
+        new = self.paths is None
+        try:
+            paths = self.paths or new_run(self.plan.data_dir, self.spec.name)
+            try:
+                self._lock = self._lock or RunLock(paths.lock)
+                paths.make_dirs()
+                paths.remove_temporaries()
+                history = [] if new else list(_history(paths))
+                start = provenance(f"ray {ray.__version__}", "search") | ({} if new else {"continues": len(self.state.trials)})
+                meta = self.spec.meta.model_copy(update={"run": [*history, start]})
+                text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
+                replace_file(paths.spec, text.encode(), sync=True)
+                self.state.save(paths.search_state)
+            except BaseException:
+                if new:
+                    shutil.rmtree(paths.root, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        self.paths = paths
+        return paths
+
+    def _say_what_runs(self, table: SearchTable, share: Resources, seconds: float) -> None:
+        assert self.paths is not None
+        meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
+        trials = f"{self._target} trials ({algorithm}), {share.concurrent} at a time"
+        sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
+        table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
+        table.say(f"{self.paths.root}")
+        if self._continued:
+            ended = sum(trial.ended for trial in self.state.trials)
+            running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
+            killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, was killed; "
+            table.say(f"continues: {killed}{ended} trials have ended, {running} go on from their checkpoints")
+
+    def _search_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable) -> Stage:
+        state = self.state
+        scheduler = make_scheduler(self.spec, state.reports)
+
+        def propose(trial: int) -> Values | None:
+            values = self._proposer.ask(trial)
+            state.exhausted = values is None
+            return values
+
+        def report(trial: TrialState, frame: int, metric: float) -> None:
+            state.reports.append((trial.trial, frame, metric))
+            self._proposer.report(trial.trial, frame, metric)
+
+        def end(trial: TrialState) -> None:
+            trial.metric = final_metric(trial, state.metric)
+            failed = trial.status == "failed"
+            self._proposer.tell(trial.trial, None if failed else trial.metric)
+            self._prune(paths)
+
+        def save() -> None:
+            state.proposer = self._proposer.state_dict()
+            state.save(paths.search_state)
+
+        return Stage(
+            state.trials,
+            self._target,
+            pool,
+            lambda trial: self._job(paths, trial),
+            save,
+            table,
+            self._share.concurrent,
+            self.spec.session_frames,
+            propose=propose,
+            on_report=report,
+            on_end=end,
+            scheduler=scheduler,
+            exhausted=state.exhausted,
+        )
+
+    def _job(self, paths: RunPaths, trial: TrialState) -> TrialJob:
+        after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
+        plan = replace(self.plan, jobs=self._share.sessions)
+        return TrialJob(self.space.apply(trial.values), paths, trial.trial, plan, self.state.metric, self.state.baseline, after)
+
+    def _confirm_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
+        """Train the best trials again, with other seeds."""
+        state = self.state
+        if state.confirm_seed is None:
+            state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed or 0)
+        chosen = confirming.choose(ranked(state.trials), state.confirm, state.confirmations)
+        if not chosen:
+            return
+        confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)
+        share = trial_resources(confirmed, self.plan, len(chosen), int(self._share.gpus > 0))
+        runs = confirming.open_run(paths, confirmed)
+        table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
+
+        def job(trial: TrialState) -> TrialJob:
+            spec = confirming.confirmation_spec(self.space.apply(trial.values), state.confirm_seed or 0)
+            plan = replace(self.plan, jobs=share.sessions, common_seeds=True)
+            return TrialJob(spec, runs, trial.trial, plan, state.metric, state.baseline)
+
+        def end(trial: TrialState) -> None:
+            trial.metric = final_metric(trial, state.metric)
+
+        lock = RunLock(runs.lock)
+        try:
+            stage = Stage(
+                chosen,
+                len(chosen),
+                pool,
+                job,
+                lambda: state.save(paths.search_state),
+                table,
+                share.concurrent,
+                confirmed.session_frames,
+                on_end=end,
+                exhausted=True,
+            )
+            stage.run(stop)
+        finally:
+            lock.release()
+
+    def _prune(self, paths: RunPaths) -> None:
+        """Remove the checkpoints of trials that are not among the best."""
+        keep = self.spec.meta.search_keep
+        if keep == "all":
+            return
+        best = {trial.trial for trial in ranked(self.state.trials)[: max(keep, self.state.confirm)]}
+        for trial in self.state.trials:
+            if trial.ended and trial.trial not in best:
+                for file in paths.checkpoints(trial.trial):
+                    file.unlink(missing_ok=True)
+
+    def records(self) -> list[TrialRecord]:
+        """Return what is known of each trial."""
+        state, paths = self.state, self.paths
+        assert paths is not None
+        confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
+        intervals = {t: confirming.interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
+        return [
+            TrialRecord(
+                trial.trial,
+                trial.values,
+                {key: value for key, value in trial.metrics.items() if value is None or isinstance(value, int | float)},
+                trial.metric,
+                trial.frame,
+                trial.seconds,
+                "running" if trial.status == "waiting" else trial.status,
+                self.spec.meta.random_seed,
+                confirmed[trial.trial].metric if trial.trial in confirmed else None,
+                intervals.get(trial.trial),
+                trial.cause,
+            )
+            for trial in state.trials
+        ]
+
+    def _analyze(self, table: SearchTable, stop: Stop) -> SearchResult:
+        from slm_lab.experiment.analysis.search import write_search
+
+        assert self.paths is not None
+        for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
+            lock.unlink(missing_ok=True)  # of trials and Sessions, which have ended
+        records = self.records()
+        with notices_to(table):
+            summary = write_search(self.paths, self.spec, records)
+        self._say_result(table, records)
+        unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
+        if stop.requested and (unfinished or len(records) < self._target):
+            raise KeyboardInterrupt
+        return SearchResult(self.paths, records, summary)
+
+    def _say_result(self, table: SearchTable, records: Sequence[TrialRecord]) -> None:
+        assert self.paths is not None
+        counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
+        seconds = sum(record.seconds for record in records)
+        table.say(f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training")
+        order = sorted((record for record in records if record.metric is not None), key=_rank, reverse=True)
+        for record in order[: max(3, self.state.confirm)]:
+            line = f"trial {record.trial}: {self.state.metric} {number(record.metric)}"
+            if record.confirmed is not None:
+                low_high = "" if record.confirmed_interval is None else f" ({' to '.join(map(number, record.confirmed_interval))})"
+                line += f", confirmed {number(record.confirmed)}{low_high}"
+            table.say(f"{line}  {shown_values(record.values)}")
+        for file in sorted(self.paths.root.glob(f"{self.paths.stem}_*")):
+            if not re.match(re.escape(self.paths.stem) + r"_(t\d+_|spec\.json|search_state)", file.name):
+                table.say(str(file))
+
+
+def ranked(trials: Sequence[TrialState]) -> list[TrialState]:
+    """Return the trials that have a metric, best first; those that finished before those that were stopped."""
+    known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
+    return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
+
+
+def _rank(record: TrialRecord) -> tuple[Any, ...]:
+    metric = record.metric if record.confirmed is None else record.confirmed
+    return (record.confirmed is not None, record.status == "finished", -np.inf if metric is None else metric)
+
+
+def _history(paths: RunPaths) -> list[dict[str, Any]]:
+    ((_, body),) = json.loads(paths.spec.read_text(encoding="utf-8")).items()
+    return list((body.get("meta") or {}).get("run") or [])
+
+
+def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
+    """Raise UserError for a change with which the search cannot go on."""
+    changes = differences(saved, spec)
+    problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _MAY_CHANGE.fullmatch(path)]
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise UserError(f"{paths.root}: the search has begun, and cannot go on with another value of:{listed}\nstart a new search")
+    if "meta.max_trial" in changes and spec.meta.max_trial < len(state.trials):
+        known = len(state.trials)
+        raise UserError(f"meta.max_trial={spec.meta.max_trial}: the search has {known} trials already; expected {known} or more")

@@ -1,0 +1,170 @@
+"""Runs the trials of a search one after another, in a process that Ray started. This module does not import ray.
+
+A trial runs in a thread, and each of its Sessions in a process of its own, also if there is only one: a copy of this process's fork server,
+which loads torch once. So a Session that is killed is a failed Session, as in any run, and this process needs no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rich.console import Console
+
+from slm_lab.experiment.analysis.run import Run
+from slm_lab.experiment.lock import SessionLock
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.process.child import ChildContext
+from slm_lab.experiment.process.server import ensure_server, stop_server
+from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
+from slm_lab.experiment.resume import read_run
+from slm_lab.experiment.search.reports import ReportReader
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+_POLL = 0.1
+"""Seconds between two looks at the tables."""
+_CHECK_SECONDS = 20.0
+"""Time after which no further spec is built to check it."""
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """A trial to run, or to continue if it has been started before."""
+
+    spec: Spec
+    paths: RunPaths
+    """Of the search, which holds the lock of the folder."""
+    trial: int
+    plan: Plan
+    metric: str
+    baseline: float | None
+    after: int = 0
+    """Frame of the last report that the search has."""
+    sets: tuple[str, ...] = ()
+    """Changes to its saved spec."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial has ended."""
+
+    status: Literal["finished", "stopped", "failed"]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    retry: bool = True
+    """Whether a failed trial may succeed at another attempt; not if its spec is invalid."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What has happened in a trial."""
+
+    frame: int
+    reports: tuple[tuple[int, float], ...] = ()
+    """(frame, metric)."""
+    outcome: Outcome | None = None
+
+
+class TrialWorker:
+    """Runs one trial at a time."""
+
+    def __init__(self) -> None:
+        ensure_server()
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+
+    def begin(self, job: TrialJob) -> None:
+        """Start a trial. The one before must have ended."""
+        assert self._thread is None
+        self._stop, self._outcome = Stop(), None
+        self._reader = ReportReader(job.paths, job.trial, job.spec, job.metric, job.baseline, job.after)
+        self._thread = threading.Thread(target=self._run, args=(job,), name=f"trial {job.trial}", daemon=True)
+        self._thread.start()
+
+    def update(self, stop: bool = False, seconds: float = 0.5) -> Update:
+        """Return what is new, at the latest after so many seconds. With `stop`, let the Sessions save themselves and end."""
+        assert self._thread is not None
+        if stop:
+            self._stop.requested = True
+        deadline = time.monotonic() + seconds
+        while True:
+            ended = not self._thread.is_alive()
+            reports = self._read()
+            if ended:
+                self._thread = None
+                return Update(self._reader.frame, reports, self._outcome)
+            if reports or time.monotonic() >= deadline:
+                return Update(self._reader.frame, reports)
+            self._thread.join(_POLL)
+
+    def _read(self) -> tuple[tuple[int, float], ...]:
+        with suppress(OSError, ValueError, KeyError):  # a table that is being cut back to a checkpoint
+            return tuple(self._reader.read())
+        return ()
+
+    def _run(self, job: TrialJob) -> None:
+        lock = SessionLock(job.paths.trial_lock(job.trial))
+        stop = self._stop
+        try:
+            with job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
+                self._outcome = run_trial(job, stop, Console(file=log, width=200, highlight=False, soft_wrap=True))
+        except BaseException:
+            self._outcome = Outcome("failed", cause=traceback.format_exc())
+        finally:
+            lock.release()
+
+    def check(self, specs: Sequence[Spec], plan: Plan) -> list[list[Problem]]:
+        """Build env and agent of each spec once, in a process of its own, and return the problems of each."""
+        with Supervisor() as supervisor:
+            supervisor.start("check", check_specs, list(specs), plan)
+            while True:
+                for event in supervisor.events(0.5):
+                    match event:
+                        case Message(_, "checked", (problems,)):
+                            return list(problems)
+                        case Message(_, "failed", (cause,)) | Died(_, cause):  # a defect, which the trials report too
+                            return [[] for _ in specs]
+
+    def close(self) -> None:
+        """End the fork server."""
+        stop_server()
+
+
+def check_specs(context: ChildContext, specs: list[Spec], plan: Plan) -> None:
+    """Message: ("checked", problems of each spec)."""
+    from slm_lab.experiment.engine import build_problems
+
+    deadline = time.monotonic() + _CHECK_SECONDS
+    found = [build_problems(spec, plan) if time.monotonic() < deadline else [] for spec in specs]
+    context.send("checked", found)
+
+
+def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
+    """Run a trial to its end and return how that was; the files are those of any trial."""
+    try:
+        return Outcome("finished", make_trial(job, stop, console).run().metrics)
+    except Interrupted:
+        return Outcome("stopped", Run(job.paths, job.trial).metrics)
+    except TrialFailed as error:
+        return Outcome("failed", error.metrics, str(error))
+    except (SpecError, UserError) as error:
+        return Outcome("failed", cause=str(error), retry=False)
+    except BaseException:
+        return Outcome("failed", cause=traceback.format_exc())
+
+
+def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
+    """Return the trial of a job: the one that has been started before, continued by the lab's own resume, or a new one."""
+    common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
+    if job.paths.trial_spec(job.trial).is_file():
+        found = read_run(job.paths, job.sets, job.trial)
+        return Trial(found.spec, resumption=found, **common)
+    return Trial(job.spec, **common)

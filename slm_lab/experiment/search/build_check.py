@@ -28,9 +28,7 @@ def covering_values(space: SearchSpace, seed: int = 0) -> list[Values]:
     chosen: list[Values] = []
     ends = {id(draw) for key in space.keys for draw in _ends(key, draws)}
     for draw in draws:
-        options = {
-            (key, json.dumps(value, default=str)) for key, value in draw.items() if not isinstance(value, int | float) or value is True
-        }
+        options = {(key, _shown(value)) for key, value in draw.items() if _is_option(value)}
         if id(draw) in ends or not options <= seen or not chosen:
             seen |= options
             chosen.append(draw)
@@ -78,11 +76,16 @@ def _searched(path: str, values: Values) -> str | None:
 def _option(failing: Sequence[Values], values: Sequence[Values]) -> str | None:
     """Return the key of an option that occurs in draws that fail, in all of them, and in no other."""
     for key, value in failing[0].items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if _is_option(value):
             having = [draw for draw in values if draw.get(key) == value]
             if len(having) < len(values) and all(draw in failing for draw in having):
                 return key
     return None
+
+
+def _is_option(value: Any) -> bool:
+    """Return whether a value is one of a few, rather than a number of a range."""
+    return isinstance(value, bool) or not isinstance(value, int | float)
 
 
 def _shown(value: Any) -> str:

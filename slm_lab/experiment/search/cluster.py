@@ -43,8 +43,8 @@ class LocalCluster:
 
     It has no dashboard and reports no usage. All ports are chosen by the system, and requests need a token that only this process and its
     children know (RAY_AUTH_MODE=token). Its folder has a short path below the system's temporary folder, whatever the path of the run
-    folder: the path of a Unix socket may have 107 bytes. Ray's processes end with this one, also if it is killed; a shell that waits for its
-    end then removes the folder.
+    folder: the path of a Unix socket may have 107 bytes. Ray's processes end with this one, also if it is killed; a shell that waits for
+    its end then removes the folder.
 
     Args:
         cores: CPUs that the cluster offers.
@@ -64,9 +64,7 @@ class LocalCluster:
             import ray
 
             if ray.is_initialized():
-                raise UserError(
-                    "this process is connected to a Ray cluster already, and a search starts its own; call ray.shutdown() first"
-                )
+                raise UserError("this process uses a Ray cluster already, and a search starts its own; call ray.shutdown() first")
             store = min(max(memory_bytes() // 50, _STORE_BYTES[0]), _STORE_BYTES[1])
             stack.callback(ray.shutdown)
             try:
@@ -133,8 +131,8 @@ def _temporary_folder() -> Iterator[Path]:
 def _few_processes() -> Iterator[None]:
     """Let ray.init start only the processes that a search needs, where this version of Ray has the names used here.
 
-    The autoscaler's monitor, the log monitor and the API server (without dashboard) are of no use to a cluster of one node whose logs are not
-    shown. They take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options for them.
+    The autoscaler's monitor, the log monitor and the API server (without dashboard) are of no use to a cluster of one node whose logs are
+    not shown. They take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options for them.
     """
     try:
         from ray._private import parameter

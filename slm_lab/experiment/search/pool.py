@@ -1,10 +1,10 @@
 """Ray actors that run trials.
 
-Ray starts and watches the processes and gives each its share of the GPUs. What decides about trials is the search itself, with Tune's
-schedulers (schedule.py), instead of Tune's `Tuner`, for three reasons. At its end, and when a scheduler stops a trial, the Tuner kills an actor
-after 15 s, while Sessions may need 60 s to save themselves and then have to be analysed. A restored Tuner repeats the trials that were
-running from Tune's own checkpoints, beside those of Trial.resume, and asks the searcher again for those that it has not saved yet. And it
-does not accept a search algorithm together with population-based training.
+Ray starts and watches the processes and gives each its share of the GPUs. The search itself decides about trials, with Tune's schedulers
+(schedule.py), instead of Tune's `Tuner`, for three reasons. At its end the Tuner kills an actor after 15 s, while Sessions may need 60 s to
+save themselves and then have to be analysed. A restored Tuner continues the trials that were running from Tune's own checkpoints, not by
+Trial.resume, and asks the searcher again for trials that began after its last save. And it accepts no search algorithm together with
+population-based training.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def available_cores(spec: Spec, plan: Plan) -> int:
 def trial_resources(spec: Spec, plan: Plan, target: int, gpus: int) -> Resources:
     """Return how `target` trials share the cores and `gpus` of this machine.
 
-    A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a scheduler
-    all its Sessions run at a time, if need be more than there are cores, since it compares means over Sessions at common frames; so do
-    Sessions of one net. In population-based training all trials run at a time, for the same reason.
+    A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a
+    scheduler all its Sessions run at a time, if need be more than there are cores, since it compares means over Sessions at common frames;
+    so do Sessions of one net. In population-based training all trials run at a time, for the same reason.
     """
     meta, available, processes = spec.meta, available_cores(spec, plan), session_processes(spec.meta)
     together = bool(meta.distributed) or meta.search_scheduler is not None or meta.search_algorithm == "pbt"

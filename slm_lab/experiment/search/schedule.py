@@ -23,8 +23,8 @@ class Scheduler(Protocol):
 class Asha:
     """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): ray.tune.schedulers.ASHAScheduler.
 
-    At grace_period · reduction_factor^k frames, k = 0, 1, …, a trial goes on if its metric is among the best 1 / reduction_factor of those that
-    were there before.
+    At grace_period · reduction_factor^k frames, k = 0, 1, …, a trial continues if its metric is among the best 1 / reduction_factor of
+    those that other trials had there before it.
 
     Args: reports: (trial, frame, metric) of an earlier start of the search, in order.
     """
@@ -44,8 +44,8 @@ class Asha:
         if known is None:
             known = self._trials[trial] = SimpleNamespace(trial_id=str(trial))
             self._asha.on_trial_add(None, known)
-        decision: str = self._asha.on_trial_result(None, known, {"frame": frame, "metric": metric})
-        return decision == self._asha.STOP
+        decision = self._asha.on_trial_result(None, known, {"frame": frame, "metric": metric})
+        return bool(decision == self._asha.STOP)
 
     def complete(self, trial: int, frame: int, metric: float) -> None:
         self.report(trial, frame, metric)
@@ -58,8 +58,7 @@ def make_scheduler(spec: Spec, reports: Iterable[tuple[int, int, float]]) -> Sch
         return None
     frames = spec.session_frames
     if wanted.grace_period >= frames:
-        notice(
-            f"meta.search_scheduler.grace_period {wanted.grace_period:,} is not below the {frames:,} frames of a trial: none is stopped early"
-        )
+        grace = f"meta.search_scheduler.grace_period {wanted.grace_period:,}"
+        notice(f"{grace} is not below the {frames:,} frames of a trial: no trial is stopped early")
         return None
     return Asha(wanted.grace_period, wanted.reduction_factor, frames, reports)

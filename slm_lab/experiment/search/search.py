@@ -63,8 +63,8 @@ class SearchResult:
 class Search:
     """Runs trials with proposed values, as many at a time as the machine allows, until meta.max_trial of them have ended.
 
-    Each is a full Trial of its Sessions, and its files are those of any trial, numbered t. The state of the search is saved in its run folder
-    whenever a trial begins or ends.
+    Each is a full Trial of its Sessions, and its files are those of any trial, numbered t. The state of the search is saved in its run
+    folder whenever a trial begins or ends.
 
     Args:
         confirm: number of best trials to train again with new seeds, and 4 Sessions each; they are ranked by that.

@@ -124,10 +124,9 @@ def summary(totals: Totals, metric: str) -> str:
     parts = [f"{done}/{totals.target} trials done", *(f"{count} {name}" for name, count in counts.items() if count or name == "running")]
     left, best = totals.seconds_left(), totals.best
     parts.append(f"eta {'-' if left is None else duration(left)}")
-    shown = (
-        f"best {metric} {number(best.metric)}: trial {best.trial}  {shown_values(best.values)}" if best is not None else "no best trial yet"
-    )
-    return f"{', '.join(parts)}; {shown}"
+    if best is None:
+        return f"{', '.join(parts)}; no trial has finished yet"
+    return f"{', '.join(parts)}; best {metric} {number(best.metric)}: trial {best.trial}  {shown_values(best.values)}"
 
 
 def shown_values(values: Mapping[str, Any]) -> str:

@@ -130,7 +130,7 @@ class TrialWorker:
                     match event:
                         case Message(_, "checked", (problems,)):
                             return list(problems)
-                        case Message(_, "failed", (cause,)) | Died(_, cause):  # a defect, which the trials report too
+                        case Message(_, "failed", _) | Died():  # a defect, which the trials report too
                             return [[] for _ in specs]
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.process.server import environment
@@ -22,14 +21,19 @@ from slm_lab.lib.signals import stop_signals_blocked
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
 """Least (Ray's own limit is 75 MiB) and most memory of the object store: only specs and reports pass through it."""
-_REMOVE = """cat >/dev/null
+_REMOVE = """pids=$(cat)
+sleep 1
+for pid in $pids; do
+    case "$(tr '\\0' ' ' 2>/dev/null </proc/$pid/cmdline)" in ray::*|*/ray/*) kill -9 $pid 2>/dev/null;; esac
+done
 for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     rm -rf "$1" 2>/dev/null
     [ -e "$1" ] || exit 0
     sleep 0.5
 done"""
-"""Shell script: remove a folder once the process that started it has closed its end of the pipe, or was killed."""
-_REMOVE_SECONDS = 5.0
+"""Shell script: once the process that started it has closed its end of the pipe, or was killed, kill those of the processes listed in the
+pipe that still run and belong to Ray, and remove a folder. Ray's agents outlive a killed raylet for minutes."""
+_REMOVE_SECONDS = 10.0
 
 
 def check_installed(*packages: str) -> None:
@@ -59,7 +63,7 @@ class LocalCluster:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            folder = stack.enter_context(_temporary_folder())
+            folder, pipe = stack.enter_context(_temporary_folder())
             stack.enter_context(environment(_variables(folder)))
             import ray
 
@@ -83,6 +87,9 @@ class LocalCluster:
                     )
             except Exception as error:
                 raise UserError(f"Ray could not start: {error}") from error
+            for pid in _descendants():
+                pipe.write(f"{pid}\n".encode())
+            pipe.flush()
             resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
             self.gpus = int(resources.get("GPU", 0))
             self._stack = stack.pop_all()
@@ -107,8 +114,8 @@ def _variables(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    """Make a folder that is removed in the end, also if this process is killed."""
+def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
+    """Make a folder that is removed in the end, also if this process is killed; and a pipe for the processes to end with it."""
     folder = Path(tempfile.mkdtemp(prefix="slm_", dir="/tmp" if os.path.isdir("/tmp") else None))
     remover = subprocess.Popen(
         ["sh", "-c", _REMOVE, "sh", str(folder)],
@@ -117,14 +124,26 @@ def _temporary_folder() -> Iterator[Path]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C in the terminal does not reach it
     )
+    assert remover.stdin is not None
     try:
-        yield folder
+        yield folder, remover.stdin
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        assert remover.stdin is not None
         remover.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             remover.wait(_REMOVE_SECONDS)
+
+
+def _descendants() -> list[int]:
+    """Return the processes that this one has started, and those that they have started, by /proc; [] where there is none."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found, new = [], [os.getpid()]
+    while new:
+        new = [pid for pid, parent in parents.items() if parent in new]
+        found += new
+    return found
 
 
 @contextmanager

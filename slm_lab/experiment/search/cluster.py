@@ -24,7 +24,7 @@ _STORE_BYTES = (80 * 2**20, 256 * 2**20)
 _REMOVE = """pids=$(cat)
 sleep 1
 for pid in $pids; do
-    case "$(tr '\\0' ' ' 2>/dev/null </proc/$pid/cmdline)" in ray::*|*/ray/*) kill -9 $pid 2>/dev/null;; esac
+    case "$(tr '\\0' ' ' 2>/dev/null </proc/$pid/cmdline)" in ray::*) kill -9 $pid 2>/dev/null;; esac
 done
 for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     rm -rf "$1" 2>/dev/null

@@ -137,6 +137,11 @@ def load_session(session: Session, paths: RunPaths) -> None:
         raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
 
 
+def may_change(path: str) -> bool:
+    """Return whether a run can go on with another value of a key."""
+    return bool(_MAY_CHANGE.fullmatch(path))
+
+
 def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which two specs differ: path → (before, after); None stands for an absent key."""
     one, other = (dict(_flat(dump_spec(spec)[spec.name])) for spec in (before, after))

@@ -29,7 +29,7 @@ from slm_lab.experiment.search.pool import TrialPool
 from slm_lab.experiment.search.proposer import make_proposer
 from slm_lab.experiment.search.resources import Resources, available_cores, trial_resources
 from slm_lab.experiment.search.result import TrialRecord
-from slm_lab.experiment.search.schedule import make_scheduler
+from slm_lab.experiment.search.schedule import TakeOver, check_pbt, make_scheduler
 from slm_lab.experiment.search.space import SearchSpace, Values
 from slm_lab.experiment.search.stage import Stage, final_metric
 from slm_lab.experiment.search.state import SearchState, TrialState
@@ -104,9 +104,8 @@ class Search:
         """
         paths = run_in(folder)
         if not paths.search_state.exists():
-            raise UserError(
-                f"'{folder}' is not the folder of a search: it has no {paths.search_state.name}; train@ continues a training run"
-            )
+            missing = paths.search_state.name
+            raise UserError(f"'{folder}' is not the folder of a search: it has no {missing}; train@ continues a training run")
         try:
             lock = RunLock(paths.lock)
         except OSError as error:
@@ -160,10 +159,13 @@ class Search:
         check_installed("ray", *(["optuna"] if meta.search_algorithm == "optuna" else []))
         check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
-        proposer = make_proposer(self.space, meta.search_algorithm, meta.random_seed or 0)
+        algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # of the first values
+        proposer = make_proposer(self.space, algorithm, meta.random_seed or 0)
         if self.state.proposer:
             proposer.load_state_dict(self.state.proposer)
         self._proposer = proposer
+        if meta.search_algorithm == "pbt":
+            check_pbt(self.spec, self.space)
         table = SearchTable(self.state.metric)
         with table, notices_to(table):
             begin = perf_counter()
@@ -240,7 +242,7 @@ class Search:
 
     def _search_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable) -> Stage:
         state = self.state
-        scheduler = make_scheduler(self.spec, state.reports)
+        scheduler = make_scheduler(self.spec, self.space, [(state.trials[t], frame, metric) for t, frame, metric in state.reports])
 
         def propose(trial: int) -> Values | None:
             values = self._proposer.ask(trial)
@@ -256,6 +258,11 @@ class Search:
             failed = trial.status == "failed"
             self._proposer.tell(trial.trial, None if failed else trial.metric)
             self._prune(paths)
+
+        def take_over(trial: TrialState, decision: TakeOver) -> None:
+            state.exploits.append({"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values})
+            new = shown_values(decision.values)
+            table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
 
         def save() -> None:
             state.proposer = self._proposer.state_dict()
@@ -273,14 +280,21 @@ class Search:
             propose=propose,
             on_report=report,
             on_end=end,
+            on_take_over=take_over,
             scheduler=scheduler,
             exhausted=state.exhausted,
         )
 
     def _job(self, paths: RunPaths, trial: TrialState) -> TrialJob:
         after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
+        spec, state = self.space.apply(trial.values), self.state
+        sets: tuple[str, ...] = ()
+        if self.spec.meta.search_algorithm == "pbt":
+            after = min(after, trial.frame)
+            spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"save_interval": 0.0})})
+            sets = tuple(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
         plan = replace(self.plan, jobs=self._share.sessions)
-        return TrialJob(self.space.apply(trial.values), paths, trial.trial, plan, self.state.metric, self.state.baseline, after)
+        return TrialJob(spec, paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
     def _confirm_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
         """Train the best trials again, with other seeds."""

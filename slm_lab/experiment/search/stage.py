@@ -9,7 +9,7 @@ from time import monotonic
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.search.pool import TrialPool
 from slm_lab.experiment.search.reports import metric_of
-from slm_lab.experiment.search.schedule import Scheduler
+from slm_lab.experiment.search.schedule import Decision, Scheduler, TakeOver
 from slm_lab.experiment.search.space import Values
 from slm_lab.experiment.search.state import ATTEMPTS, TrialState
 from slm_lab.experiment.search.table import SearchTable, Totals
@@ -39,9 +39,10 @@ class Stage:
     """Values of a new trial; None if there is nothing left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
     on_end: Callable[[TrialState], None] = lambda trial: None
+    on_take_over: Callable[[TrialState, TakeOver], None] = lambda trial, decision: None
     scheduler: Scheduler | None = None
-    stopping: set[int] = field(default_factory=set)
-    """Trials that the scheduler has stopped and that have not ended yet."""
+    stopping: dict[int, Decision] = field(default_factory=dict)
+    """Trials that the scheduler has stopped and that have not ended yet, and why."""
     exhausted: bool = False
     _begun: dict[int, float] = field(default_factory=dict)
     """Trial → when its seconds were last counted."""
@@ -110,20 +111,33 @@ class Stage:
     def _handle(self, job: TrialJob, update: Update, stop: Stop) -> None:
         trial = next(one for one in self.trials if one.trial == job.trial)
         trial.frame = max(trial.frame, update.frame)
+        trial.take_over = None
         for frame, metric in update.reports:
             trial.metric = metric
             self.on_report(trial, frame, metric)
-            if self.scheduler is not None and self.scheduler.report(trial.trial, frame, metric) and update.outcome is None:
-                self.stopping.add(trial.trial)
+            decision = self.scheduler.report(trial, frame, metric) if self.scheduler is not None else None
+            if decision is not None and update.outcome is None and trial.trial not in self.stopping:
+                self.stopping[trial.trial] = decision
                 self.pool.stop(trial.trial)
         if update.outcome is not None:
             self._count_seconds()
             del self._begun[trial.trial]
-            by_scheduler = trial.trial in self.stopping
-            self.stopping.discard(trial.trial)
-            if update.outcome.status == "stopped" and not by_scheduler and stop.requested:
+            decision = self.stopping.pop(trial.trial, None)
+            if update.outcome.status == "stopped" and isinstance(decision, TakeOver):
+                self._take_over(trial, decision)
+                return
+            if update.outcome.status == "stopped" and decision is None and stop.requested:
                 return  # it runs on when the search is continued
             self._end(trial, update.outcome)
+
+    def _take_over(self, trial: TrialState, decision: TakeOver) -> None:
+        """Let a trial continue with the state of a better one and with other values."""
+        source = next(one for one in self.trials if one.trial == decision.source)
+        if source.status == "running" and source.frame < self.max_frame:
+            trial.values, trial.take_over, trial.frame = decision.values, decision.source, source.frame
+            self.on_take_over(trial, decision)
+        trial.status = "waiting"
+        self.save()
 
     def _end(self, trial: TrialState, outcome: Outcome) -> None:
         trial.metrics = outcome.metrics
@@ -138,6 +152,8 @@ class Stage:
             trial.status = "failed"
         else:
             trial.status = outcome.status
+        if self.scheduler is not None:
+            self.scheduler.complete(trial)
         self.on_end(trial)
         self.save()
         self.table.ended(trial, self.totals)

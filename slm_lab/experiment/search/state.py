@@ -39,6 +39,8 @@ class TrialState:
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     """Why it failed."""
+    take_over: int | None = None
+    """Trial whose checkpoints it continues from at its next start (population-based training)."""
 
     @property
     def ended(self) -> bool:
@@ -58,7 +60,7 @@ class SearchState:
     reports: list[tuple[int, int, float]] = field(default_factory=list)
     """(trial, frame, metric) in the order in which they arrived: the scheduler's state is made from them."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    """Of population-based training: trial, frame, the trial whose weights it took over, and its new values."""
+    """Of population-based training: trial, frame, the trial whose state it took over, and its new values."""
     exhausted: bool = False
     """The proposer has nothing left to propose."""
     proposer: dict[str, Any] = field(default_factory=dict)

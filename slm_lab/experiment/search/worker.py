@@ -50,6 +50,8 @@ class TrialJob:
     """Frame of the last report that the search has."""
     sets: tuple[str, ...] = ()
     """Changes to its saved spec."""
+    take_over: int | None = None
+    """Trial from whose checkpoints it continues, instead of its own."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,27 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
     """Return the trial of a job: the one that has been started before, continued by the lab's own resume, or a new one."""
     common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
+    if job.take_over is not None:
+        copy_checkpoints(job.paths, job.take_over, job.trial)
     if job.paths.trial_spec(job.trial).is_file():
         found = read_run(job.paths, job.sets, job.trial)
         return Trial(found.spec, resumption=found, **common)
     return Trial(job.spec, **common)
+
+
+def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
+    """Let a trial continue from the last checkpoints of another one; its tables are then cut back to their frames.
+
+    Nothing is copied if the other one has finished meanwhile: then no frame would be left to train.
+    """
+    from slm_lab.experiment import state
+
+    files = [file for file in paths.checkpoints(source) if file.name.endswith(("ckpt-last.pt", "ckpt-best.pt"))]
+    bundles = [state.load(file) for file in files]
+    if any(bundle.get("done") for bundle in bundles):
+        return
+    prefix = f"{paths.stem}_t{source}_"
+    for file, bundle in zip(files, bundles, strict=True):
+        if "tables" in bundle:
+            bundle["tables"] = None  # positions in the other trial's files
+        state.save(file.with_name(f"{paths.stem}_t{trial}_{file.name.removeprefix(prefix)}"), bundle)

@@ -54,16 +54,17 @@ def valid_specs(space: SearchSpace, draws: Sequence[Values]) -> list[tuple[Value
 def build_error(spec: Spec, values: Sequence[Values], problems: Sequence[Sequence[Problem]]) -> SpecError | None:
     """Return the error for values that cannot be built, each problem once; None if there is none.
 
-    A problem belongs to the searched key at its path; else to an option with which every draw has it; else to the spec, if all draws have
+    A problem belongs to the searched key at its path; else to the spec, if all draws have it; else to an option with which every draw has
     it. A problem of some combinations only is none of the search: those trials fail by themselves.
     """
     found: list[Problem] = []
     for problem in dict.fromkeys(problem for of_draw in problems for problem in of_draw):
         failing = [draw for draw, of_draw in zip(values, problems, strict=True) if problem in of_draw]
-        key = _searched(problem.path, failing[0]) or _option(failing, values)
+        everywhere = len(failing) == len(values)
+        key = _searched(problem.path, failing[0]) or (None if everywhere else _option(failing, values))
         if key is not None:
             found.append(Problem(f"search.{key}", f"invalid value {_shown(failing[0][key])}: {problem}", problem.code))
-        elif len(failing) == len(values):
+        elif everywhere:
             found.append(problem)
     return SpecError(spec.name, found) if found else None
 
@@ -78,7 +79,7 @@ def _option(failing: Sequence[Values], values: Sequence[Values]) -> str | None:
     for key, value in failing[0].items():
         if _is_option(value):
             having = [draw for draw in values if draw.get(key) == value]
-            if len(having) < len(values) and all(draw in failing for draw in having):
+            if all(draw in failing for draw in having):
                 return key
     return None
 

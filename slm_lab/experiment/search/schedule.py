@@ -88,13 +88,16 @@ class Pbt:
     """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): ray.tune.schedulers.PopulationBasedTraining.
 
     Each `interval` frames, a trial among the worst quarter of those that run takes over the state of one of the best quarter; each of its
-    values is that of the other times 0.8 or 1.2 (the neighbour among options), or drawn anew with probability 0.25.
+    values is that of the other times 0.8 or 1.2, within the range that is searched (the neighbour among options), or drawn anew with
+    probability 0.25.
     """
 
     def __init__(self, space: SearchSpace, interval: int, seed: int, reports: Reports = ()) -> None:
         self._space, self._rng = space, np.random.default_rng(seed)
         self._controller = SimpleNamespace(search_alg=None, get_trials=list)
         self._decision: Decision | None = None
+        self._ranges: dict[str, tuple[float, float]] = {}
+        """Smallest and largest draw of the keys without options."""
         self._trials: dict[int, _TuneTrial] = {}
         self._pbt: Any = self._make(interval)
         for trial, frame, metric in reports:
@@ -129,14 +132,18 @@ class Pbt:
             options = {repr(draw[key]): draw[key] for draw in draws}
             known = list(options.values())
             numbers = all(isinstance(value, int | float) for value in known)
-            found[key] = (sorted(known) if numbers else known) if len(known) <= _OPTIONS else self._drawing(key)
+            if len(known) <= _OPTIONS:
+                found[key] = sorted(known) if numbers else known
+            else:
+                found[key], self._ranges[key] = self._drawing(key), (min(known), max(known))
         return found
 
     def _drawing(self, key: str) -> Callable[[], Any]:
         return lambda: self._space.sample(self._rng)[key]
 
     def _valid(self, values: Values) -> Values:
-        """Return perturbed values, or new ones if they are not valid in the spec."""
+        """Return perturbed values within their ranges, or new ones if they are not valid in the spec."""
+        values = values | {key: min(max(values[key], low), high) for key, (low, high) in self._ranges.items()}
         try:
             self._space.apply(values)
         except SpecError:

@@ -1,0 +1,108 @@
+"""Shares of the machine, the display, and the check that values can be built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.search import resources
+from slm_lab.experiment.search.build_check import build_error, covering_values
+from slm_lab.experiment.search.resources import Resources, trial_resources
+from slm_lab.experiment.search.space import SearchSpace
+from slm_lab.experiment.search.state import TrialState
+from slm_lab.experiment.search.table import SearchTable, Totals, shown_values, summary
+from slm_lab.spec.base import Problem
+from slm_lab.spec.spec import Spec
+
+
+@pytest.mark.parametrize(
+    ("meta", "jobs", "gpus", "expected"),
+    [
+        ({}, None, 0, Resources(8, 1, 0, 1)),
+        ({}, 3, 0, Resources(3, 1, 0, 1)),
+        ({"max_session": 4}, None, 0, Resources(2, 4, 0, 4)),
+        ({"max_session": 20}, None, 0, Resources(1, 8, 0, 8)),
+        ({"max_session": 20, "search_scheduler": {}}, None, 0, Resources(1, 8, 0, 20)),
+        ({"search_resources": {"cpu": 4}}, None, 0, Resources(2, 4, 0, 1)),
+        ({"search_resources": {"cpu": 1, "gpu": 0.25}}, None, 1, Resources(4, 1, 0.25, 1)),
+        ({"search_resources": {"cpu": 1, "gpu": 0.25}}, None, 0, Resources(8, 1, 0, 1)),
+        ({"max_trial": 2}, None, 0, Resources(2, 1, 0, 1)),
+        ({"search_algorithm": "pbt", "max_trial": 16}, None, 0, Resources(16, 0.5, 0, 1)),
+    ],
+)
+def test_trials_share_the_machine(
+    search_spec: Callable[..., Spec],
+    monkeypatch: pytest.MonkeyPatch,
+    meta: dict[str, object],
+    jobs: int | None,
+    gpus: int,
+    expected: Resources,
+) -> None:
+    monkeypatch.setattr(resources, "cores", lambda: 8)
+    spec = search_spec(meta={"max_trial": 100} | meta)
+    assert trial_resources(spec, Plan(jobs=jobs), spec.meta.max_trial, gpus) == expected
+
+
+def test_values_are_shown_by_the_shortest_names_that_tell_them_apart() -> None:
+    values = {"agent.net.actor_optim_spec.lr": 0.00012345, "agent.net.critic_optim_spec.lr": 1e-3, "agent.algorithm.gamma": 0.99}
+    assert shown_values(values) == "actor_optim_spec.lr 0.0001234  critic_optim_spec.lr 0.001  gamma 0.99"
+
+
+def test_the_summary_counts_and_names_the_best() -> None:
+    trials = [
+        TrialState(0, {"a": 1}, "finished", seconds=10, metric=3.0),
+        TrialState(1, {"a": 2}, "stopped", seconds=4, metric=9.0),
+        TrialState(2, {"a": 3}, "running", seconds=2, frame=50, metric=1.0),
+    ]
+    totals = Totals(trials, 6, 2, 100)
+    assert summary(totals, "strength") == "2/6 trials done, 1 running, 1 stopped, eta 0:12; best strength 3: trial 0  a 1"
+    assert summary(Totals([], 6, 2, 100), "strength") == "0/6 trials done, 0 running, eta -; no trial has finished yet"
+
+
+def test_a_terminal_shows_a_table_of_running_trials() -> None:
+    printed = StringIO()
+    console = Console(file=printed, force_terminal=True, width=100, color_system=None)
+    trials = [TrialState(7, {"agent.algorithm.gamma": 0.97}, "running", frame=500, metric=1.5)]
+    with SearchTable("strength", console) as table:
+        table.show(Totals(trials, 8, 2, 1000), now=True)
+    for text in ("500/1,000", "gamma 0.97", "0/8 trials done, 1 running"):
+        assert text in printed.getvalue()
+
+
+def test_every_option_and_both_ends_are_built(search_spec: Callable[..., Spec]) -> None:
+    search = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}, "net": {"hid_layers__choice": [[8], [16], [32]]}}}
+    draws = covering_values(SearchSpace(search_spec(search)))
+    assert {str(draw["agent.net.hid_layers"]) for draw in draws} == {"[8]", "[16]", "[32]"}
+    gammas = [draw["agent.algorithm.gamma"] for draw in draws]
+    assert min(gammas) < 0.905
+    assert max(gammas) > 0.985
+    assert len(draws) <= 32
+
+
+def test_a_problem_of_building_is_reported_at_the_searched_key(search_spec: Callable[..., Spec]) -> None:
+    draws = [{"a.b": "good", "c": 1.0}, {"a.b": "bad", "c": 2.0}, {"a.b": "bad", "c": 3.0}]
+    at_key, elsewhere, everywhere = Problem("a.b", "x"), Problem("env.name", "y"), Problem("env", "z")
+    spec = search_spec()
+    error = build_error(spec, draws, [[everywhere], [at_key, elsewhere, everywhere], [elsewhere, everywhere]])
+    assert error is not None
+    assert [str(problem) for problem in error.problems] == [
+        "env: z",
+        'search.a.b: invalid value "bad": a.b: x',
+        'search.a.b: invalid value "bad": env.name: y',
+    ]
+    assert build_error(spec, draws, [[], [elsewhere], []]) is None  # of a combination: that trial fails by itself
+
+
+def test_checkpoints_of_a_trial_are_found_among_those_of_others(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "small")
+    paths.make_dirs()
+    own = [paths.checkpoint(0, "last", 1), paths.checkpoint(1, "best", 1), paths.checkpoint(0, 500, 1), paths.trial_checkpoint(1)]
+    for file in [*own, paths.checkpoint(0, "last", 11), paths.checkpoint(0, "last", 0)]:
+        file.touch()
+    assert sorted(paths.checkpoints(1)) == sorted(own)

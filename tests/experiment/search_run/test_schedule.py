@@ -1,0 +1,73 @@
+"""Tune's schedulers as a search asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slm_lab.experiment.search.schedule import Asha, Pbt, TakeOver, check_pbt, make_scheduler
+from slm_lab.experiment.search.space import SearchSpace
+from slm_lab.experiment.search.state import TrialState
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.spec import Spec
+
+pytest.importorskip("ray.tune")
+
+
+def trials(count: int) -> list[TrialState]:
+    return [TrialState(index, {"agent.algorithm.gamma": 0.95}) for index in range(count)]
+
+
+def test_asha_stops_a_trial_below_the_best_third() -> None:
+    asha, known = Asha(100, 3, 1000), trials(6)
+    assert [asha.report(known[trial], 50, -9.0) for trial in range(3)] == [None] * 3  # before the grace period
+    assert asha.report(known[0], 100, 1.0) is None  # none to compare with
+    assert asha.report(known[1], 100, 2.0) is None
+    assert asha.report(known[2], 104, 1.5) == "stop"
+    assert asha.report(known[0], 200, 0.0) is None  # no rung here
+    assert asha.report(known[1], 300, 5.0) is None
+    assert asha.report(known[0], 300, 1.0) == "stop"
+
+
+def test_asha_of_a_continued_search_decides_as_before() -> None:
+    known = trials(3)
+    reports = [(known[0], 100, 1.0), (known[1], 100, 2.0)]
+    for metric, decision in ((1.5, "stop"), (2.5, None)):
+        assert Asha(100, 3, 1000, reports).report(known[2], 100, metric) == decision
+        assert Asha(100, 3, 1000).report(known[2], 100, metric) is None
+
+
+def test_without_a_scheduler_or_with_a_long_grace_period_none_is_stopped(
+    search_spec: Callable[..., Spec], caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = search_spec()
+    assert make_scheduler(spec, SearchSpace(spec), []) is None
+    spec = search_spec(meta={"search_scheduler": {"grace_period": 1000}})
+    assert make_scheduler(spec, SearchSpace(spec), []) is None
+    assert "not below the 1,000 frames" in caplog.text
+    spec = search_spec(meta={"search_scheduler": {"grace_period": 500}})
+    assert isinstance(make_scheduler(spec, SearchSpace(spec), []), Asha)
+
+
+def test_pbt_lets_the_worst_take_over_the_best(search_spec: Callable[..., Spec]) -> None:
+    spec = search_spec(meta={"search_algorithm": "pbt"})
+    pbt, known = Pbt(SearchSpace(spec), 100, 0), trials(4)
+    for trial in known[:3]:
+        assert pbt.report(trial, 100, float(trial.trial)) is None or trial.trial == 0
+    decision = pbt.report(known[3], 104, -5.0)
+    assert isinstance(decision, TakeOver)
+    assert decision.source == 2
+    assert 0.9 <= decision.values["agent.algorithm.gamma"] <= 0.99
+    assert pbt.report(known[3], 150, -5.0) is None  # not before the next interval
+    pbt.complete(known[2])
+    decision = pbt.report(known[3], 300, -5.0)
+    assert isinstance(decision, TakeOver)
+    assert decision.source == 1  # a trial that has ended is no source
+
+
+def test_pbt_refuses_keys_that_cannot_change_in_a_run(search_spec: Callable[..., Spec]) -> None:
+    spec = search_spec({"agent": {"net": {"hid_layers__choice": [[8], [16]]}, "algorithm": {"gamma__uniform": [0.9, 0.99]}}})
+    with pytest.raises(SpecError) as caught:
+        check_pbt(spec, SearchSpace(spec))
+    assert [problem.path for problem in caught.value.problems] == ["search.agent.net.hid_layers"]

@@ -1,0 +1,149 @@
+"""Which trials a search starts, and what becomes of them; without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.search.schedule import Decision, TakeOver
+from slm_lab.experiment.search.state import TrialState
+from slm_lab.experiment.search.worker import Update
+from slm_lab.spec.base import Problem, SpecError
+from tests.experiment.search_run.conftest import failing, finishing
+
+MakeStage = Callable[..., Any]
+
+
+def statuses(trials: list[TrialState]) -> list[str]:
+    return [trial.status for trial in trials]
+
+
+def test_as_many_trials_run_as_were_asked_for_none_twice(make_stage: MakeStage) -> None:
+    saved: list[list[str]] = []
+    trials: list[TrialState] = []
+    stage, pool, printed = make_stage(lambda trial, start: finishing(trial), 5, trials=trials, save=lambda: saved.append(statuses(trials)))
+    stage.run(Stop())
+    assert sorted(pool.started) == [0, 1, 2, 3, 4]
+    assert statuses(trials) == ["finished"] * 5
+    assert saved[0] == ["running"]  # before the first trial writes a file
+    assert "trial 4  final_strength 4" in printed.getvalue()
+
+
+def test_a_continued_search_runs_what_was_running_and_what_is_missing(make_stage: MakeStage) -> None:
+    trials = [TrialState(0, {}, "finished"), TrialState(1, {}, "running"), TrialState(2, {}, "stopped"), TrialState(3, {}, "waiting")]
+    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 5, trials=trials)
+    stage.run(Stop())
+    assert sorted(pool.started) == [1, 3, 4]
+    assert statuses(trials) == ["finished", "finished", "stopped", "finished", "finished"]
+
+
+def test_a_trial_that_fails_is_retried_once_then_marked(make_stage: MakeStage) -> None:
+    ended: list[tuple[int, str]] = []
+
+    def script(trial: int, start: int) -> list[Update]:
+        return failing() if trial == 1 or (trial == 2 and start == 1) else finishing(trial)
+
+    stage, pool, printed = make_stage(script, 4, on_end=lambda trial: ended.append((trial.trial, trial.status)))
+    stage.run(Stop())
+    assert [pool.started.count(trial) for trial in range(4)] == [1, 2, 2, 1]
+    assert sorted(ended) == [(0, "finished"), (1, "failed"), (2, "finished"), (3, "finished")]
+    assert "trial 1 failed: broken" in printed.getvalue()
+
+
+def test_an_invalid_combination_is_not_retried(make_stage: MakeStage) -> None:
+    def job(trial: TrialState) -> Any:
+        raise SpecError("small", [Problem("agent.x", "does not fit")])
+
+    stage, pool, _ = make_stage(lambda trial, start: failing("SpecError", retry=False), 1)
+    stage.run(Stop())
+    assert pool.started == [0]
+    stage, pool, _ = make_stage(lambda trial, start: [], 2, make_job=job)
+    stage.run(Stop())
+    assert pool.started == []
+    assert statuses(stage.trials) == ["failed", "failed"]
+    assert "does not fit" in stage.trials[0].cause
+
+
+def test_a_stop_lets_running_trials_continue_later(make_stage: MakeStage) -> None:
+    stop = Stop()
+
+    def report(trial: TrialState, frame: int, metric: float) -> None:
+        stop.requested = stop.requested or trial.trial == 2
+
+    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 6, on_report=report)
+    stage.run(stop)
+    assert pool.playing == {}
+    assert statuses(stage.trials) == ["finished", "finished", "running", "running"]
+
+
+def test_a_proposer_may_end_early(make_stage: MakeStage) -> None:
+    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 9, propose=lambda trial: {"x": 1} if trial < 3 else None)
+    stage.run(Stop())
+    assert pool.started == [0, 1, 2]
+    assert stage.totals.target == 3
+
+
+class Decisions:
+    """Stops or replaces trial 1 at its first report."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision: Decision | None = decision
+        self.completed: list[int] = []
+
+    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+        if trial.trial != 1:
+            return None
+        decision, self.decision = self.decision, None
+        return decision
+
+    def complete(self, trial: TrialState) -> None:
+        self.completed.append(trial.trial)
+
+
+def test_a_trial_that_the_scheduler_stops_counts_as_done(make_stage: MakeStage) -> None:
+    scheduler = Decisions("stop")
+    stage, pool, printed = make_stage(lambda trial, start: finishing(trial), 3, scheduler=scheduler)
+    stage.run(Stop())
+    assert statuses(stage.trials) == ["finished", "stopped", "finished"]
+    assert sorted(scheduler.completed) == [0, 1, 2]
+    assert "trial 1 stopped at frame" in printed.getvalue()
+
+
+def test_a_trial_takes_over_the_state_of_another(make_stage: MakeStage) -> None:
+    jobs: list[tuple[int, int | None, dict[str, Any]]] = []
+
+    def script(trial: int, start: int) -> list[Update]:
+        return [Update(20, ((20, 1.0),)), Update(30), Update(40), *finishing(trial)]
+
+    stage, pool, _ = make_stage(script, 2, scheduler=Decisions(TakeOver(0, {"x": 7})))
+    make_job = stage.make_job
+
+    def job(trial: TrialState) -> Any:
+        jobs.append((trial.trial, trial.take_over, dict(trial.values)))
+        return make_job(trial)
+
+    stage.make_job = job
+    stage.run(Stop())
+    assert jobs == [(0, None, {"x": 0}), (1, None, {"x": 1}), (1, 0, {"x": 7})]
+    assert statuses(stage.trials) == ["finished", "finished"]
+    assert stage.trials[1].take_over is None
+
+
+@pytest.mark.parametrize("concurrent", [1, 2])
+def test_no_more_trials_run_at_a_time_than_their_share_allows(make_stage: MakeStage, concurrent: int) -> None:
+    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 4)
+    stage.concurrent = concurrent
+    most = 0
+    start = pool.start
+
+    def counted(job: Any) -> None:
+        nonlocal most
+        start(job)
+        most = max(most, len(pool.playing))
+
+    pool.start = counted
+    stage.run(Stop())
+    assert most == concurrent

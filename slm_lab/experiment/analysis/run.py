@@ -139,15 +139,18 @@ class Run:
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
+        file, of_trial = self.paths.spec, self.paths.trial_spec(self.trial)
+        if self.paths.search_state.is_file() and of_trial.is_file():
+            file = of_trial
         try:
-            content = json.loads(self.paths.spec.read_text(encoding="utf-8"))
+            content = json.loads(file.read_text(encoding="utf-8"))
             if {"agent", "env", "meta"} <= set(content):
                 folder = self.paths.root
                 raise UserError(f"'{folder}' is a run of SLM Lab; import it first with: slm-lab retro_analyze {shlex.quote(str(folder))}")
             ((name, body),) = content.items()
             return str(name), dict(body)
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise UserError(f"{self.paths.spec} cannot be read as a saved spec: {error}") from None
+            raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
     def _of_last_start(self, file: Path) -> dict[str, Any] | None:
         """Return the content of a metrics file, None if it is older than the last start of a run that was continued."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.report import Report, show_path, to_path
 from slm_lab.spec.search import parse_search
@@ -23,7 +23,7 @@ class SearchSpace:
     def __init__(self, spec: Spec) -> None:
         self.spec, self._keys = spec, parse_search(spec.search)
         if not self._keys:
-            raise SpecError(spec.name, [])
+            raise SpecError(spec.name, [Problem("search", "is absent: nothing to search")])
         self.keys = tuple(show_path(key.path) for key in self._keys)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from slm_lab.experiment.analysis.run import Run
+from slm_lab.experiment.analysis.run import read_json
 from slm_lab.experiment.lock import SessionLock
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
@@ -154,7 +154,7 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
     try:
         return Outcome("finished", make_trial(job, stop, console).run().metrics)
     except Interrupted:
-        return Outcome("stopped", Run(job.paths, job.trial).metrics)
+        return Outcome("stopped", read_json(job.paths.trial_metrics(job.trial)) or {})
     except TrialFailed as error:
         return Outcome("failed", error.metrics, str(error))
     except (SpecError, UserError) as error:

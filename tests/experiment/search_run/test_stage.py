@@ -105,7 +105,7 @@ class Decisions:
 
 def test_a_trial_that_the_scheduler_stops_counts_as_done(make_stage: MakeStage) -> None:
     scheduler = Decisions("stop")
-    stage, pool, printed = make_stage(lambda trial, start: finishing(trial), 3, scheduler=scheduler)
+    stage, _, printed = make_stage(lambda trial, start: finishing(trial), 3, scheduler=scheduler)
     stage.run(Stop())
     assert statuses(stage.trials) == ["finished", "stopped", "finished"]
     assert sorted(scheduler.completed) == [0, 1, 2]

@@ -72,12 +72,11 @@ def test_a_trial_writes_its_own_files_and_reports_common_frames(worker: TrialWor
 
 
 def test_a_stopped_trial_is_analysed_and_continues_where_it_was(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
-    whole, stopped = job(trial=0, env={"max_frame": 40_000}, meta={"log_frequency": 1000}), job(trial=1)
+    whole = job(trial=0, common_seeds=True, env={"max_frame": 40_000}, meta={"log_frequency": 1000})
     stopped = replace(whole, trial=1)
-    whole, stopped = (replace(one, plan=replace(one.plan, common_seeds=True)) for one in (whole, stopped))
     reports, last = run(worker, stopped, stop_at=1000)
     assert last.outcome is not None
-    assert last.outcome.status == "stopped"
+    assert last.outcome.status == "stopped", last.outcome.cause
     assert last.outcome.metrics["status"] == "stopped"
     assert last.outcome.metrics["frame"] < 40_000
     more, last = run(worker, replace(stopped, after=reports[-1][0]))

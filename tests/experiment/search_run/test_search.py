@@ -1,0 +1,179 @@
+"""Whole searches on Ray: files, state, kills and continuation. Each starts a cluster, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.search.state import SearchState
+from tests.experiment.commands import ROOT, Command, until
+
+pytest.importorskip("ray")
+MakeCommand = Callable[..., Command]
+
+
+def start(command: Command, *words: str) -> subprocess.Popen[str]:
+    words = words or (str(command.spec_file), "small", "search")
+    return command._start([str(ROOT / "run_lab.py"), *words, "--data-dir", str(data(command))])
+
+
+def data(command: Command) -> Path:
+    return command.folder / "a data folder"
+
+
+def state_of(command: Command) -> SearchState | None:
+    found = sorted(data(command).glob("small_*/small_search_state.json"))
+    return SearchState.load(found[-1]) if found else None
+
+
+def ended(command: Command, count: int) -> Callable[[], bool]:
+    """Whether so many trials have ended, and one that runs has a checkpoint."""
+
+    def check() -> bool:
+        state = state_of(command)
+        if state is None or sum(trial.ended for trial in state.trials) < count:
+            return False
+        paths = paths_of(command)
+        running = [trial.trial for trial in state.trials if trial.status == "running"]
+        return any(paths.checkpoint(0, "last", trial).exists() for trial in running)
+
+    return check
+
+
+def paths_of(command: Command) -> RunPaths:
+    return RunPaths(sorted(data(command).glob("small_*"))[-1], "small")
+
+
+@pytest.mark.slow
+def test_a_search_writes_the_files_of_its_trials_and_its_own(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
+    made = command(search_body(meta={"max_trial": 3, "search_keep": 1, "max_session": 2}))
+    process = start(made)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    state, paths = state_of(made), paths_of(made)
+    assert state is not None
+    assert [trial.status for trial in state.trials] == ["finished"] * 3
+    assert paths.trials() == [0, 1, 2]
+    assert "search" in json.loads(paths.spec.read_text())["small"]
+    assert (paths.root / "small_experiment_df.csv").is_file()
+    best = max(state.trials, key=lambda trial: trial.metric or 0.0)
+    assert [bool(paths.checkpoints(trial)) for trial in range(3)] == [trial == best.trial for trial in range(3)]
+    for line in ("3 trials (optuna)", "3 finished", f"trial {best.trial}: final_strength"):
+        assert line in output
+    assert "(raylet)" not in output
+    assert len(output.splitlines()) < 30
+    made.leaves_nothing()
+    assert [file.name for file in paths.root.glob(".*")] == [".lock"]
+
+
+@pytest.mark.slow
+def test_a_killed_search_continues_with_the_trials_that_are_missing(
+    command: MakeCommand, search_body: Callable[..., dict[str, Any]]
+) -> None:
+    body = search_body(env={"max_frame": 20_000}, meta={"max_trial": 5, "save_interval": 0, "log_frequency": 1000})
+    made = command(body)
+    process = start(made)
+    until(ended(made, 2), process)
+    process.kill()
+    process.communicate()
+    before = state_of(made)
+    assert before is not None
+    kept = {trial.trial: trial for trial in before.trials if trial.ended}
+    stamps = {trial: paths_of(made).trial_metrics(trial).stat().st_mtime_ns for trial in kept}
+    made.leaves_nothing(40.0)
+    process = start(made, "search@latest")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    after, paths = state_of(made), paths_of(made)
+    assert after is not None
+    assert [trial.status for trial in after.trials] == ["finished"] * 5
+    assert [trial.values for trial in after.trials[: len(before.trials)]] == [trial.values for trial in before.trials]
+    assert {trial: paths.trial_metrics(trial).stat().st_mtime_ns for trial in kept} == stamps  # not run again
+    assert len(list(data(made).glob("small_*"))) == 1
+    continued = [trial for trial in range(5) if "goes on at frame" in paths.trial_log(trial).read_text()]
+    assert continued
+    assert not set(continued) & set(kept)
+    for trial in range(5):  # none has a row twice
+        frames = [line.split(",")[0] for line in paths.session_df(0, t=trial).read_text().splitlines()[1:]]
+        assert len(frames) == len(set(frames)) == 20
+    process = start(made, "search@latest", "--set", "meta.max_trial=6", "--confirm", "1")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    extended = state_of(made)
+    assert extended is not None
+    assert [trial.status for trial in extended.trials] == ["finished"] * 6
+    (confirmed,) = extended.confirmations
+    assert (confirmed.status, confirmed.metrics["sessions"]) == ("finished", 4)
+    assert f"trial {confirmed.trial}: final_strength" in output
+    assert "confirmed" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callable[..., dict[str, Any]], number: signal.Signals) -> None:
+    made = command(search_body(env={"max_frame": 200_000}, meta={"max_trial": 4, "log_frequency": 1000, "save_interval": 1}))
+    process = start(made)
+    until(ended(made, 0), process)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + number, output
+    state, paths = state_of(made), paths_of(made)
+    assert state is not None
+    running = [trial.trial for trial in state.trials if trial.status == "running"]
+    assert running
+    assert "continue it with search@" in output
+    assert "Traceback" not in output
+    for trial in running:
+        assert paths.checkpoint(0, "last", trial).is_file()
+        assert paths.trial_metrics(trial).is_file()
+    assert (paths.root / "small_experiment_df.csv").is_file()
+    made.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_value_that_cannot_be_built_ends_the_search_before_it_starts(
+    command: MakeCommand, search_body: Callable[..., dict[str, Any]]
+) -> None:
+    made = command(search_body({"env": {"no_such_argument__choice": [1, 2]}}))
+    process = start(made)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 2, output
+    assert "search.env.no_such_argument" in output
+    assert "Traceback" not in output
+    assert not list(data(made).glob("small_*"))
+    made.leaves_nothing()
+
+
+def test_errors_of_the_user_come_before_ray(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
+    made = command(search_body())
+    code = "import sys, importlib.util as u; find = u.find_spec\n"
+    code += "u.find_spec = lambda name, *rest: None if name == 'ray' else find(name, *rest)\n"
+    code += f"from slm_lab.cli import main; sys.exit(main([{str(made.spec_file)!r}, 'small', 'search']))\n"
+    process = made.script(code)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "pip install 'slm-lab[search]'" in output
+    body = search_body()
+    del body["search"]
+    other = command(body)
+    for words, expected in (
+        ([str(other.spec_file), "small", "search"], "search"),
+        ([str(other.spec_file), "small", "train", "--confirm", "2"], "--confirm has no effect with train"),
+        (["search@latest"], "no search in"),
+        (["search@nowhere"], "'nowhere' is not a run folder"),
+        ([str(other.spec_file), "small", "search", "--confirm", "0"], "invalid number of trials '0'"),
+    ):
+        process = start(other, *words)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 2, output
+        assert expected in output
+        assert "Traceback" not in output
+    assert not list(other.folder.glob("*/small_*"))

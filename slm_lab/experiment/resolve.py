@@ -1,11 +1,10 @@
-"""Values that a spec leaves to the run: seed, device, inference, the net of a short spec, and how often a short run writes rows."""
+"""Values that a spec leaves to the run: seed, device, inference, the net of a short spec, and how often a short run writes rows.
+
+torch and gymnasium are imported where they are used: a trial whose Sessions run in processes of their own needs neither.
+"""
 
 from __future__ import annotations
 
-import torch
-
-from slm_lab.agent.build import resolve_device
-from slm_lab.env.make import make_env
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
@@ -29,6 +28,8 @@ def completed(spec: Spec) -> Spec:
 def _with_net(spec: Spec) -> Spec:
     if not spec.is_short:
         return spec
+    from slm_lab.env.make import make_env
+
     env = make_env(spec.env, 0, num_envs=1, training=False)
     observation, action = env.info.observation, env.info.action
     env.close()
@@ -51,6 +52,10 @@ def _with_log_frequency(spec: Spec) -> Spec:
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:
     """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError if there is no such device."""
+    import torch
+
+    from slm_lab.agent.build import resolve_device
+
     if plan.device is None:
         return resolve_device(spec, index)
     device, count = torch.device(plan.device), torch.cuda.device_count()

@@ -64,6 +64,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             folder, pipe = stack.enter_context(_temporary_folder())
+            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # which Ray lets tempfile find out from TMPDIR
             stack.enter_context(environment(_variables(folder)))
             import ray
 

@@ -9,7 +9,7 @@ population-based training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,16 +24,18 @@ _CLOSE_SECONDS = 10.0
 class TrialPool:
     """Runs up to `size` trials at a time, each in an actor that runs one after another.
 
-    Args: cores, gpus: of each actor.
+    Args:
+        cores, gpus: of each actor.
+        server: fork server from which the Sessions' processes come, see process.server.shared_server.
     """
 
-    def __init__(self, size: int, cores: float, gpus: float) -> None:
+    def __init__(self, size: int, cores: float, gpus: float, server: Mapping[str, Any]) -> None:
         import ray
 
-        self._ray = ray
+        self._ray, self._server = ray, server
         # an actor that dies is replaced here; its trial is retried
         self._remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(TrialWorker)
-        self._idle: list[Any] = [self._remote.remote() for _ in range(size)]
+        self._idle: list[Any] = [self._remote.remote(server) for _ in range(size)]
         self._running: dict[int, tuple[Any, Any, TrialJob]] = {}
         """Trial → actor, what it will return, job."""
         self._to_stop: set[int] = set()
@@ -72,7 +74,7 @@ class TrialPool:
             else:
                 del self._running[trial]
                 self._to_stop.discard(trial)
-                self._idle.append(actor if update.outcome.cause != _DIED else self._remote.remote())
+                self._idle.append(actor if update.outcome.cause != _DIED else self._remote.remote(self._server))
             yield job, update
 
     def _result(self, future: Any) -> Update:

@@ -18,6 +18,7 @@ from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
+from slm_lab.experiment.process.server import ensure_server, shared_server, stop_server
 from slm_lab.experiment.progress import duration, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import with_seed
@@ -169,6 +170,7 @@ class Search:
         table = SearchTable(self.state.metric)
         with table, notices_to(table):
             begin = perf_counter()
+            ensure_server()  # it loads torch while Ray starts
             table.say(f"{self.spec.name}: starting Ray …")
             if self._drawn:
                 table.notice(f"no meta.random_seed given; using {meta.random_seed}")
@@ -179,7 +181,7 @@ class Search:
 
     def _in_cluster(self, table: SearchTable, stop: Stop, begin: float) -> None:
         share = self._share
-        pool = TrialPool(share.concurrent, share.cores, share.gpus)
+        pool = TrialPool(share.concurrent, share.cores, share.gpus, shared_server())
         try:
             if not self._continued:
                 self._check_builds(pool)
@@ -193,6 +195,7 @@ class Search:
                 self._confirm_stage(pool, paths, table, stop)
         finally:
             pool.close()
+            stop_server()
 
     def _check_builds(self, pool: TrialPool) -> None:
         """Raise SpecError if values of the search cannot be built."""

@@ -1,7 +1,8 @@
 """Runs the trials of a search one after another, in a process that Ray started. This module does not import ray.
 
-A trial runs in a thread, and each of its Sessions in a process of its own, also if there is only one: a copy of this process's fork server,
-which loads torch once. So a Session that is killed is a failed Session, as in any run, and this process needs no torch.
+A trial runs in a thread, and each of its Sessions in a process of its own, also if there is only one: a copy of the fork server of the
+search, which loads torch once for all trials. So a Session that is killed is a failed Session, as in any run, and this process needs no
+torch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from slm_lab.experiment.lock import SessionLock
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.process.child import ChildContext
-from slm_lab.experiment.process.server import ensure_server, stop_server
+from slm_lab.experiment.process.server import ensure_server, stop_server, use_server
 from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
 from slm_lab.experiment.resume import read_run
 from slm_lab.experiment.search.reports import ReportReader
@@ -76,9 +77,13 @@ class Update:
 
 
 class TrialWorker:
-    """Runs one trial at a time."""
+    """Runs one trial at a time.
 
-    def __init__(self) -> None:
+    Args: server: the fork server of the search, see process.server.shared_server.
+    """
+
+    def __init__(self, server: Mapping[str, Any]) -> None:
+        use_server(server)
         ensure_server()
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
@@ -136,7 +141,7 @@ class TrialWorker:
                             return [[] for _ in specs]
 
     def close(self) -> None:
-        """End the fork server."""
+        """End the fork server, if this process has started one."""
         stop_server()
 
 

@@ -23,7 +23,7 @@ from tests.experiment.commands import rows, until
 
 @pytest.fixture
 def worker() -> TrialWorker:
-    return TrialWorker()
+    return TrialWorker({})
 
 
 @pytest.fixture

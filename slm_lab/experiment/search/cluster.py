@@ -117,7 +117,7 @@ def _variables(folder: Path) -> dict[str, str]:
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
     """Make a folder that is removed in the end, also if this process is killed; and a pipe for the processes to end with it."""
-    folder = Path(tempfile.mkdtemp(prefix="slm_", dir="/tmp" if os.path.isdir("/tmp") else None))
+    folder = Path(tempfile.mkdtemp(prefix="slm_ray_", dir="/tmp" if os.path.isdir("/tmp") else None))
     remover = subprocess.Popen(
         ["sh", "-c", _REMOVE, "sh", str(folder)],
         stdin=subprocess.PIPE,

@@ -37,7 +37,7 @@ USER_ERRORS = [
     "SPECS small trian",
     "SPECS small enjoi@latest",
     "SPECS small enjoy",
-    "SPECS small search",
+    "SPECS small serch",
     "SPECS small train again",
     "SPECS smal",
     "SPECS",

@@ -118,7 +118,7 @@ def test_a_trial_takes_over_the_state_of_another(make_stage: MakeStage) -> None:
     def script(trial: int, start: int) -> list[Update]:
         return [Update(20, ((20, 1.0),)), Update(30), Update(40), *finishing(trial)]
 
-    stage, pool, _ = make_stage(script, 2, scheduler=Decisions(TakeOver(0, {"x": 7})))
+    stage, _, _ = make_stage(script, 2, scheduler=Decisions(TakeOver(0, {"x": 7})))
     make_job = stage.make_job
 
     def job(trial: TrialState) -> Any:

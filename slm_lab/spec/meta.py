@@ -29,6 +29,13 @@ class SearchScheduler(SpecModel):
     """One of this many trials continues."""
 
 
+SearchMetric = Literal[
+    "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency", "training_efficiency",
+    "stability", "consistency",
+]  # fmt: skip
+"""Metrics of a trial, of each of which more is better."""
+
+
 class MetaSpec(SpecModel):
     """How the experiment runs."""
 
@@ -45,7 +52,8 @@ class MetaSpec(SpecModel):
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
-    """Trials of a search; train does not use it."""
+    """Trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of their
+    values; a max_trial above 1 limits it."""
     log_frequency: Positive = 10_000
     """Frames between rows of a Session's table."""
     eval_frequency: Positive = 10_000
@@ -82,5 +90,15 @@ class MetaSpec(SpecModel):
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None
     """Early stopping of a search; absent: none. train does not use it."""
+    search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
+    """How a search proposes values; train does not use it. "optuna": by a tree-structured Parzen estimator (TPE) from the results so far,
+    after 10 random trials; "random": independently of each other; "grid": all combinations of the values of grid_search keys, other keys at
+    random; "pbt": population-based training. A search whose keys are all grid_search is a grid with "optuna" and "random" too."""
+    search_metric: SearchMetric | None = None
+    """Metric of a trial, a mean over its Sessions, that a search maximises; absent: final_strength, or total_reward_ma if the random
+    baseline of the env is not known. train does not use it."""
+    search_keep: Count | Literal["all"] = 10
+    """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
+    it."""
     run: list[dict[str, Any]] | dict[str, Any] | None = None
     """Written by a run, one entry per start: time, command, versions, host, backend, and what was changed. Ignored on load."""

@@ -54,7 +54,7 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
 @pytest.mark.parametrize(
     ("search", "problem"),
     [
-        ({"agent.algorithm.gama__uniform": [0, 1]}, "agent.algorithm.gama__uniform"),
+        ({"agent.algorithm.gama__uniform": [0, 1]}, "agent.algorithm.gama__uniform (unknown)"),
         (
             {"agent": {"algorithm": {"lam__unifrm": [0, 1]}}},
             "agent.algorithm.lam__unifrm",
@@ -71,7 +71,7 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
         ({"agent.algorithm.lam__choice": []}, "agent.algorithm.lam__choice"),
         ({"agent.algorithm.lam__choice": [0.9, "x"]}, "agent.algorithm.lam__choice"),
         ({"agent.net.optim_spec.name__choice": ["Adam", "Adm"]}, "agent.net.optim_spec.name__choice"),
-        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "agent.net.optim_spec.betass__choice"),
+        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "agent.net.optim_spec.betass__choice (unknown)"),
     ],
 )
 def test_search_that_does_not_fit(specs: Specs, search: Any, problem: str) -> None:

@@ -1,0 +1,1 @@
+"""Hyperparameter search: a search space, proposers of values, and trials that are run and compared."""

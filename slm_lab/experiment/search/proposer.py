@@ -29,8 +29,8 @@ _GOOD, _MOST_GOOD = 0.15, 25
 _CANDIDATES = 8
 """Samples among which the best is proposed."""
 _PRIOR = 3.0
-"""Weight of the prior, where a trial has 1. With Optuna's values (1, 24 candidates, a tenth of the trials as good ones) 12 of 40 searches of
-the landscape in tests/experiment/search stay in a bad category for 100 trials; with these none does."""
+"""Weight of the prior; that of a trial is 1. With Optuna's values (1, 24 candidates, a tenth of the trials as good ones) 12 of 40
+searches of the landscape in tests/experiment/search stay in a bad category for 100 trials; with these none does."""
 
 
 class Proposer(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -75,6 +75,10 @@ class SearchSpace:
         keys = [key for key in self.search_keys if show_path(key.where) in picks]
         return {key.text: value for key, value in settings(keys, lambda key: picks[show_path(key.where)])}
 
+    def picks_of(self, values: Mapping[str, Any]) -> Picks:
+        """Return the picks of given values; a key without a value, or with one that is not in its choice, is left out."""
+        return dict(_known_picks(self.search_keys, values))
+
     def apply(self, values: Mapping[str, Any]) -> Spec:
         """Return the spec of a trial with these values, without search. Raises SpecError if the combination is invalid, KeyError for a key
         that is not searched."""
@@ -125,6 +129,19 @@ def snap(key: SearchKey, value: float) -> float:
 
 def _round(value: float) -> float:
     return float(f"{value:.8g}")
+
+
+def _known_picks(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in keys:
+        if key.text not in values:
+            continue
+        value = values[key.text]
+        if not key.has_options:
+            yield show_path(key.where), value
+        elif value in key.args:
+            index = key.args.index(value)
+            yield show_path(key.where), index
+            yield from _known_picks(key.nested[index] if key.nested else (), values)
 
 
 def _combinations(keys: Iterable[SearchKey]) -> list[Picks]:

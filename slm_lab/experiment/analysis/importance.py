@@ -6,14 +6,15 @@ tries good regions more often, so that the trials themselves do not represent th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from slm_lab.experiment.search.result import TrialRecord
-from slm_lab.experiment.search.space import Picks, SearchSpace, Values, draw
-from slm_lab.spec.search import SearchKey
+from slm_lab.experiment.search.space import Picks, SearchSpace, draw
+from slm_lab.spec.search import SearchKey, walk
 
 METHOD = "total-effect Sobol index of a random forest"
 EXPLANATION = "share of the variance of its predictions over the search space that changes with the key, alone or together with others"
@@ -49,7 +50,7 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
     if len(known) < MIN_TRIALS or np.ptp(metric_T) == 0:
         return None
     rng, encoding = np.random.default_rng(_SEED), _Encoding(space)
-    x_TD = np.stack([encoding.of_values(one.values) for one in known])
+    x_TD = np.stack([encoding.of_picks(space.picks_of(one.values)) for one in known])
     forest = _Forest(x_TD, np.maximum(metric_T, np.quantile(metric_T, _WORST)), rng)
     a_SD, b_SD = (np.stack([encoding.of_picks(_random_picks(space, rng)) for _ in range(_SAMPLES)]) for _ in range(2))
     prediction_S = forest.predict(a_SD)
@@ -63,58 +64,70 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
 
 
 class _Encoding:
-    """Values of a search as numbers: a column for each range, one for each value of a choice; of inactive keys -1, or 0."""
+    """Values of a search as numbers: a column for each range, one for each value of a choice; of inactive keys -1, or 0.
+
+    Keys of one path, in different values of a choice, share their columns.
+    """
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
-        self.columns: dict[str, slice] = {}
-        """Name of a search key → its columns."""
-        self.count = 0
-        for name, key in space.named.items():
-            width = len(key.args) if key.has_options else 1
-            self.columns[name] = slice(self.count, self.count + width)
-            self.count += width
-        self.empty = np.zeros(self.count)
-        for name, key in space.named.items():
-            if not key.has_options:
-                self.empty[self.columns[name]] = -1.0
-
-    def of_values(self, values: Values) -> np.ndarray:
-        return self.of_picks(self.space.picks_of(values))
+        same: dict[tuple[str, bool], list[SearchKey]] = {}
+        for key in space.named.values():
+            same.setdefault((key.text, key.has_options), []).append(key)
+        self.options: dict[str, list[str]] = {}
+        """Path of a key → its values as JSON."""
+        self.columns: dict[tuple[str, bool], slice] = {}
+        """Path, and whether it has options → its columns."""
+        empty: list[float] = []
+        for (text, has_options), keys in same.items():
+            self.options[text] = [*dict.fromkeys(frozen(value) for key in keys if has_options for value in key.args)]
+            inactive = [0.0] * len(self.options[text]) if has_options else [-1.0]
+            self.columns[text, has_options] = slice(len(empty), len(empty) + len(inactive))
+            empty += inactive
+        self.empty = np.array(empty)
+        self._range = {text: _joint_range(keys) for (text, has_options), keys in same.items() if not has_options}
 
     def of_picks(self, picks: Picks) -> np.ndarray:
         """Return the columns of one point, [D]."""
         row = self.empty.copy()
         for name, pick in picks.items():
-            key, columns = self.space.named[name], self.columns[name]
+            key = self.space.named[name]
+            columns = self.columns[key.text, key.has_options]
             if key.has_options:
-                row[columns.start + pick] = 1.0
+                row[columns.start + self.options[key.text].index(frozen(key.args[pick]))] = 1.0
             else:
-                row[columns] = position(key, pick)
+                low, high, log = self._range[key.text]
+                row[columns] = ((np.log(pick) if log else pick) - low) / (high - low)
         return row
 
     def exchanged(self, key: str, a_SD: np.ndarray, b_SD: np.ndarray) -> np.ndarray:
         """Return `a_SD` with the values of a key from `b_SD`, with all keys nested in it, where the key is active in both."""
         result = a_SD.copy()
-        for name, one in self.space.named.items():
-            if one.text != key:
-                continue
-            columns, empty = self.columns[name], self.empty[self.columns[name]]
-            active_S = (a_SD[:, columns] != empty).any(axis=1) & (b_SD[:, columns] != empty).any(axis=1)
-            below = [self.columns[other] for other, nested in self.space.named.items() if nested.where[: len(one.where)] == one.where]
-            for part in below:
-                result[active_S, part] = b_SD[active_S, part]
+        below = [one for one in self.space.named.values() if one.text == key]
+        parts = [self.columns[one.text, one.has_options] for other in below for one, _ in walk([other])]
+        own = [self.columns[one.text, one.has_options] for one in below]
+        active_S = np.all([_active(x_SD, own, self.empty) for x_SD in (a_SD, b_SD)], axis=0)
+        for part in parts:
+            result[active_S, part] = b_SD[active_S, part]
         return result
 
 
-def position(key: SearchKey, value: float) -> float:
-    """Return where a value lies in its range, 0 at the low end and 1 at the high one; for normal distributions in standard deviations."""
-    if key.is_normal:
-        return float((value - key.args[0]) / (key.args[1] or 1.0)) + 10.0  # inactive keys are at -1
-    low, high = key.bounds
-    if key.is_log:
-        low, high, value = np.log(low), np.log(high), np.log(value)
-    return float((value - low) / ((high - low) or 1.0))
+def _active(x_SD: np.ndarray, columns: Sequence[slice], empty_D: np.ndarray) -> np.ndarray:
+    return np.asarray(np.any([(x_SD[:, part] != empty_D[part]).any(axis=1) for part in columns], axis=0))
+
+
+def _joint_range(keys: Sequence[SearchKey]) -> tuple[float, float, bool]:
+    """Return the range of keys of one path together, and whether it is one of logarithms."""
+    log = all(key.is_log for key in keys)
+    ends = [(key.args[0] - 4 * key.args[1], key.args[0] + 4 * key.args[1]) if key.is_normal else key.bounds for key in keys]
+    low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+    low, high = (np.log(low), np.log(high)) if log else (low, high)
+    return float(low), float(high if high > low else low + 1.0), log
+
+
+def frozen(value: object) -> str:
+    """Return a value as text, equal for equal values."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _random_picks(space: SearchSpace, rng: np.random.Generator) -> Picks:

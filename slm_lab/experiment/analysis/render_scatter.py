@@ -170,6 +170,7 @@ def scatter_png(figure: ScatterGrid | ParallelCoordinates) -> bytes:
     """Return a figure as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
+    from PIL import Image
 
     is_grid = isinstance(figure, ScatterGrid)
     columns, rows = (len(figure.columns), len(figure.rows)) if isinstance(figure, ScatterGrid) else (max(len(figure.axes) - 1, 1), 1)
@@ -196,7 +197,7 @@ def scatter_png(figure: ScatterGrid | ParallelCoordinates) -> bytes:
         _draw_colour_bar(picture, figure.trials.shade, (1 - (_RIGHT - 30) / width, area[1], 14 / width, area[3]))
     canvas.draw()
     content = BytesIO()
-    picture.savefig(content, format="png")
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(content, format="PNG")
     return content.getvalue()
 
 
@@ -223,7 +224,9 @@ def _draw_grid(picture: Any, figure: ScatterGrid, area: tuple[float, float, floa
             x_T, y_T = figure.x_KT[column], figure.y_RT[row]
             for highlighted in (False, True):
                 for symbol in dict.fromkeys(symbols):
-                    chosen = (symbols == symbol) & (best == highlighted)
+                    chosen = (symbols == symbol) & (best == highlighted) & np.isfinite(x_T) & np.isfinite(y_T)
+                    if not chosen.any():
+                        continue
                     edge = (
                         {"edgecolor": HIGHLIGHT, "linewidth": 1.6, "s": 42}
                         if highlighted
@@ -246,10 +249,14 @@ def _style_axes(axes: Any, labelled: Scale | None, scale: Scale, *, vertical: bo
     set_ticks, set_label, set_limits = (
         (axes.set_yticks, axes.set_ylabel, axes.set_ylim) if vertical else (axes.set_xticks, axes.set_xlabel, axes.set_xlim)
     )
-    crowded = not vertical and sum(map(len, texts)) > 24
-    rotation = {"rotation": 25, "ha": "right"} if crowded and labelled else {}
-    set_ticks(positions, labels=texts if labelled else [""] * len(texts), parse_math=False, **rotation)
-    set_label(labelled.label if labelled else "", size=9, color=figures.INK, parse_math=False)
+    size = 8 if vertical else max(5, min(8, 190 / max(sum(map(len, texts)) + len(texts), 1)))
+    set_ticks(positions, labels=texts if labelled else [""] * len(texts), parse_math=False, size=size)
+    set_label(
+        _wrapped(labelled.label) if labelled and not vertical else labelled.label if labelled else "",
+        size=9,
+        color=figures.INK,
+        parse_math=False,
+    )
     set_limits(-_MARGIN, 1 + _MARGIN)
 
 

@@ -87,7 +87,7 @@ class ParallelCoordinates:
 
     @property
     def empty(self) -> bool:
-        return self.position_AT.shape[1] == 0
+        return bool(self.position_AT.shape[1] == 0)
 
 
 AnyFigure = Figure | ScatterGrid | ParallelCoordinates

@@ -89,7 +89,8 @@ def _best_spec(view: SearchView, best: TrialRecord, folder: str) -> bytes:
         between = f" [{number(interval[0])}, {number(interval[1])}]" if interval else ""
         confirmed = f", with fresh seeds {number(best.confirmed)}{between}"
     comment = [
-        f"Trial {best.trial}, the best by {view.metric} ({number(best.metric)}{confirmed}) of a search in {folder}; {view.count(shown=False)}.",
+        f"Trial {best.trial}, the best by {view.metric} ({number(best.metric)}{confirmed}) of a search in {folder}.",
+        f"The search had {view.count(shown=False)}.",
         f"Searched: {describe_search(space)}.",
         "Used: " + ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in best.values.items()) + ".",
     ]

@@ -12,7 +12,7 @@ import numpy as np
 
 from slm_lab.experiment.analysis.curves import Curve, align_or_interpolate
 from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, Bar, Bars, Figure, Line, Panel
-from slm_lab.experiment.analysis.importance import METHOD, MIN_TRIALS, Importance, position
+from slm_lab.experiment.analysis.importance import METHOD, MIN_TRIALS, Importance, frozen
 from slm_lab.experiment.analysis.run import Run
 from slm_lab.experiment.analysis.scatter import BEST, MARKERS, UNUSED, ParallelCoordinates, Scale, ScatterGrid, Shade, Trials
 from slm_lab.experiment.analysis.trial_figures import return_curves
@@ -101,7 +101,7 @@ def grid_figure(view: SearchView) -> ScatterGrid:
     left_out = len(view.space.keys) - len(keys)
     subtitle = view.count() + (f"; the {len(keys)} most important of {len(view.space.keys)} keys" if left_out else "")
     return ScatterGrid(
-        f"{view.title}: metrics over the searched keys",
+        f"{view.title}, search: metrics over the searched keys",
         subtitle,
         [scale for scale, _ in columns],
         [scale for scale, _ in rows],
@@ -122,13 +122,13 @@ def parallel_figure(view: SearchView) -> ParallelCoordinates:
         scales.append(Scale(scale.label, scale.ticks, unused))
         position_T[np.isnan(position_T)] = UNUSED
     positions = np.array([position_T for _, position_T in axes]).reshape(len(axes), len(known))
-    return ParallelCoordinates(f"{view.title}: trials across the searched keys", view.count(), scales, positions, view.trials())
+    return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), scales, positions, view.trials())
 
 
 def importance_figure(view: SearchView) -> Figure:
     """Return a bar for each key."""
     names, found = short_names(view.space.keys), view.importance
-    title = f"{view.title}: importance of the searched keys for {view.metric}"
+    title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
         why = f"{view.count()}; importance needs {MIN_TRIALS} trials that ended with different results"
         return Figure(title, (Panel("", x_label=f"{METHOD}"),), why)
@@ -144,8 +144,8 @@ def importance_figure(view: SearchView) -> Figure:
         x_max=max(1.0, *(bar.end for bar in bars)),
         height=max(60, 30 * len(rows)),
     )
-    trust = f"explains {max(found.explained, 0.0):.0%} of the variance of trials left out of its fit"
-    subtitle = f"{METHOD}, fitted to {found.trials} trials; it {trust}{'' if found.explained > 0.3 else ': not reliable'}"
+    explained = f"explains {max(found.explained, 0.0):.0%} of the variance of trials left out of the fit"
+    subtitle = f"random forest of {found.trials} trials; {explained}{'' if found.explained > 0.3 else ': not reliable'}"
     return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
 
 
@@ -215,62 +215,57 @@ def _axis(view: SearchView, key: str, known: Sequence[TrialRecord], *, jitter: b
     same = [one for one in view.space.named.values() if one.text == key]
     if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in known):
         return _choices(label, key, same, known, jitter=jitter)
-    (first, *others) = same
-    if first.is_normal or others:  # several ranges of one key, in values of a choice
-        log = all(one.is_log for one in same)
-        return _linear(label, np.array([one.values.get(key, np.nan) for one in known], dtype=float), log=log)
-    position_T = np.array([position(first, one.values[key]) if key in one.values else np.nan for one in known])
-    return Scale(label, _range_ticks(first)), position_T
+    value_T = np.array([one.values.get(key, np.nan) for one in known], dtype=float)
+    ends = [] if any(one.is_normal for one in same) else [end for one in same for end in one.bounds]
+    return _linear(label, value_T, log=all(one.is_log for one in same), ends=ends)
 
 
 def _choices(label: str, key: str, same: Sequence[SearchKey], known: Sequence[TrialRecord], *, jitter: bool) -> tuple[Scale, np.ndarray]:
-    options = [_frozen(value) for one in same if one.has_options for value in one.args]
-    options += [_frozen(one.values[key]) for one in known if key in one.values]
+    options = [frozen(value) for one in same if one.has_options for value in one.args]
+    options += [frozen(one.values[key]) for one in known if key in one.values]
     texts = {value: json.loads(value) for value in dict.fromkeys(options)}
     step = 1 / max(len(texts) - 1, 1)
-    places = {value: index * step if len(texts) > 1 else 0.5 for index, value in enumerate(texts)}
-    spread = 0.25 * min(step, 0.5) if jitter else 0.0
+    edge = 0.15 if jitter else 0.0
+    places = {value: edge + (1 - 2 * edge) * index * step if len(texts) > 1 else 0.5 for index, value in enumerate(texts)}
+    spread = 0.25 * min(step, 0.5) * jitter
     position_T = np.array(
-        [places[_frozen(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan for one in known]
+        [places[frozen(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan for one in known]
     )
     every = -(-len(texts) // _MAX_OPTIONS)
-    ticks = [(places[value], value_text(shown)) for value, shown in texts.items()][::every]
-    return Scale(label, ticks), np.clip(position_T, 0.0, 1.0) if not jitter else position_T
+    ticks = [(places[value], text) for value, text in zip(texts, _option_texts(list(texts.values())), strict=True)][::every]
+    return Scale(label, ticks), position_T
 
 
-def _frozen(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+def _option_texts(values: Sequence[Any]) -> list[str]:
+    """Return the values as text; objects by their names if these differ."""
+    names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else value_text(value) for value in values]
+    return names if len(set(names)) == len(names) else [value_text(value) for value in values]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _range_ticks(key: SearchKey) -> list[tuple[float, str]]:
-    low, high = key.bounds
-    values = _log_ticks(low, high) if key.is_log else _ticks(low, high)
-    return [(position(key, value), value_text(value)) for value in values]
-
-
-def _linear(label: str, value_T: np.ndarray, *, log: bool = False) -> tuple[Scale, np.ndarray]:
-    """Return an axis from the lowest to the highest value, and positions on it."""
-    finite = value_T[np.isfinite(value_T)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
+    """Return an axis from the lowest to the highest of values and `ends`, which are labelled, and the positions of the values on it."""
+    finite = [*value_T[np.isfinite(value_T)].tolist(), *ends]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if low == high:
         low, high = (low / 2, high * 2) if log else (low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0))
     to = math.log if log else float
     begin, length = to(low), to(high) - to(low)
-    values = _log_ticks(low, high) if log else _ticks(low, high)
-    ticks = [((to(value) - begin) / length, value_text(float(value))) for value in values]
+    inner = [((to(value) - begin) / length, value_text(value)) for value in (_log_ticks(low, high) if log else _ticks(low, high))]
+    outer = [(0.0, value_text(float(low))), (1.0, value_text(float(high)))] if ends else []
+    ticks = [*outer, *(tick for tick in inner if not ends or 0.15 < tick[0] < 0.85)]
     position_T = (np.log(value_T) if log else value_T).astype(float)
-    return Scale(label, ticks), (position_T - begin) / length
+    return Scale(label, sorted(ticks)), (position_T - begin) / length
 
 
-def _ticks(low: float, high: float, most: int = 4) -> list[float]:
+def _ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Return round numbers from low to high."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [float(f"{index * step:.12g}") for index in range(first, math.floor(high / step + 1e-9) + 1)]
 

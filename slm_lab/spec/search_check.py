@@ -123,9 +123,12 @@ def _check_key(key: SearchKey, above: Mapping[Path, int], values: _Values, repor
         ):
             continue  # a value inside a range that is reported by its ends
         shown = show(key.args[value] if key.has_options else value)
+        below = {inner.text for inner in key.nested[value]} if key.nested else set()
         for problem in values.problems({**above, key.where: value}):
+            if problem.path in below:
+                continue  # reported where the nested key is checked
             is_own = problem.path == key.text
-            if is_own and problem.code == "unknown":
-                report.fail(place, problem.message, "unknown")
+            if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
+                report.fail(place, problem.message if is_own else str(problem), "unknown")
                 return  # the same for every value
             report.fail(place, f"invalid value {shown}: {problem.message if is_own else problem}")

@@ -108,6 +108,8 @@ class Panel:
     """Name of a row of bars → its vertical position, in place of a numeric axis."""
     x_max: float | None = None
     """Right end of the horizontal axis; None: as the lines need."""
+    nothing: str = EMPTY
+    """Shown if there are neither points nor bars."""
     best_last: bool = False
     """Lines are ordered from the worst to the best; the legend lists the best first."""
     height: int | None = None

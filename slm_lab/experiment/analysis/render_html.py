@@ -59,7 +59,9 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
                 named |= {trace["name"]} if shown else set()
         elif not traces:
             x_axis, y_axis = {"visible": False}, {"visible": False}
-            layout["annotations"] = [{"text": figures.EMPTY, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
+            layout["annotations"] = [
+                {"text": html.escape(panel.nothing), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+            ]
         layout |= {f"xaxis{suffix}": x_axis, f"yaxis{suffix}": y_axis}
         data += traces
     return {"data": data, "layout": layout}

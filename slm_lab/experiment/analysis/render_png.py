@@ -80,9 +80,9 @@ class _Canvas:
         for axes, panel, height in zip(self.axes, figure.panels, heights, strict=True):
             bottom -= height + _BETWEEN
             axes.set_position((figure.left, bottom / self.height, _RIGHT - figure.left, height / self.height))
-            # fixed positions of the labels save the search for them
-            axes.xaxis.set_label_coords((figure.left + _RIGHT) / 2, 23.4 / self.height, transform=self.picture.transFigure)
             _draw_panel(axes, panel, labelled=axes is self.axes[-1])
+            # fixed positions of the labels save the search for them; set_xlabel resets this one
+            axes.xaxis.set_label_coords((figure.left + _RIGHT) / 2, 23.4 / self.height, transform=self.picture.transFigure)
         for old in self.picture.legends[:]:
             old.remove()
         if legend:
@@ -145,7 +145,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         if line.marks:
             axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
     if panel.empty:
-        axes.text(0.5, 0.5, figures.EMPTY, transform=axes.transAxes, ha="center", color=figures.GREY)
+        axes.text(0.5, 0.5, panel.nothing, transform=axes.transAxes, ha="center", color=figures.GREY)
     last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
     axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
     axes.set_ylim(*figures.y_range(panel))

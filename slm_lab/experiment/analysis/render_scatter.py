@@ -205,8 +205,7 @@ def _colour_map(shade: Shade) -> Any:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    colours = LinearSegmentedColormap.from_list("search", COLOURS)
-    colours.set_bad("#BBBBBB")
+    colours = LinearSegmentedColormap.from_list("search", COLOURS).with_extremes(bad="#BBBBBB")
     return ScalarMappable(Normalize(shade.low, shade.high, clip=True), colours)
 
 

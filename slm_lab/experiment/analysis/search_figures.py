@@ -60,7 +60,9 @@ class SearchView:
         words = {"finished": "finished", "stopped": "stopped early", "running": "running", "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.records) for status, text in words.items()}
         trials = len(self.records)
-        return f"{trials} trial{'s' * (trials != 1)}: " + (", ".join(f"{n} {text}" for text, n in counts.items() if n) or "none")
+        if not trials:
+            return "no trials yet"
+        return f"{trials} trial{'s' * (trials != 1)}: " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
 
     def trials(self) -> Trials:
         known = self.known
@@ -76,9 +78,7 @@ class SearchView:
         return Trials([self._describe(one) for one in known], [one.status for one in known], shade)
 
     def _describe(self, record: TrialRecord) -> str:
-        values = [f"{key} = {value_text(value, 60)}" for key, value in record.values.items()]
-        frames = f"{record.frame:,} frames, {record.status}"
-        return "\n".join([f"trial {record.trial}: {self.metric} {number(record.metric)}", *values, frames])
+        return f"trial {record.trial}: {self.metric} {number(record.metric)}\n{record.frame:,} frames, {record.status}"
 
 
 def search_figures(view: SearchView) -> dict[str, Any]:
@@ -131,7 +131,8 @@ def importance_figure(view: SearchView) -> Figure:
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
         why = f"{view.count()}; importance needs {MIN_TRIALS} trials that ended with different results"
-        return Figure(title, (Panel("", x_label=f"{METHOD}"),), why)
+        nothing = "nothing to show: too few trials, or all with the same result"
+        return Figure(title, (Panel("", x_label=METHOD, nothing=nothing),), why)
     ordered = [*reversed(found.shares.items())]
     bars = [Bar(0.0, max(share, 0.0), row, 0.6, f"{key}: {share:.0%}") for row, (key, share) in enumerate(ordered)]
     rows = {names[key]: float(row) for row, (key, _) in enumerate(ordered)}
@@ -256,7 +257,7 @@ def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequenc
     begin, length = to(low), to(high) - to(low)
     inner = [((to(value) - begin) / length, value_text(value)) for value in (_log_ticks(low, high) if log else _ticks(low, high))]
     outer = [(0.0, value_text(float(low))), (1.0, value_text(float(high)))] if ends else []
-    ticks = [*outer, *(tick for tick in inner if not ends or 0.15 < tick[0] < 0.85)]
+    ticks = [*outer, *(tick for tick in inner if not ends or 0.18 < tick[0] < 0.8)]
     position_T = (np.log(value_T) if log else value_T).astype(float)
     return Scale(label, sorted(ticks)), (position_T - begin) / length
 

@@ -110,14 +110,19 @@ def test_proposals_depend_on_results_and_seed() -> None:
     assert last(0, 1) != last(0, -1)
 
 
-def test_trials_at_the_same_time_differ() -> None:
-    proposer = make_proposer(toy_space(), "optuna", 0)
-    for trial in range(12):
-        values = proposer.ask(trial)
-        assert values is not None
-        proposer.tell(trial, toy_return(values))
-    asked = [json.dumps(proposer.ask(trial)) for trial in range(12, 20)]
-    assert len(set(asked)) == 8
+def test_running_trials_count_as_bad_ones() -> None:
+    """Other values are proposed beside running trials than after they have failed, of which nothing is learned."""
+
+    def proposed(running: bool, seed: int) -> Any:
+        proposer = make_proposer(toy_space(), "optuna", seed)
+        for trial in range(20):
+            values = proposer.ask(trial)
+            assert values is not None
+            if trial < 12 or not running:
+                proposer.tell(trial, toy_return(values) if trial < 12 else None)
+        return proposer.ask(20)
+
+    assert any(proposed(running=True, seed=seed) != proposed(running=False, seed=seed) for seed in range(6))
 
 
 @pytest.mark.parametrize("algorithm", ["optuna", "random"])

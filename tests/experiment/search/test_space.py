@@ -119,7 +119,7 @@ def test_lists_and_every_section() -> None:
     spec = space.apply(space.sample(np.random.default_rng(0)))
     assert spec.env.num_envs == 2
     assert spec.agent.net is not None
-    assert spec.agent.net.hid_layers == [4, 7]  # type: ignore[attr-defined]
+    assert spec.agent.net.hid_layers == [4, 7]  # type: ignore[union-attr]
     assert spec.meta.log_frequency in (5, 6)
 
 
@@ -134,11 +134,14 @@ def test_items_of_a_list_by_position() -> None:
 
 
 def test_another_component_has_its_own_defaults() -> None:
-    space = ppo_space({"agent.net.type__choice": ["MLPNet", "RecurrentNet"]}, **{"agent.net.hid_layers": [8]})
-    assert (
-        space.apply({"agent.net.type": "RecurrentNet"}).agent.net
-        == load_spec(changed(PPO, {"agent.net": {"type": "RecurrentNet", "hid_layers": [8]}})).agent.net
-    )
+    """PPO's default of lam is 0.95, ActorCritic's is none; a value that the spec gives is kept."""
+    search = {"agent.algorithm.name__choice": ["PPO", "ActorCritic"]}
+    applied = [
+        ppo_space(search, **{"agent.algorithm": {"name": "PPO", "gamma": 0.9, **given}}).apply({"agent.algorithm.name": "ActorCritic"})
+        for given in ({}, {"lam": 0.5})
+    ]
+    assert [getattr(spec.agent.algorithm, "lam", None) for spec in applied] == [None, 0.5]
+    assert [spec.agent.algorithm.gamma for spec in applied] == [0.9, 0.9]
 
 
 def test_an_invalid_combination_is_an_error() -> None:

@@ -149,7 +149,18 @@ EXAMPLES: dict[str, Any] = {
     "run": [{"began": "2026-01-31T12:00:00+00:00"}],
     "max_trial": 16,
     "search_scheduler": {"grace_period": 10_000, "reduction_factor": 3.0},
-    "search": {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.999]}}},
+    "search_metric": "final_strength",
+    "search": {
+        "agent": {
+            "algorithm": {"gamma__uniform": [0.9, 0.999]},
+            "net": {
+                "optim_spec__choice": [
+                    {"name": "Adam", "lr__loguniform": [1e-4, 1e-2]},
+                    {"name": "SGD", "lr__loguniform": [1e-3, 1e-1], "momentum__choice": [0, 0.9]},
+                ]
+            },
+        }
+    },
     "serial_mode": True,
     "reward_gap_absolute": 1.0,
     "perturb_min": 1.05,

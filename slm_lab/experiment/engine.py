@@ -320,19 +320,3 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 def failures(ends: list[End]) -> dict[int, str]:
     """Index → cause of the Sessions that failed."""
     return {end.session: end.detail for end in ends if end.status == "failed"}
-
-
-def build_problems(spec: Spec, plan: Plan) -> list[Problem]:
-    """Make envs and agent of a spec once, and return what prevents it."""
-    from slm_lab.experiment.build_report import quick
-    from slm_lab.experiment.resolve import completed, with_seed
-    from slm_lab.experiment.session import Session
-
-    try:
-        with _store_to_check(spec) as store:
-            Session(quick(completed(with_seed(spec, 0))), plan=plan, store=store).build().close()
-    except SpecError as error:
-        return list(error.problems)
-    except UserError as error:
-        return [Problem("", str(error))]
-    return []

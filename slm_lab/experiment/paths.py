@@ -94,6 +94,29 @@ class RunPaths:
         folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
         return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 
+    @property
+    def experiment_df(self) -> Path:
+        """The table of a search (CSV): one row per trial."""
+        return self.root / f"{self.stem}_experiment_df.csv"
+
+    def experiment_graph(self, what: str, ext: str) -> Path:
+        """The figure of a search: "" for metrics over keys, or what it shows of them."""
+        return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
+
+    def multi_trial_graph(self, what: str, ext: str) -> Path:
+        """`what` (mean_returns, mean_returns_ma) of all trials of a search over frames."""
+        return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
+
+    @property
+    def importance(self) -> Path:
+        """How much each key of a search matters."""
+        return self.root / f"{self.stem}_importance.json"
+
+    @property
+    def best_spec(self) -> Path:
+        """The spec of the best trial of a search, loadable again."""
+        return self.root / f"{self.stem}_best_spec.json"
+
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
         """The table of rows (CSV) of a Session, or of a policy."""
         return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_df_{mode}.csv"

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -22,7 +23,8 @@ from slm_lab.spec.report import Path, Report, nearest, show, value_at
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules, check_updates
 from slm_lab.spec.sampler_rules import derive_sizes
-from slm_lab.spec.search import check_search, prune_search
+from slm_lab.spec.search import prune_search
+from slm_lab.spec.search_check import check_search
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import plain, read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls, fill_names
@@ -280,12 +282,19 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
         spec = derive_sizes(spec)
     found = report.child()
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
-    check_search(raw, found, values=whole)
     if whole and not found.problems:
         check_updates(spec, found)
+    check_search(raw, found, partial(_problems, name) if whole else None)
     report.merge(found)
     resolved = resolve(spec, report) if not report.problems else None
     return resolved if not report.problems else None
+
+
+def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:
+    """Return the problems of a raw spec, which is changed."""
+    report = Report()
+    _build(name, raw, Sets(), report)
+    return report.problems
 
 
 def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[Path]]:

@@ -61,7 +61,11 @@ class Spec(SpecModel):
     meta: MetaSpec = MetaSpec()
     """Sessions, logging, checkpoints, distribution."""
     search: dict[str, Any] | None = None
-    """Search space: "key__distribution": [arguments], nested like the spec. train does not use it."""
+    """Search space: "key__distribution": [arguments], nested like the spec (items of a list by position) or with dotted paths. choice and
+    grid_search have the values as arguments; an object among them may hold such keys itself, which are searched only where it is used.
+    uniform and loguniform have [low, high], randint and lograndint [low, high) of whole numbers; randn and normal [mean, deviation]. With q
+    (quniform, qloguniform, qrandint, qlograndint, qrandn) a step is the last argument: values are its multiples, high included. train does
+    not use it."""
 
     @model_validator(mode="after")
     def _explore(self) -> Spec:

@@ -119,8 +119,8 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
-    """Set the key at `path`; create missing sections on the way (validation checks them)."""
+def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source: str = "--set ") -> None:
+    """Set the key at `path`; create missing sections on the way (validation checks them). `source` names the key's origin in problems."""
     if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
         path = (path[0], *path[2:])  # the v4 form had a list here
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
@@ -131,7 +131,7 @@ def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> Non
         if isinstance(node, list):
             index = int(key) if str(key).isdecimal() and len(str(key)) < 10 else -1
             if not 0 <= index < len(node):
-                report.fail(path[: depth + 1], f"index out of range: the list has {len(node)} items (--set {show_path(path)})")
+                report.fail(path[: depth + 1], f"index out of range: the list has {len(node)} items ({source}{show_path(path)})")
                 return
             node[index], node = (value if last else node[index]), node[index]
         elif isinstance(node, dict):
@@ -144,5 +144,5 @@ def override(raw: dict[str, Any], path: Path, value: Any, report: Report) -> Non
                 node[key] = {}
             node = node[key]
         else:
-            report.fail(path[:depth], f"is {show(node)}, which has no keys (--set {show_path(path)})")
+            report.fail(path[:depth], f"is {show(node)}, which has no keys ({source}{show_path(path)})")
             return

@@ -54,7 +54,7 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
 @pytest.mark.parametrize(
     ("search", "problem"),
     [
-        ({"agent.algorithm.gama__uniform": [0, 1]}, "agent.algorithm.gama__uniform"),
+        ({"agent.algorithm.gama__uniform": [0, 1]}, "agent.algorithm.gama__uniform (unknown)"),
         (
             {"agent": {"algorithm": {"lam__unifrm": [0, 1]}}},
             "agent.algorithm.lam__unifrm",
@@ -69,9 +69,17 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
         ({"agent.algorithm.lam__normal": [0.5, -1]}, "agent.algorithm.lam__normal"),
         ({"agent.algorithm.time_horizon__randint": [1.5, 3]}, "agent.algorithm.time_horizon__randint"),
         ({"agent.algorithm.lam__choice": []}, "agent.algorithm.lam__choice"),
+        ({"agent.algorithm.lam__quniform": [0.51, 0.59, 0.1]}, "agent.algorithm.lam__quniform"),
+        ({"agent.algorithm.time_horizon__uniform": [8, 16]}, "agent.algorithm.time_horizon__uniform"),
+        ({"agent.algorithm.lam_choice": [0.5, 0.6]}, "agent.algorithm.lam_choice"),
+        ({"agent.algorithm.lam__uniform": [0.5, 0.6], "agent": {"algorithm": {"lam__choice": [0.5]}}}, "agent.algorithm.lam__choice"),
+        ({"meta.max_trial__choice": [2, 3]}, "meta.max_trial__choice"),
+        ({"agent": {"net": {"hid_layers": [{}, {"x__choice": [1]}]}}}, "agent.net.hid_layers[1].x__choice"),
+        ({"agent.net.optim_spec__choice": [{"name": "Adam", "lr__uniform": [-1, 1]}]}, "agent.net.optim_spec__choice[0].lr__uniform"),
+        ({"agent.net.optim_spec__choice": [{"name": "Adam", "lr__unform": [0.1, 1]}]}, "agent.net.optim_spec__choice[0].lr__unform"),
         ({"agent.algorithm.lam__choice": [0.9, "x"]}, "agent.algorithm.lam__choice"),
         ({"agent.net.optim_spec.name__choice": ["Adam", "Adm"]}, "agent.net.optim_spec.name__choice"),
-        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "agent.net.optim_spec.betass__choice"),
+        ({"agent.net.optim_spec.betass__choice": [[0.9, 0.9]]}, "agent.net.optim_spec.betass__choice (unknown)"),
     ],
 )
 def test_search_that_does_not_fit(specs: Specs, search: Any, problem: str) -> None:
@@ -101,3 +109,44 @@ def test_retired_keys_and_keys_without_effect_are_dropped(specs: Specs) -> None:
     assert len(specs.notices()) == len(keys)
     assert specs.notices()[0] == "search.agent.algorithm.clip_eps__uniform"
     assert specs.notices()[-1] == "search.agent.algorithm.training_iter__uniform"
+
+
+def test_a_value_that_only_some_combinations_allow(specs: Specs) -> None:
+    """seq_len beyond the rollout is refused, unless another searched key makes the rollout long enough."""
+    base = {"agent.net": {"type": "RecurrentNet", "seq_len": 8}, "agent.algorithm.time_horizon": 8}
+    key = "agent.net.seq_len__choice"
+    assert specs.problems({**base, "search": {key: [8, 16]}}) == [f"search.{key}"]
+    assert specs.load({**base, "search": {key: [8, 16], "agent.algorithm.time_horizon__choice": [8, 32]}}).search
+
+
+def test_no_combination_is_valid(specs: Specs) -> None:
+    """Each key alone could be searched."""
+    base = {"agent.algorithm": {"name": "ActorCritic", "training_frequency": 8}}
+    search = {"agent.algorithm.num_step_returns__choice": [4, 8], "agent.algorithm.lam__uniform": [0.9, 0.95]}
+    assert specs.problems({**base, "search": dict(reversed(search.items()))}) == ["search"]
+
+
+def test_lam_replaces_num_step_returns(specs: Specs) -> None:
+    """SLM Lab uses lam where both are given."""
+    base = {"agent.algorithm": {"name": "ActorCritic", "num_step_returns": 8}, "search": {"agent.algorithm.lam__uniform": [0.9, 0.95]}}
+    assert specs.load(base).search
+
+
+def test_problems_of_the_spec_are_reported_once(specs: Specs) -> None:
+    changes = {"agent.net.loss_spec": {"name": "CrossEntropyLoss"}, "search": {"agent.algorithm.gamma__choice": [0.9, 0.99]}}
+    assert specs.problems(changes) == ["agent.net.loss_spec.name"]
+
+
+def test_a_key_that_lacks_an_underscore_and_has_no_effect_is_ignored(specs: Specs) -> None:
+    """As published."""
+    assert specs.load({"search": {"agent.algorithm": {"training_batch_iter_choice": [4, 6], "lam__uniform": [0.5, 0.9]}}}).search
+    assert specs.notices() == ["search.agent.algorithm.training_batch_iter_choice"]
+
+
+def test_a_grid_needs_grid_search(specs: Specs) -> None:
+    changes = {"meta.search_algorithm": "grid", "search": {"agent.algorithm.lam__choice": [0.5]}}
+    assert specs.problems(changes) == ["meta.search_algorithm"]
+
+
+def test_no_trial(specs: Specs) -> None:
+    assert specs.problems({"meta.max_trial": 0, "search": {"agent.algorithm.lam__choice": [0.5]}}) == ["meta.max_trial"]

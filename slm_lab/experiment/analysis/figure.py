@@ -56,6 +56,8 @@ class Line:
     dashed: bool = False
     """Drawn thin, without markers: a level to compare with."""
     marks: tuple[Mark, ...] = ()
+    group: str = ""
+    """Lines of a group have one entry in the legend, of this name."""
 
     @property
     def banded(self) -> bool:
@@ -106,6 +108,10 @@ class Panel:
     """Name of a row of bars → its vertical position, in place of a numeric axis."""
     x_max: float | None = None
     """Right end of the horizontal axis; None: as the lines need."""
+    nothing: str = EMPTY
+    """Shown if there are neither points nor bars."""
+    best_last: bool = False
+    """Lines are ordered from the worst to the best; the legend lists the best first."""
     height: int | None = None
     """Pixels of the axes in the PNG; None: fills a picture of the standard size, or 150 if there are several panels."""
 
@@ -126,6 +132,8 @@ class Figure:
     title: str
     panels: tuple[Panel, ...]
     subtitle: str = ""
+    left: float = 0.115
+    """Left end of the axes in the PNG, in widths of the picture."""
 
     @property
     def panel(self) -> Panel:
@@ -197,3 +205,13 @@ def thin(line: Line) -> Line:
     if count <= _MAX_POINTS:
         return line
     return _select(line, np.linspace(0, count - 1, _MAX_POINTS).round().astype(int))
+
+
+def format_tick(value: float, position: int | None) -> str:
+    """Return 1,500 0.25 2e-5: matplotlib's own format may move a power of ten out of the axis."""
+    if 0 < abs(value) < 0.001:
+        digits, _, power = f"{value:.2e}".partition("e")
+        text = f"{float(digits):g}e{int(power)}"
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return text.replace("-", "−", 1) if value < 0 else text

@@ -13,6 +13,8 @@ import numpy as np
 
 from slm_lab.experiment.analysis import figure as figures
 from slm_lab.experiment.analysis.figure import Bars, Figure, Line, Panel
+from slm_lab.experiment.analysis.render_scatter import scatter_json
+from slm_lab.experiment.analysis.scatter import AnyFigure
 
 PLOTLY_JS = "plotly.min.js"
 _GAP = 0.15
@@ -26,12 +28,13 @@ def plotly_js() -> bytes:
     return str(get_plotlyjs()).encode()
 
 
-def render_html(figure: Figure, script: str) -> bytes:
+def render_html(figure: AnyFigure, script: str) -> bytes:
     """Return a figure as a page; `script` is the path of plotly.min.js relative to the page."""
     from plotly.io import to_html
 
+    content = plotly_json(figure) if isinstance(figure, Figure) else scatter_json(figure)
     settings = {"displaylogo": False, "responsive": True}
-    return str(to_html(plotly_json(figure), config=settings, include_plotlyjs=script, validate=False)).encode()
+    return str(to_html(content, config=settings, include_plotlyjs=script, validate=False)).encode()
 
 
 def plotly_json(figure: Figure) -> dict[str, Any]:
@@ -56,7 +59,9 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
                 named |= {trace["name"]} if shown else set()
         elif not traces:
             x_axis, y_axis = {"visible": False}, {"visible": False}
-            layout["annotations"] = [{"text": figures.EMPTY, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
+            layout["annotations"] = [
+                {"text": html.escape(panel.nothing), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+            ]
         layout |= {f"xaxis{suffix}": x_axis, f"yaxis{suffix}": y_axis}
         data += traces
     return {"data": data, "layout": layout}
@@ -64,13 +69,15 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
 
 def _layout(figure: Figure) -> dict[str, Any]:
     bars = any(panel.bars for panel in figure.panels)
+    grouped = any(line.group for panel in figure.panels for line in panel.lines)
     subtitle = f"<br><span style='font-size:13px'>{html.escape(figure.subtitle)}</span>" if figure.subtitle else ""
     return {
         "title": {"text": html.escape(figures.shorten(figure.title)) + subtitle, "x": 0.01, "xanchor": "left"},
         "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": figures.INK},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+        | ({"traceorder": "reversed"} if any(panel.best_last for panel in figure.panels) else {}),
         "showlegend": True,
-        "hovermode": "closest" if bars else "x unified",
+        "hovermode": "closest" if bars or grouped else "x unified",
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "margin": {"l": 80, "r": 30, "t": 100, "b": 60},
@@ -94,7 +101,14 @@ def _y_axis(panel: Panel) -> dict[str, Any]:
     limits = _digits(figures.y_range(panel))
     if panel.rows:
         names = [html.escape(name) for name in panel.rows]
-        return {"tickvals": list(panel.rows.values()), "ticktext": names, "range": limits, "showgrid": False, "zeroline": False}
+        return {
+            "tickvals": list(panel.rows.values()),
+            "ticktext": names,
+            "range": limits,
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": True,
+        }
     return {"title": {"text": html.escape(panel.y_label)}, "range": limits, "exponentformat": "power", **_GRID_STYLE}
 
 
@@ -111,6 +125,11 @@ def _traces(panel: Panel) -> list[dict[str, Any]]:
     """Return what is drawn, from back to front."""
     lines = [line for line in map(figures.thin, figures.visible_lines(panel)) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
+    grouped: set[str] = set()
+    for line, trace in ((line, trace) for line in lines for trace in traces if line.group and trace["name"] == line.name):
+        hover = {"hovertemplate": f"%{{x}}, %{{y}}<extra>{html.escape(line.name)}</extra>", "showlegend": line.group not in grouped}
+        trace |= {"name": line.group, "legendgroup": line.group, **hover}
+        grouped.add(line.group)
     marked = [line for line in lines if line.marks]
     legend = [_mark_trace(Line(figures.MARK, marked[0].curve, "#FFFFFF"), legend=True)] if marked else []
     return [*map(_bars_trace, panel.bars), *traces, *map(_mark_trace, marked), *legend]

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.analysis import figure as figures
-from slm_lab.experiment.analysis.figure import Figure, Line, Panel
+from slm_lab.experiment.analysis.figure import Figure, Line, Panel, format_tick
+from slm_lab.experiment.analysis.render_scatter import scatter_png
+from slm_lab.experiment.analysis.scatter import AnyFigure
 
 _WIDTH, _HEIGHT = 800, 450
 """Pixels of a picture; the height is larger if panels have a height."""
-_LEFT, _AXES_WIDTH = 0.115, 0.845
-"""The axes, in widths of the picture."""
+_RIGHT = 0.96
+"""Right end of the axes, in widths of the picture; Figure.left is the left one."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
 """Pixels above the legend, of a subtitle, and below all panels."""
 _PANEL, _BETWEEN = 150, 24
@@ -38,7 +40,9 @@ class PNGRenderer:
     def __init__(self) -> None:
         self._standard = _Canvas(_HEIGHT, 1)
 
-    def render(self, figure: Figure) -> bytes:
+    def render(self, figure: AnyFigure) -> bytes:
+        if not isinstance(figure, Figure):
+            return scatter_png(figure)
         panels, legend = figure.panels, _legend_of(figure.panels)
         columns, rows = _legend_form(list(legend))
         around = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1) + _BELOW
@@ -75,12 +79,14 @@ class _Canvas:
         bottom = _BELOW + sum(heights) + _BETWEEN * len(heights)
         for axes, panel, height in zip(self.axes, figure.panels, heights, strict=True):
             bottom -= height + _BETWEEN
-            axes.set_position((_LEFT, bottom / self.height, _AXES_WIDTH, height / self.height))
+            axes.set_position((figure.left, bottom / self.height, _RIGHT - figure.left, height / self.height))
             _draw_panel(axes, panel, labelled=axes is self.axes[-1])
+            # fixed positions of the labels save the search for them; set_xlabel resets this one
+            axes.xaxis.set_label_coords((figure.left + _RIGHT) / 2, 23.4 / self.height, transform=self.picture.transFigure)
         for old in self.picture.legends[:]:
             old.remove()
         if legend:
-            place = (_LEFT - 0.01 * _AXES_WIDTH, self.axes[0].get_position().y1)
+            place = (figure.left - 0.0085, self.axes[0].get_position().y1)
             handles, names = list(legend.values()), list(legend)
             self.picture.legend(handles, names, loc="lower left", bbox_to_anchor=place, borderaxespad=0.2, ncols=columns, **_LEGEND)
         with warnings.catch_warnings():
@@ -98,7 +104,7 @@ class _Canvas:
     def _new_axes(self) -> Any:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-        axes = self.picture.add_axes((_LEFT, 0.1, _AXES_WIDTH, 0.8))
+        axes = self.picture.add_axes((0.115, 0.1, 0.845, 0.8))
         axes.grid(color=figures.GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -108,20 +114,8 @@ class _Canvas:
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
         axes.yaxis.set_major_formatter(FuncFormatter(format_tick))
-        # fixed positions of the labels save the search for them
-        axes.xaxis.set_label_coords(_LEFT + _AXES_WIDTH / 2, 23.4 / self.height, transform=self.picture.transFigure)
         axes.yaxis.set_label_coords(-0.104, 0.5)
         return axes
-
-
-def format_tick(value: float, position: int | None) -> str:
-    """Return 1,500 0.25 2e-5: matplotlib's own format may move a power of ten out of the axis."""
-    if 0 < abs(value) < 0.001:
-        digits, _, power = f"{value:.2e}".partition("e")
-        text = f"{float(digits):g}e{int(power)}"
-    else:
-        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return text.replace("-", "−", 1) if value < 0 else text
 
 
 def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
@@ -151,7 +145,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         if line.marks:
             axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
     if panel.empty:
-        axes.text(0.5, 0.5, figures.EMPTY, transform=axes.transAxes, ha="center", color=figures.GREY)
+        axes.text(0.5, 0.5, panel.nothing, transform=axes.transAxes, ha="center", color=figures.GREY)
     last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
     axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
     axes.set_ylim(*figures.y_range(panel))
@@ -183,7 +177,7 @@ def _names(panel: Panel) -> dict[str, str]:
     """Return the names of the lines → those of the legend, if many faint lines have one together."""
     faint = [line.name for line in panel.lines if line.faint]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
-    return {line.name: together if line.faint and together else line.name for line in panel.lines}
+    return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 
 
 def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
@@ -205,7 +199,7 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
                 entries.setdefault(panel.band, Patch(color=line.colour, alpha=figures.BAND_OPACITY, linewidth=0))
         if any(line.marks for line in lines):
             entries.setdefault(figures.MARK, Line2D([], [], **_MARK_SAMPLE))
-    return entries
+    return dict(reversed(entries.items())) if any(panel.best_last for panel in panels) else entries
 
 
 def _legend_form(names: list[str]) -> tuple[int, int]:

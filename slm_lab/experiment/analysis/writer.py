@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from slm_lab.experiment.analysis.figure import Figure
 from slm_lab.experiment.analysis.render_html import PLOTLY_JS, plotly_js, render_html
 from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.experiment.analysis.scatter import AnyFigure
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 
@@ -42,7 +42,7 @@ class Writer:
         if self.reason and what:
             self._missing[what] += 1
 
-    def draw(self, figures: Mapping[str, Figure], path: Callable[[str, str], Path]) -> None:
+    def draw(self, figures: Mapping[str, AnyFigure], path: Callable[[str, str], Path]) -> None:
         """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), with the script that the pages share."""
         if self._png is None:
             self._png, script = PNGRenderer(), self.root / PLOTLY_JS

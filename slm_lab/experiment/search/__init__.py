@@ -1,1 +1,1 @@
-"""Hyperparameter search: an Experiment of Trials on Ray. Needs the extra `search`."""
+"""Hyperparameter search: a search space, proposers of values, and trials that are run and compared."""

@@ -13,10 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.search.worker import Outcome, TrialJob, TrialWorker, Update
-from slm_lab.spec.base import Problem
-from slm_lab.spec.spec import Spec
 
 _CLOSE_SECONDS = 10.0
 
@@ -83,11 +80,6 @@ class TrialPool:
         except self._ray.exceptions.RayActorError:
             return Update(0, outcome=Outcome("failed", cause=_DIED))
         return update
-
-    def check(self, specs: list[Spec], plan: Plan) -> list[list[Problem]]:
-        """Build each spec in an idle actor and return the problems of each."""
-        found: list[list[Problem]] = self._ray.get(self._idle[0].check.remote(specs, plan))
-        return found
 
     def close(self) -> None:
         """End all actors; trials that run are broken off, and their Sessions save themselves."""

@@ -12,8 +12,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
@@ -24,7 +22,7 @@ from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import with_seed
 from slm_lab.experiment.resume import differences, run_in
 from slm_lab.experiment.search import confirm as confirming
-from slm_lab.experiment.search.build_check import build_error, covering_values, valid_specs
+from slm_lab.experiment.search.build_process import check_builds
 from slm_lab.experiment.search.cluster import LocalCluster, check_installed
 from slm_lab.experiment.search.pool import TrialPool
 from slm_lab.experiment.search.proposer import make_proposer
@@ -148,13 +146,6 @@ class Search:
         metric = self.spec.meta.search_metric or ("total_reward_ma" if baseline is None else "final_strength")
         return SearchState(metric, None if baseline is None else baseline.mean_return, self._common_seeds)
 
-    @property
-    def _target(self) -> int:
-        """Trials asked for: meta.max_trial; all points of a grid if that is not given and every key is a grid_search."""
-        points = self.space.grid
-        whole_grid = {key for point in points for key in point} == set(self.space.keys)
-        return len(points) if whole_grid and self.spec.meta.max_trial == 1 else self.spec.meta.max_trial
-
     def _run(self, stop: Stop) -> SearchResult:
         meta = self.spec.meta
         check_installed("ray", *(["optuna"] if meta.search_algorithm == "optuna" else []))
@@ -175,7 +166,7 @@ class Search:
             if self._drawn:
                 table.notice(f"no meta.random_seed given; using {meta.random_seed}")
             with LocalCluster(available_cores(self.spec, self.plan), 0 if self.plan.device == "cpu" else None) as cluster:
-                self._share = trial_resources(self.spec, self.plan, self._target, cluster.gpus or 0)
+                self._share = trial_resources(self.spec, self.plan, self.space.trials, cluster.gpus or 0)
                 self._in_cluster(table, stop, begin)
         return self._analyze(table, stop)
 
@@ -184,7 +175,7 @@ class Search:
         pool = TrialPool(share.concurrent, share.cores, share.gpus, shared_server())
         try:
             if not self._continued:
-                self._check_builds(pool)
+                check_builds(self.spec, self.plan)
             if stop.requested:
                 raise KeyboardInterrupt
             paths = self._open()
@@ -196,13 +187,6 @@ class Search:
         finally:
             pool.close()
             stop_server()
-
-    def _check_builds(self, pool: TrialPool) -> None:
-        """Raise SpecError if values of the search cannot be built."""
-        found = valid_specs(self.space, covering_values(self.space))
-        values, specs = [draw for draw, _ in found], [spec for _, spec in found]
-        if error := build_error(self.spec, values, pool.check(specs, self.plan)):
-            raise error
 
     def _open(self) -> RunPaths:
         """Make the run folder, or use that of a search that goes on, and save the spec in it. Raises UserError."""
@@ -233,7 +217,7 @@ class Search:
     def _say_what_runs(self, table: SearchTable, share: Resources, seconds: float) -> None:
         assert self.paths is not None
         meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
-        trials = f"{self._target} trials ({algorithm}), {share.concurrent} at a time"
+        trials = f"{self.space.trials} trials ({algorithm}), {share.concurrent} at a time"
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
         table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
         table.say(f"{self.paths.root}")
@@ -273,7 +257,7 @@ class Search:
 
         return Stage(
             state.trials,
-            self._target,
+            self.space.trials,
             pool,
             lambda trial: self._job(paths, trial),
             save,
@@ -381,38 +365,34 @@ class Search:
         records = self.records()
         with notices_to(table):
             summary = write_search(self.paths, self.spec, records)
-        self._say_result(table, records)
+        self._say_result(table, records, summary)
         unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
-        if stop.requested and (unfinished or len(records) < self._target):
+        if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt
         return SearchResult(self.paths, records, summary)
 
-    def _say_result(self, table: SearchTable, records: Sequence[TrialRecord]) -> None:
-        assert self.paths is not None
+    def _say_result(self, table: SearchTable, records: Sequence[TrialRecord], summary: SearchSummary) -> None:
         counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
         seconds = sum(record.seconds for record in records)
         table.say(f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training")
-        order = sorted((record for record in records if record.metric is not None), key=_rank, reverse=True)
-        for record in order[: max(3, self.state.confirm)]:
+        for record in [one for one in summary.ranked if one.metric is not None][: max(3, self.state.confirm)]:
             line = f"trial {record.trial}: {self.state.metric} {number(record.metric)}"
             if record.confirmed is not None:
                 low_high = "" if record.confirmed_interval is None else f" ({' to '.join(map(number, record.confirmed_interval))})"
                 line += f", confirmed {number(record.confirmed)}{low_high}"
             table.say(f"{line}  {shown_values(record.values)}")
-        for file in sorted(self.paths.root.glob(f"{self.paths.stem}_*")):
-            if not re.match(re.escape(self.paths.stem) + r"_(t\d+_|spec\.json|search_state)", file.name):
-                table.say(str(file))
+        if summary.importance is not None:
+            shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
+            method = summary.importance.method.partition(":")[0]
+            table.say(f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}")
+        for file in summary.files:
+            table.say(str(file))
 
 
 def ranked(trials: Sequence[TrialState]) -> list[TrialState]:
     """Return the trials that have a metric, best first; those that finished before those that were stopped."""
     known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
     return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
-
-
-def _rank(record: TrialRecord) -> tuple[Any, ...]:
-    metric = record.metric if record.confirmed is None else record.confirmed
-    return (record.confirmed is not None, record.status == "finished", -np.inf if metric is None else metric)
 
 
 def _history(paths: RunPaths) -> list[dict[str, Any]]:

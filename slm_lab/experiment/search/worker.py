@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,19 +21,15 @@ from slm_lab.experiment.analysis.run import read_json
 from slm_lab.experiment.lock import SessionLock
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.process.child import ChildContext
 from slm_lab.experiment.process.server import ensure_server, stop_server, use_server
-from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
 from slm_lab.experiment.resume import read_run
 from slm_lab.experiment.search.reports import ReportReader
 from slm_lab.experiment.trial import Trial
-from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 
 _POLL = 0.1
 """Seconds between two looks at the tables."""
-_CHECK_SECONDS = 20.0
-"""Time after which no further spec is built to check it."""
 
 
 @dataclass(frozen=True)
@@ -128,30 +124,9 @@ class TrialWorker:
         finally:
             lock.release()
 
-    def check(self, specs: Sequence[Spec], plan: Plan) -> list[list[Problem]]:
-        """Build env and agent of each spec once, in a process of its own, and return the problems of each."""
-        with Supervisor() as supervisor:
-            supervisor.start("check", check_specs, list(specs), plan)
-            while True:
-                for event in supervisor.events(0.5):
-                    match event:
-                        case Message(_, "checked", (problems,)):
-                            return list(problems)
-                        case Message(_, "failed", _) | Died():  # a defect, which the trials report too
-                            return [[] for _ in specs]
-
     def close(self) -> None:
         """End the fork server, if this process has started one."""
         stop_server()
-
-
-def check_specs(context: ChildContext, specs: list[Spec], plan: Plan) -> None:
-    """Message: ("checked", problems of each spec)."""
-    from slm_lab.experiment.engine import build_problems
-
-    deadline = time.monotonic() + _CHECK_SECONDS
-    found = [build_problems(spec, plan) if time.monotonic() < deadline else [] for spec in specs]
-    context.send("checked", found)
 
 
 def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:

@@ -12,12 +12,9 @@ from rich.console import Console
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.search import resources
-from slm_lab.experiment.search.build_check import build_error, covering_values
 from slm_lab.experiment.search.resources import Resources, trial_resources
-from slm_lab.experiment.search.space import SearchSpace
 from slm_lab.experiment.search.state import TrialState
 from slm_lab.experiment.search.table import SearchTable, Totals, shown_values, summary
-from slm_lab.spec.base import Problem
 from slm_lab.spec.spec import Spec
 
 
@@ -73,30 +70,6 @@ def test_a_terminal_shows_a_table_of_running_trials() -> None:
         table.show(Totals(trials, 8, 2, 1000), now=True)
     for text in ("500/1,000", "gamma 0.97", "0/8 trials done, 1 running"):
         assert text in printed.getvalue()
-
-
-def test_every_option_and_both_ends_are_built(search_spec: Callable[..., Spec]) -> None:
-    search = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}, "net": {"hid_layers__choice": [[8], [16], [32]]}}}
-    draws = covering_values(SearchSpace(search_spec(search)))
-    assert {str(draw["agent.net.hid_layers"]) for draw in draws} == {"[8]", "[16]", "[32]"}
-    gammas = [draw["agent.algorithm.gamma"] for draw in draws]
-    assert min(gammas) < 0.905
-    assert max(gammas) > 0.985
-    assert len(draws) <= 32
-
-
-def test_a_problem_of_building_is_reported_at_the_searched_key(search_spec: Callable[..., Spec]) -> None:
-    draws = [{"a.b": "good", "c": 1.0}, {"a.b": "bad", "c": 2.0}, {"a.b": "bad", "c": 3.0}]
-    at_key, elsewhere, everywhere = Problem("a.b", "x"), Problem("env.name", "y"), Problem("env", "z")
-    spec = search_spec()
-    error = build_error(spec, draws, [[everywhere], [at_key, elsewhere, everywhere], [elsewhere, everywhere]])
-    assert error is not None
-    assert [str(problem) for problem in error.problems] == [
-        "env: z",
-        'search.a.b: invalid value "bad": a.b: x',
-        'search.a.b: invalid value "bad": env.name: y',
-    ]
-    assert build_error(spec, draws, [[], [elsewhere], []]) is None  # of a combination: that trial fails by itself
 
 
 def test_checkpoints_of_a_trial_are_found_among_those_of_others(tmp_path: Path) -> None:

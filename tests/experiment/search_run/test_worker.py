@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,16 +117,11 @@ def _session_process(paths: RunPaths, trial: int) -> int:
 
 def test_a_spec_that_cannot_be_built_is_not_retried(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
     one = job(env={"no_such_argument": 1})
-    begin = time.monotonic()
     _, last = run(worker, one)
     assert last.outcome is not None
     assert (last.outcome.status, last.outcome.retry) == ("failed", False)
     assert "no_such_argument" in last.outcome.cause
     assert not one.paths.trial_spec(1).exists()
-    (problems,) = worker.check([one.spec], one.plan)
-    assert "no_such_argument" in str(problems[0])
-    assert worker.check([job().spec], one.plan) == [[]]
-    assert time.monotonic() - begin < 60
 
 
 def test_trials_have_their_own_seeds_or_common_ones(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:

@@ -1,0 +1,134 @@
+"""Check the search section of a valid spec: every value that a search may use must be valid in the spec."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slm_lab.spec.base import Problem
+from slm_lab.spec.report import Path, Report, show, show_path, value_at
+from slm_lab.spec.search import NET, SearchKey, is_for_search, search_entries, settings, walk
+from slm_lab.spec.variables import override
+
+Problems = Callable[[dict[str, Any]], list[Problem]]
+"""Return the problems of a raw spec."""
+_MOST_VALUES = 1000
+"""Values of one key that are checked."""
+_MOST_CONTEXTS = 8
+"""Combinations of the other keys' values in which a value is tried."""
+NAMED = (NET, ("agent", "critic_net"))
+"""Sections whose `name` may be written as `type`."""
+_REPLACED: dict[Path, Path] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
+"""Searched key → the spec's own key that it replaces: SLM Lab uses lam where both are given."""
+
+
+def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
+    """Add a problem for each malformed search key and, with `problems_of` (for a valid spec), for each value that the spec refuses.
+
+    A value is refused if it is invalid with the spec's own values of the other searched keys and with all other combinations tried.
+    """
+    search = raw.get("search")
+    if not isinstance(search, dict):
+        return
+    before = len(report.problems)
+    keys = [key for key, _ in search_entries(search, report)]
+    _check_paths(keys, report)
+    if len(report.problems) > before or problems_of is None or not keys:
+        return
+    _check_algorithm(raw, keys, report)
+    base = {key: value for key, value in raw.items() if key not in ("search", "name")}
+    values = _Values(base, keys, problems_of)
+    for key, above in walk(keys):
+        _check_key(key, above, values, report)
+    if len(report.problems) == before and (problems := values.problems_of_all()):
+        report.fail(("search",), f"no combination of its values is valid: {problems[0]}")
+
+
+def set_value(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
+    """Set the searched key at `path` of a raw spec; `agent.net.type` sets the name of the net, as the models call it."""
+    if path in _REPLACED and value is not None:
+        section = value_at(raw, _REPLACED[path][:-1])
+        if isinstance(section, dict):
+            section.pop(_REPLACED[path][-1], None)
+    path = (*path[:2], "name") if len(path) == 3 and path[:2] in NAMED and path[2] == "type" else path
+    override(raw, path, value, report, source="search.")
+
+
+def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Path] = frozenset()) -> None:
+    """Add a problem for each key that cannot be searched, or that is searched twice at the same time."""
+    seen = set(above)
+    for key in keys:
+        place, path = ("search", *key.where), tuple(map(str, key.path))
+        if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
+            report.fail(place, f"{key.text} cannot be searched")
+        elif path in seen:
+            report.fail(place, f"{key.text} is searched by two keys at the same time; remove one of them")
+        seen.add(path)
+    for key in keys:
+        for inner in key.nested:
+            _check_paths(inner, report, frozenset(seen))
+
+
+def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Report) -> None:
+    if raw.get("meta", {}).get("search_algorithm") == "grid" and not any(key.distribution == "grid_search" for key in keys):
+        first = f"search.{show_path(keys[0].where)}"
+        why = f"'grid' tries all values of grid_search keys, and there are none ({first}); allowed here: 'optuna', 'random', 'pbt'"
+        report.fail(("meta", "search_algorithm"), why)
+
+
+class _Values:
+    """Tries values of search keys in a spec."""
+
+    def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
+        self.base, self.keys, self.problems_of = base, keys, problems_of
+        self.known = problems_of(copy.deepcopy(base))
+        """Problems that have other causes."""
+        self.contexts = min(max(len(key.candidates()) for key, _ in walk(keys)), _MOST_CONTEXTS)
+
+    def problems(self, pins: Mapping[Path, Any]) -> list[Problem]:
+        """Return the problems with these values (`where` of a key → value or index); none if some combination with others is valid."""
+        pinned = [key for key in self.keys if key.where in pins]
+        first = self._with(pinned, pins, 0)
+        if not first or len(pinned) == len(self.keys) or any(problem.code == "unknown" for problem in first):
+            return first
+        return first if self.problems_of_all(pins) else []
+
+    def problems_of_all(self, pins: Mapping[Path, Any] | None = None) -> list[Problem]:
+        """Return the problems of the first combination with values of all keys; none if one of those tried is valid."""
+        first: list[Problem] = []
+        for context in range(self.contexts):
+            found = self._with(self.keys, pins or {}, context)
+            if not found:
+                return []
+            first = first or found
+        return first
+
+    def _with(self, keys: Sequence[SearchKey], pins: Mapping[Path, Any], context: int) -> list[Problem]:
+        def choose(key: SearchKey) -> Any:
+            values = key.candidates()
+            return pins.get(key.where, values[context % len(values)])
+
+        attempt, report = copy.deepcopy(self.base), Report()
+        for key, value in settings(keys, choose):
+            set_value(attempt, key.path, value, report)
+        return report.problems or [problem for problem in self.problems_of(attempt) if problem not in self.known]
+
+
+def _check_key(key: SearchKey, above: Mapping[Path, int], values: _Values, report: Report) -> None:
+    place = ("search", *key.where)
+    for value in key.candidates()[:_MOST_VALUES]:
+        if not (key.has_options or key.is_normal or value in key.bounds) and any(
+            problem.path == show_path(place) for problem in report.problems
+        ):
+            continue  # a value inside a range that is reported by its ends
+        shown = show(key.args[value] if key.has_options else value)
+        below = {inner.text for inner in key.nested[value]} if key.nested else set()
+        for problem in values.problems({**above, key.where: value}):
+            if problem.path in below:
+                continue  # reported where the nested key is checked
+            is_own = problem.path == key.text
+            if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
+                report.fail(place, problem.message if is_own else str(problem), "unknown")
+                return  # the same for every value
+            report.fail(place, f"invalid value {shown}: {problem.message if is_own else problem}")

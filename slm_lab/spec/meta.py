@@ -83,4 +83,4 @@ class MetaSpec(SpecModel):
     search_scheduler: SearchScheduler | None = None
     """Early stopping of a search; absent: none. train does not use it."""
     run: list[dict[str, Any]] | dict[str, Any] | None = None
-    """Written by a run, one entry per start: time, command, versions, host, backend, and what was changed. Ignored on load."""
+    """Written when a run is started or continued, one entry each time: time, command, versions, host, backend, changes. Ignored on load."""

@@ -160,7 +160,7 @@ def test_names_and_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ids=["CartPole", "HalfCheetah"],
 )
 def test_the_same_returns_in_onnxruntime(env: dict[str, Any], algorithm: dict[str, Any], tmp_path: Path) -> None:
-    """Three episodes (of at most 100 steps: a robot amplifies differences of rounding)."""
+    """Three episodes, cut at 100 steps: the dynamics of a robot amplify differences of rounding."""
     if env["name"] == "HalfCheetah-v5":
         pytest.importorskip("mujoco")
     paths = trained(tmp_path, env, algorithm)

@@ -1,4 +1,4 @@
-"""retro_analyze: metrics, graphs and results rebuilt from files alone, of whole, killed and failed runs, and of SLM Lab's."""
+"""retro_analyze rebuilds metrics, graphs and results from files alone: of finished, killed and failed runs, and of SLM Lab's runs."""
 
 from __future__ import annotations
 

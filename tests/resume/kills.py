@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
         sections: of the spec's body: env, algorithm, net, memory, meta.
-        exact: each resume must say that it goes on exactly.
+        exact: each resume must report that it is exact.
     """
 
     algorithm: str

@@ -72,7 +72,7 @@ def _start_server() -> None:
 
 
 def stop_server() -> None:
-    """End the fork server, if this process has started one. Children that still run go on."""
+    """End the fork server, if this process has started one. Children that still run are not affected."""
     with _lock:
         if (pid := _server._forkserver_pid) is None:
             return

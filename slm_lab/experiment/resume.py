@@ -121,7 +121,10 @@ def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], histo
 
 
 def load_session(session: Session, paths: RunPaths) -> None:
-    """Load the last checkpoint of a Session that was built; without one it starts from the beginning. Raises UserError if it does not fit the spec."""
+    """Load the last checkpoint of a Session that was built; without one it starts from the beginning.
+
+    Raises UserError if the checkpoint does not fit the spec.
+    """
     path = paths.checkpoint(session.index * session.spec.policies, "last")
     bundle, shared = _read(path), _read(paths.trial_checkpoint()) if session.spec.meta.distributed else None
     if (shared if session.spec.meta.distributed else bundle) is None:

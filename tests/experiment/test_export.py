@@ -86,7 +86,7 @@ def runner(path: Path, agent: LoadedAgent) -> Any:
     return lambda obs, state=None: session.run(None, dict(zip(names, inputs(obs, state), strict=True)))
 
 
-QUICK = {("normalised", "onnx"), ("recurrent", "onnx"), ("image and more", "onnx"), ("dict to box", "torch"), ("start", "torch")}
+QUICK = {("normalised", "onnx"), ("recurrent", "torch"), ("dict to box", "torch")}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.cli import main
-from slm_lab.experiment import short, state
+from slm_lab.experiment import resolve, state
 from slm_lab.experiment.analysis import analyze_trial
 from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
 from slm_lab.experiment.engine import check_builds

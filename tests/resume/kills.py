@@ -74,7 +74,7 @@ CASES: dict[str, Case] = {
     "sampler, asynchronous": Case("PPO", "CartPole-v1", 20000, {**_PPO, "meta": {"sampler": {**_ROUNDS, "async_rl": True}}}, exact=False),
     "two policies with PBT": Case("PPO", "CartPole-v1", 4000, {**_PPO, "meta": {"sampler": {**_ROUNDS, **_PBT, "serial_mode": True}}}),
 }
-QUICK = ("PPO", "DQN")
+QUICK = ("PPO",)
 
 
 class Killed:

@@ -227,6 +227,6 @@ def test_log_frequency_of_a_short_run(make_spec: MakeSpec, caplog: pytest.LogCap
     assert session.spec.meta.log_frequency == 100
     assert [message for message in caplog.messages if "log_frequency" in message]
     assert len(Session(make_spec(meta={"log_frequency": 10_000})).run().rows) == 1
-    assert short.completed(session.spec) is session.spec
+    assert resolve.completed(session.spec) is session.spec
     long = without.model_copy(update={"env": without.env.model_copy(update={"max_frame": 200_000})})
-    assert short.completed(long) is long
+    assert resolve.completed(long) is long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -77,6 +78,15 @@ def test_max_seconds_ends_a_session_saved_and_done(
     for index in range(sessions):
         assert state.load(result.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"] == last.frame[index] < 10**8
     assert analyze_trial(spec, result.paths)["status"] == "done", "analysed again, when nobody remembers how it ended"
+
+
+def test_the_last_row_reaches_max_seconds(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that advances by 0.01 s each time it is read: the row of a step must not be older than the end found in that step."""
+    for hundredths in range(50, 60):
+        reads = itertools.count(1)
+        monkeypatch.setattr(Clock, "wall_t", property(lambda clock, reads=reads: next(reads) / 100))
+        spec = make_spec(env={"num_envs": 1, "max_frame": 10**6}, meta={"max_seconds": hundredths / 100, "log_frequency": 1})
+        assert float(Session(spec).run().rows[-1]["wall_t"]) >= hundredths / 100
 
 
 def test_max_seconds_says_nothing_if_frames_end_first(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

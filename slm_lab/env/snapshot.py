@@ -46,7 +46,7 @@ def env_state(env: gym.Env[Any, Any]) -> list[Any]:
 
 
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
-    """Load what `env_state` returned into an env built alike, which has been reset. Raises NotSavable if the envs differ."""
+    """Load what `env_state` returned into an env of the same construction, after its reset. Raises NotSavable if the envs differ."""
     layers, decoder = _layers(env), _Decoder()
     if len(layers) != len(state):
         raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")

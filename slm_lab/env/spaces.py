@@ -216,7 +216,7 @@ class BoxScale(NamedTuple):
 
 
 def box_scale(space: spaces.Box) -> BoxScale:
-    """Return the scale of the actions of a Box."""
+    """Return how actions in [-1, 1] are mapped to the bounds of a Box space; dimensions without bounds are not scaled."""
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     low, high = np.where(low <= -UNBOUNDED, -np.inf, low), np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)

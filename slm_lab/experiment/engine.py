@@ -210,7 +210,7 @@ class _SessionProcesses:
             self.begun.discard(child)
             try:
                 self.supervisor.restart(child, replace(task, fresh=self.paths is None))
-            except OSError as error:  # no memory, no process: the others go on all the same
+            except OSError as error:  # no memory, no process: the others continue
                 reason = f"{reason}; a new process could not be started: {error.strerror or error}"
             else:
                 return

@@ -107,15 +107,16 @@ class PolicyLearner:
         columns = (*COLUMNS, *dict.fromkeys(extra))
         rows = RowListeners([sink])
         recorder = Recorder(clock, agent, meta.log_frequency, rows, columns, self.table, meta.log_info)
-        observers: dict[str, Observer] = {"recorder": recorder}
+        learns, limit = self.spec.agent.algorithm.learns, meta.max_seconds
+        observers: dict[str, Observer] = {}
+        if limit is not None:  # before the recorder, so that the time of the last row is not below the limit
+            observers["time_limit"] = TimeLimit(clock, limit, self._end_here)
+        observers["recorder"] = recorder
         if meta.rigorous_eval:
             observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, rows, self.evaluate, columns, self.table)
-        learns, limit = self.spec.agent.algorithm.learns, meta.max_seconds
         observers["progress"] = ProgressReporter(
             clock, lambda *report: sink(Progress(self.table, *report)), learns=learns, max_seconds=limit
         )
-        if limit is not None:
-            observers["time_limit"] = TimeLimit(clock, limit, self._end_here)
         if plan.mode == "dev":
             observers["dev_checks"] = DevChecks(agent.weights, agent.target)
         for observer in self.user_observers:

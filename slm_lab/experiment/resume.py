@@ -1,4 +1,4 @@
-"""Continue a run: what its folder holds, what may be changed, and from where each Session goes on."""
+"""Continue a run: what its folder holds, what may be changed, and the frame from which each Session continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAY_CHANGE = re.compile(
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
     r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|gpu|cuda_id|polyak_coef)"
 )
-"""Keys with which a run can go on after they were changed: neither what is saved nor the columns of the tables depend on them."""
+"""Keys that may be changed when a run is continued: neither what is saved nor the columns of the tables depend on them."""
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds)"
 )
@@ -42,12 +42,12 @@ _MAPPED = 2**30
 
 @dataclass(frozen=True)
 class Start:
-    """From where a Session goes on."""
+    """How a Session continues."""
 
     status: Literal["finished", "continues", "new"]
     frame: int = 0
     lost: tuple[str, ...] = ()
-    """Why it will not go on exactly as it would have without a break; if nothing, it will."""
+    """Why the result will differ from that of an uninterrupted run; empty if it will not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as it is saved in meta.run."""
@@ -58,7 +58,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to go on: its files, its spec with the changes made to it, and its Sessions."""
+    """A run that is to be continued: its files, its spec with the changes made to it, and its Sessions."""
 
     paths: RunPaths
     spec: Spec
@@ -77,7 +77,7 @@ class Resumption:
 
 
 def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
-    """Read a run that is to go on, with `--set` overrides. Reads only.
+    """Read a run that is to be continued, with `--set` overrides. Reads only.
 
     Args: trial: number of a trial of a search; None: the run is a single trial.
 
@@ -124,7 +124,10 @@ def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], histo
 
 
 def load_session(session: Session, paths: RunPaths) -> None:
-    """Load the last checkpoint of a Session that was built; without one it starts anew. Raises UserError if it does not fit the spec."""
+    """Load the last checkpoint of a Session that was built; without one it starts from the beginning.
+
+    Raises UserError if the checkpoint does not fit the spec.
+    """
     path = paths.checkpoint(session.index * session.spec.policies, "last", session.trial)
     bundle, shared = _read(path), _read(paths.trial_checkpoint(session.trial)) if session.spec.meta.distributed else None
     if (shared if session.spec.meta.distributed else bundle) is None:
@@ -150,7 +153,7 @@ def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
 
 
 def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
-    """Return what is said on screen: what the last start left, and from where each Session goes on."""
+    """Return what is said on screen: what the last start left, and the frame from which each Session continues."""
     lines = [] if killed is None else [f"the last start, {killed}, was killed"]
     lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
     for index, start in found.starts.items():
@@ -160,9 +163,9 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
             case "new":
                 how = "starts at frame 0: it has no checkpoint"
             case _ if not start.lost:
-                how = f"goes on at frame {start.frame:,}, exactly as without a break"
+                how = f"continues at frame {start.frame:,}; exact: the result will equal that of an uninterrupted run"
             case _:
-                how = f"goes on at frame {start.frame:,}; not exactly: {'; '.join(start.lost)}"
+                how = f"continues at frame {start.frame:,}; not exact: {'; '.join(start.lost)}"
         lines.append(f"session {index}: {how}")
     if not found.to_run:
         lines.append("no session is left to run; --set env.max_frame=… extends the run, --set meta.max_session=… adds seeds")
@@ -170,13 +173,13 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return a checkpoint that training can go on from, None if there is none. Raises UserError."""
+    """Return a checkpoint that training can continue from, None if there is none. Raises UserError."""
     if not path.exists():
         return None
     try:
         bundle = state.load(path, mapped=path.stat().st_size > _MAPPED)
     except state.BundleError as error:
-        raise UserError(f"{error}; the run cannot be continued from it (without the file, its session starts anew)") from None
+        raise UserError(f"{error}; the run cannot be continued from it (delete the file to start its session from the beginning)") from None
     if bundle["version"] != state.VERSION:
         old = f"{path} was written by an older version of slm_lab, which did not save all that is needed to continue"
         raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={path.parent.parent}")
@@ -232,7 +235,7 @@ def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: R
     if problems:
         advice = "start a new run (meta.init_from takes over weights where they fit)"
         listed = "".join(f"\n  {problem}" for problem in problems)
-        raise UserError(f"{paths.root}: the run has begun, and cannot go on with another value of:{listed}\n{advice}")
+        raise UserError(f"{paths.root}: the run has begun and cannot be continued with another value of:{listed}\n{advice}")
 
 
 def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -326,7 +326,7 @@ class Session:
         for learner, saved in zip(self.learners, bundle["policies"], strict=True):
             learner.load_state_dict(saved, shares=self._shares)
         if bundle["source"] is not None and not self.source.load_state_dict(bundle["source"], statistics=not self._shares):
-            logger.info("episodes begin anew")
+            logger.info("open episodes are dropped; new ones begin")
 
     def init_weights(self) -> None:
         """Start from the weights of another run, if meta.init_from names one. Raises UserError if there are none that fit."""
@@ -444,19 +444,19 @@ class Session:
         }
 
     def _lost(self, source: dict[str, Any] | None) -> list[str]:
-        """Return why a continued run will not equal one without a break; if it will, nothing."""
+        """Return the reasons why a continued run will differ from an uninterrupted one; an empty list if it will not."""
         assert self.source is not None
         lost = []
         if source is None:
-            lost.append("episodes begin anew (the envs did not respond, or were in the middle of a rollout)")
+            lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
         elif source["open"] is None:
-            lost.append(f"episodes begin anew ({self.source.lost_reason})")
+            lost.append(f"open episodes are dropped ({self.source.lost_reason})")
         elif self.spec.meta.sampler is not None and self.spec.meta.sampler.inference == "central":
             lost.append("central inference groups observations by the time at which they arrive")
         if self.agent.replay is not None and not self.spec.meta.save_replay:
-            lost.append("the replay buffer is filled anew (meta.save_replay is false)")
+            lost.append("the replay buffer starts empty (meta.save_replay is false)")
         if self._shares:
-            lost.append("the sessions of one net are not saved at one moment")
+            lost.append("sessions that share a net are not saved at the same moment")
         return lost
 
     def playable(self, learner: PolicyLearner) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Trial:
     def resume(
         cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, observers: Sequence[ObserverFactory] = ()
     ) -> Trial:
-        """Return the trial that continues the run in a folder: finished Sessions stay as they are, the others go on or are retried.
+        """Return the trial that continues the run in a folder: finished Sessions stay as they are, the others are continued or retried.
 
         Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys cannot be changed in a run.
 
@@ -153,7 +153,7 @@ class Trial:
         return metrics, ends
 
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[End]:
-        """Run the Sessions, of a run that goes on those that are not finished."""
+        """Run the Sessions; of a continued run, those that are not finished."""
         found = self._resumption
         job = Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
         if found is None:
@@ -167,7 +167,7 @@ class Trial:
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
     def _open(self, display: ProgressDisplay, backend: str | None) -> RunPaths:
-        """Make the run's folder, or use that of a run that goes on, and save the spec in it. Raises UserError, with nothing left behind.
+        """Make the run's folder, or use that of a continued run, and save the spec in it. Raises UserError, with nothing left behind.
 
         Args: backend: None if no Session is left to run.
         """

@@ -101,4 +101,4 @@ class MetaSpec(SpecModel):
     """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
     it."""
     run: list[dict[str, Any]] | dict[str, Any] | None = None
-    """Written by a run, one entry per start: time, command, versions, host, backend, and what was changed. Ignored on load."""
+    """Written when a run is started or continued, one entry each time: time, command, versions, host, backend, changes. Ignored on load."""

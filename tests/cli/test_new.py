@@ -114,6 +114,7 @@ def test_other_names_of_algorithms(made: Made) -> None:
     assert made("--env", "CartPole-v1", "--like", "Random").agent.algorithm.name == "Random"
 
 
+@pytest.mark.slow
 def test_every_spec_that_ships_is_a_template(made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """For an env with its kind of actions."""
     names = {name: algorithm for _, name, algorithm, _, _ in spec_summaries()}

@@ -145,7 +145,7 @@ def test_a_simulator_that_the_env_forgets_ends_with_its_worker(tmp_path: Path) -
     assert gone(simulator)
 
 
-@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("blocks", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_death_of_the_parent_ends_workers_and_simulators(tmp_path: Path, blocks: bool) -> None:
     """By SIGKILL, also while an env blocks in its step."""
     script = f"""

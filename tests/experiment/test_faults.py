@@ -45,7 +45,7 @@ def gone(pids: list[int], seconds: float = 5.0) -> None:
 # ---- what an env starts, and its close()
 
 
-@pytest.mark.parametrize("simulator", ["ends", "forgets"])
+@pytest.mark.parametrize("simulator", [pytest.param("ends", marks=pytest.mark.slow), "forgets"])
 def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_path: Path) -> None:
     """Two Sessions: terminate() and wait() in close() do not hang, and what is forgotten ends with its Session."""
     env = env_of(tmp_path, simulator=simulator, num_envs=2)
@@ -148,7 +148,7 @@ def test_an_env_that_blocks_in_this_process(
         assert trial.paths.trial_graph("mean_returns", "png").is_file()
 
 
-@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+@pytest.mark.parametrize("where", [*(pytest.param(where, marks=pytest.mark.slow) for where in ("constructor", "reset")), "step"])
 def test_an_env_that_blocks_in_one_of_two_sessions(
     where: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +165,7 @@ def test_an_env_that_blocks_in_one_of_two_sessions(
     assert (metrics["sessions"], metrics["failed"], metrics["frame"]) == (1, 1, 1000)
 
 
-@pytest.mark.parametrize("where", ["constructor", "step"])
+@pytest.mark.parametrize("where", [pytest.param("constructor", marks=pytest.mark.slow), "step"])
 def test_an_env_that_blocks_where_sessions_train_one_net(
     where: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +227,7 @@ def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None
 # ---- the random baseline
 
 
-@pytest.mark.parametrize(("number", "sessions"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+@pytest.mark.parametrize(("number", "sessions"), [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGINT, 2)])
 def test_a_signal_while_the_random_baseline_is_measured(
     number: signal.Signals, sessions: int, command: Callable[..., Command], spec_body: SpecBody
 ) -> None:
@@ -257,7 +257,7 @@ def test_a_signal_while_the_random_baseline_is_measured(
 # ---- folders and scripts
 
 
-@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_env_that_changes_the_folder(
     sessions: int, make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,7 +205,7 @@ def random_kills(seed: int, count: int, quota: int) -> list[Deed]:
 
 
 @pytest.mark.usefixtures("children")
-@pytest.mark.parametrize(("mode", "sessions"), [("synced", 2), ("shared", 2), ("synced", 1)])
+@pytest.mark.parametrize(("mode", "sessions"), [("shared", 2), pytest.param("synced", 2, marks=pytest.mark.slow), ("synced", 1)])
 def test_a_trial(mode: str, sessions: int, tmp_path: Path) -> None:
     trial = Trial(spec_of(mode, frames=1000, env={"max_frame": 995 * sessions}, meta={"max_session": sessions}), tmp_path)
     metrics = trial.run()
@@ -268,6 +268,7 @@ def test_sessions_killed_at_many_moments(mode: str, seed: int, lock: bool, tmp_p
 
 @pytest.mark.usefixtures("children")
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system does not list its locks")
+@pytest.mark.slow
 def test_the_holder_of_the_lock_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The kernel gives the lock of a dead Session to the next: the other goes on within 10 seconds."""
     trial = Trial(spec_of(frames=6000, meta={"hogwild_lock": True}), tmp_path)
@@ -355,6 +356,7 @@ def check_interrupted(run: Command, process: subprocess.Popen[str], sessions: Se
     run.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_session_is_replaced(command: Callable[..., Command]) -> None:
     run = command(endless())
     process = run.start()

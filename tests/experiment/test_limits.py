@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -16,7 +17,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.cli import main
-from slm_lab.experiment import short, state
+from slm_lab.experiment import resolve, state
 from slm_lab.experiment.analysis import analyze_trial
 from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
 from slm_lab.experiment.engine import check_builds
@@ -77,6 +78,15 @@ def test_max_seconds_ends_a_session_saved_and_done(
     for index in range(sessions):
         assert state.load(result.paths.checkpoint(index, "last"))["policies"][0]["clock"]["frame"] == last.frame[index] < 10**8
     assert analyze_trial(spec, result.paths)["status"] == "done", "analysed again, when nobody remembers how it ended"
+
+
+def test_the_last_row_reaches_max_seconds(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that advances by 0.01 s each time it is read: the row of a step must not be older than the end found in that step."""
+    for hundredths in range(50, 60):
+        reads = itertools.count(1)
+        monkeypatch.setattr(Clock, "wall_t", property(lambda clock, reads=reads: next(reads) / 100))
+        spec = make_spec(env={"num_envs": 1, "max_frame": 10**6}, meta={"max_seconds": hundredths / 100, "log_frequency": 1})
+        assert float(Session(spec).run().rows[-1]["wall_t"]) >= hundredths / 100
 
 
 def test_max_seconds_says_nothing_if_frames_end_first(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +237,6 @@ def test_log_frequency_of_a_short_run(make_spec: MakeSpec, caplog: pytest.LogCap
     assert session.spec.meta.log_frequency == 100
     assert [message for message in caplog.messages if "log_frequency" in message]
     assert len(Session(make_spec(meta={"log_frequency": 10_000})).run().rows) == 1
-    assert short.completed(session.spec) is session.spec
+    assert resolve.completed(session.spec) is session.spec
     long = without.model_copy(update={"env": without.env.model_copy(update={"max_frame": 200_000})})
-    assert short.completed(long) is long
+    assert resolve.completed(long) is long

@@ -1,4 +1,4 @@
-"""retro_analyze: metrics, graphs and results rebuilt from files alone, of whole, killed and failed runs, and of SLM Lab's."""
+"""retro_analyze rebuilds metrics, graphs and results from files alone: of finished, killed and failed runs, and of SLM Lab's runs."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def tables(paths: RunPaths) -> dict[str, tuple[bytes, int]]:
     ("env", "meta"),
     [
         ({}, {"max_session": 2}),
-        ({}, {"rigorous_eval": 2, "eval_frequency": 500}),
-        ({"max_frame": 10_000_000}, {"max_seconds": 1.0, "log_frequency": 2000}),
+        pytest.param({}, {"rigorous_eval": 2, "eval_frequency": 500}, marks=pytest.mark.slow),
+        pytest.param({"max_frame": 10_000_000}, {"max_seconds": 1.0, "log_frequency": 2000}, marks=pytest.mark.slow),
         (
             {"num_envs": 8, "max_frame": 2000},
             {"sampler": {"serial_mode": True, "num_workers": 2, "num_envs_per_worker": 4, "num_policies": 2}, "log_frequency": 500},
@@ -74,6 +74,7 @@ class FailsAt600(Observer):
             raise ValueError("the disk is on fire")
 
 
+@pytest.mark.slow
 def test_a_failed_run(make_spec: MakeSpec, tmp_path: Path) -> None:
     with pytest.raises(TrialFailed):
         Trial(make_spec(), tmp_path, observers=[FailsAt600]).run()
@@ -123,6 +124,7 @@ def finished(make_spec: MakeSpec, folder: Path, **meta: Any) -> RunPaths:
     return paths
 
 
+@pytest.mark.slow
 def test_a_torn_line_and_a_missing_table(make_spec: MakeSpec, tmp_path: Path) -> None:
     paths = finished(make_spec, tmp_path, max_session=2)
     text = paths.session_df(0).read_bytes()
@@ -143,6 +145,7 @@ def test_a_torn_line_and_a_missing_table(make_spec: MakeSpec, tmp_path: Path) ->
         retro_analyze(paths.root)
 
 
+@pytest.mark.slow
 def test_a_run_that_still_trains_is_not_disturbed(make_spec: MakeSpec, tmp_path: Path) -> None:
     """Its tables stay as they are, and the run's own results replace the intermediate ones."""
     shown = []
@@ -187,6 +190,7 @@ def test_the_recorded_baseline_serves_where_the_env_is_not_installed(
     assert result["random_baseline"] == 3
 
 
+@pytest.mark.slow
 def test_several_trials(make_spec: MakeSpec, tmp_path: Path) -> None:
     paths = finished(make_spec, tmp_path)
     paths.session_df(0, t=3).write_bytes(paths.session_df(0).read_bytes())
@@ -205,6 +209,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_of_several_runs_those_that_can_be_are_analyzed(
     make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,11 +29,12 @@ def final(file: str, name: str, seed: int, key: str, frames: int | None = None) 
 
 
 @pytest.mark.parametrize(("file", "name", "frames", "least"), QUICK)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_learns(file: str, name: str, frames: int, least: float, seed: int) -> None:
     assert final(file, name, seed, "total_reward", frames) >= least
 
 
+@pytest.mark.slow
 def test_memory_is_needed_where_velocities_are_hidden() -> None:
     """A memoryless policy cannot hold the pole long; a random one falls after about 22 steps."""
     assert final("ppo_masked_cartpole.json", "ppo_mlp_masked_cartpole", 0, "total_reward", 40_000) < 80.0

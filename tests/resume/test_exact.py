@@ -60,7 +60,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = (
+    "PPO of the native vector env",
+    "PPO, normalised, with evaluation",
+    "DQN",
+    "an env that draws from global generators",
+    "two policies",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])
 def test_stopped_and_continued_equals_straight(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     spec = small(case["algorithm"], case["env"], **case["sections"])

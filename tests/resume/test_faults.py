@@ -113,7 +113,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_disk_that_fills_while_it_trains(project: Project, small_disk: Path) -> None:
-    """Exit code 1 and the cause; the last complete checkpoint stays. A resume says that there is no room; with room again, it goes on."""
+    """Exit code 1 and the cause; the last complete checkpoint stays. A resume says that there is no room; with room again, it continues."""
     case = endless()
     project.data = small_disk / "data"
     project.write(case.body())
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_while_it_trains(project: Project, small_disk: Path) -
     assert content(project.paths.root) == before
     filler.unlink()
     text = finish(project, case)
-    assert f"session 0: goes on at frame {saved['policies'][0]['clock']['frame']:,}, exactly as without a break" in text
+    assert f"session 0: continues at frame {saved['policies'][0]['clock']['frame']:,}; exact" in text
 
 
 def locked(*folders: Path, on: bool = True) -> None:
@@ -159,7 +159,7 @@ def test_a_folder_that_turns_read_only_while_it_trains(project: Project) -> None
     assert "Operation not permitted" in running.text
     assert "Traceback" not in running.text
     text = finish(project, case)
-    assert f"session 0: goes on at frame {saved['policies'][0]['clock']['frame']:,}, exactly as without a break" in text
+    assert f"session 0: continues at frame {saved['policies'][0]['clock']['frame']:,}; exact" in text
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_folder_that_is_read_only_before_a_resume(sessions: int, project: Proj
 
 
 def test_two_resumes_at_once(project: Project) -> None:
-    """The second one says who holds the run, and changes nothing; the first one goes on."""
+    """The second one says who holds the run, and changes nothing; the first one continues."""
     case = endless()
     paths = killed(project, case)
     first = project.start("train@latest")
@@ -219,7 +219,7 @@ def test_a_resume_of_a_run_that_is_in_progress(project: Project) -> None:
 
 
 def test_a_stale_lock(project: Project) -> None:
-    """The holder was killed, its process id may be another program's by now: the next start says so and goes on."""
+    """The holder was killed, its process id may be another program's by now: the next start says so and continues."""
     case = endless()
     paths = killed(project, case)
     holder = json.loads(paths.lock.read_text())
@@ -231,7 +231,7 @@ def test_a_stale_lock(project: Project) -> None:
 
 @pytest.mark.slow
 def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
-    """A resume waits until they have ended, and goes on from what they have saved."""
+    """A resume waits until they have ended, and continues from what they have saved."""
     case = endless(max_session=2, save_interval=3600.0)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
@@ -250,7 +250,7 @@ def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
         os.kill(process, signal.SIGCONT)
     assert resumed.wait() == 0, resumed.text
     assert "waiting for a session of process" in resumed.text
-    assert resumed.text.count("exactly as without a break") == 2 or resumed.text.count("finished at frame") == 2
+    assert resumed.text.count("; exact") == 2 or resumed.text.count("finished at frame") == 2
     assert len(history(paths)[-1].get("continues", {})) in (0, 2)
 
 
@@ -277,7 +277,7 @@ def test_ctrl_c_during_a_resumed_run(project: Project) -> None:
 
 @pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_env_that_blocks(sessions: int, project: Project) -> None:
-    """The Session fails and is saved without its env; a resume retries it, and says that episodes begin anew."""
+    """The Session fails and is saved without its env; a resume retries it, and reports that open episodes are dropped."""
     env = {"num_envs": 1, "backend": "sync", "folder": str(project.folder), "blocks": "step", "after": 350}
     meta = {"stall_notice": 0.5, "stall_limit": 3.0, "max_session": sessions, "save_interval": 3600.0}
     case = Case("PPO", ENV, 1000, {**PPO, "env": env, "meta": meta}, exact=False)
@@ -288,7 +288,7 @@ def test_an_env_that_blocks(sessions: int, project: Project) -> None:
     text = project.run("train@latest")
     check_complete(paths, case)
     if sessions == 1:
-        assert re.search(r"session 0: goes on at frame 3\d\d; not exactly: episodes begin anew \(the envs did not respond", text)
+        assert re.search(r"session 0: continues at frame 3\d\d; not exact: open episodes are dropped \(the envs did not respond", text)
         assert history(paths)[-1]["continues"]["0"]["exact"] is False
     else:
         blocked = 0 if "session 1: finished at frame 1,000" in text else 1
@@ -311,7 +311,7 @@ def test_a_torn_last_line(project: Project) -> None:
 
 @pytest.mark.parametrize("left", ["nothing", "a part", "an empty file"])
 def test_a_table_that_lost_rows(left: str, project: Project) -> None:
-    """Rows cannot be made again: the run goes on, and says what is missing."""
+    """Rows cannot be made again: the run continues and reports what is missing."""
     paths = killed(project, endless())
     table = paths.session_df(0)
     text = table.read_bytes()
@@ -358,7 +358,7 @@ def test_a_finished_run_is_extended(project: Project) -> None:
     }
     text = project.run("train@latest", "--set", "env.max_frame=2400")
     assert "changed: env.max_frame: 1200 → 2400" in text
-    assert "session 0: goes on at frame 1,200, exactly as without a break" in text
+    assert "session 0: continues at frame 1,200; exact" in text
     check_complete(paths, longer)
     check_equal(one, paths, longer)
     start = history(paths)[-1]
@@ -387,7 +387,7 @@ def test_seeds_are_added(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_failed_session_is_retried(project: Project) -> None:
-    """One of two is killed: the trial ends with exit code 1. The next start goes on with that one alone."""
+    """One of two is killed: the trial ends with exit code 1. The next start continues that one alone."""
     case = ppo(8000, max_session=2)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
@@ -399,7 +399,7 @@ def test_a_failed_session_is_retried(project: Project) -> None:
     done = {name: data for name, data in content(paths.root).items() if "_s0_" in name and "graph" not in name}
     text = project.run("train@latest")
     assert "session 0: finished at frame 8,000" in text
-    assert "session 1: goes on at frame" in text
+    assert "session 1: continues at frame" in text
     after = content(paths.root)
     assert {name: after[name] for name in done} == done
     check_complete(paths, case)
@@ -493,7 +493,7 @@ def test_a_damaged_checkpoint(damage: str, done: Project) -> None:
 def test_a_changed_net(done: Project) -> None:
     """By --set, and by editing the saved spec."""
     paths = done.paths
-    says = "cannot go on with another value of"
+    says = "cannot be continued with another value of"
     change = "agent.net.hid_layers=[32]"
     refused(done, "train@latest", "--set", change, says=says)
     refused(done, "train@latest", "--set", change, "--set", "env.max_frame=800", says=says)

@@ -29,6 +29,7 @@ def test_a_killed_run_goes_on(name: str, launcher: Launcher, tmp_path: Path) -> 
     Killed(CASES[name], launcher, tmp_path / "runs", SEED).chain(0, 2)
 
 
+@pytest.mark.slow
 def test_rollout_workers_draw_the_same_numbers_in_each_run(launcher: Launcher, tmp_path: Path) -> None:
     """Also from torch's global generator, which the system seeds in each process."""
     Killed(replace(CASES["sampler in turns"], frames=640), launcher, tmp_path / "runs", SEED).chain(0, 0)

@@ -1,4 +1,4 @@
-"""Workers go on while the arrays that they share are saved."""
+"""Workers continue while the arrays that they share are saved."""
 
 from __future__ import annotations
 

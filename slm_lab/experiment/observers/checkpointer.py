@@ -18,7 +18,7 @@ Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
 class SaveTimer:
-    """Says when the state of a Session is to be saved: after an update or a row, at most every `interval` seconds.
+    """Decides when the state of a Session is saved: after an update or a row, at most every `interval` seconds.
 
     And at most a tenth of the time is spent on it: a replay buffer of 7 GB takes long to write.
     """
@@ -39,7 +39,7 @@ class SaveTimer:
 class Checkpointer(Observer):
     """Saves a policy's best weights, and its weights each `frequency` frames; tells the timer of the Session about updates and rows.
 
-    Best is the highest total_reward_ma of the rows of `mode`. The best weights wait in memory until the state of the Session is saved.
+    The best weights are those at the highest total_reward_ma of the rows of `mode`. They are kept in memory until the state is saved.
 
     Args:
         playable: returns what it takes to act.

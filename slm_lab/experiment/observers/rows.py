@@ -143,7 +143,7 @@ class Recorder(Observer):
         """Continue after the rows in the file; a row that was due when the previous process died is written now."""
         before = self.table.frame
         (self.table.rebuild if rebuild else self.table.resume)(rows)
-        if self.table.frame > before:  # these updates are part of a row already
+        if self.table.frame > before:  # a row already covers these updates
             for mean in self.means.values():
                 mean.drain()
         if self.clock.frame // self.every > self.table.frame // self.every:

@@ -120,8 +120,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
     """Call `blocked` from a thread every 0.1 s while the block runs; if it returns True, wake the main thread.
 
-    The main thread then calls `reason` and raises Blocked with the text that it returns; None: it goes on, since it is not blocked any
-    more, or was woken by the thread of an enclosing block.
+    The main thread then calls `reason` and raises Blocked with the text that it returns; None: it continues, since it is no longer blocked
+    or was woken by the thread of an enclosing block.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
     wake = _WAKE if threading.current_thread() is main else None

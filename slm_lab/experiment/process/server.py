@@ -72,7 +72,7 @@ def _start_server() -> None:
 
 
 def stop_server() -> None:
-    """End the fork server, if this process has started one. Children that still run go on."""
+    """End the fork server, if this process has started one. Children that still run are not affected."""
     with _lock:
         if vars(_server).get("ensure_running") is _use_shared:
             os.close(_server._forkserver_alive_fd)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.collect.workers import child as child_module
-from slm_lab.experiment.collect.workers import pool as pool_module
+from slm_lab.experiment.collect.workers import process_pool as pool_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.pool import ProcessPool
+from slm_lab.experiment.collect.workers.process_pool import ProcessPool
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.experience import no_beat
 from slm_lab.experiment.failures import WorkerFailed

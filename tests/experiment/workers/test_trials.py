@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment import state
-from slm_lab.experiment.collect.workers.pool import ProcessPool
+from slm_lab.experiment.collect.workers.process_pool import ProcessPool
 from slm_lab.experiment.engine import Job, run_inline
 from slm_lab.experiment.events import End, Event
 from slm_lab.experiment.paths import RunPaths, new_run
@@ -227,7 +227,7 @@ def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -
     assert text in out
     assert re.search(r"session 0 failed: rollout worker \d (failed|ended)", out)
     assert ("Traceback" in out) == (fault == "step")
-    assert "workers/pool.py" not in out, "where the learner received it is no cause"
+    assert "workers/process_pool.py" not in out, "where the learner received it is no cause"
     assert ("ended with exit code 3; restarting it (1 of 1)" in out) == (fault == "die")
 
 

@@ -1,0 +1,333 @@
+"""Rollout workers in processes of their own, managed by a thread of the learner's process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from slm_lab.experiment.collect.workers import child as process
+from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
+from slm_lab.experiment.collect.workers.dataset import Dataset
+from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
+from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.experience import Beat
+from slm_lab.experiment.failures import WorkerFailed, cause
+from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.process.child import SharedFd
+from slm_lab.experiment.process.heartbeat import WAITING
+from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.store import SharedArrays, shared_file
+
+STALL_LIMIT = 300.0
+"""Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
+_CLOSE_SECONDS = 2.0
+"""Time that workers have to close their envs."""
+_STATE_SECONDS = 30.0
+"""Time that workers have to send their states. Those of a worker that dies meanwhile are not saved."""
+_BUILD_SECONDS = 120.0
+"""Time that the workers of one core have to build their envs."""
+
+
+class ProcessPool:
+    """A WorkerPool of processes.
+
+    One thread communicates with the workers: it assigns slots, copies rollouts into datasets, and restarts a worker that died. The learner
+    takes complete datasets from a queue and returns them.
+    """
+
+    def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
+        spec, sampler = config.spec, config.spec.meta.sampler
+        assert sampler is not None
+        self.spec, self.sampler, self.stop, self.beat = spec, sampler, stop, beat
+        self.turns = not sampler.async_rl
+        """Workers wait while the learner trains."""
+        self.fd = shared_file()
+        self.store: SharedArrays | None = SharedArrays(self.fd)
+        self.folder: str | None = None
+        """Of the inference server's socket."""
+        if sampler.inference == "central":
+            self.folder = tempfile.mkdtemp(prefix="slm_")
+            config = replace(config, address=os.path.join(self.folder, "s"))
+        limit = spec.meta.stall_limit
+        self.supervisor = Supervisor(spec.meta.stall_notice, STALL_LIMIT if limit is None else limit)
+        self.config, workers = config, sampler.num_workers
+        self.children: list[Child] = []
+        self.server: Child | None = None
+        self._info: EnvInfo | None = None
+        self.connected = self.ended = False
+        self.built_W = [False] * workers
+        self.ready_W = [False] * workers
+        self.orders: list[deque[int]] = [deque() for _ in range(workers)]
+        """Slots that each worker was ordered to fill and has not filled yet, in order."""
+        self.ordered_W = [0] * workers
+        """Number of slots that each worker was ever ordered to fill."""
+        self.due = 0
+        """In turns: how many that should be at the end of the round."""
+        self.out = 0
+        """Datasets that the learner has not given back."""
+        self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in range(workers)]
+        self.put = self.taken = 0
+        """Datasets that were ever put in the queue and taken from it."""
+        self.round_end = 0
+        """In turns, once a round is complete: how many were put until then; −1 while one is collected. The next begins when the learner has
+        given them back, unless a stop is requested."""
+        self.requests = self.answered = 0
+        """Number of the last request for the workers' states, and of the last one that was answered or refused."""
+        self.states_W: dict[int, Any] = {}
+        self.saved: SimpleQueue[tuple[int, list[Any] | None]] = SimpleQueue()
+        self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
+        self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
+        self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
+        self.wake, self.call = os.pipe()
+        """Wakes the thread."""
+        os.set_blocking(self.wake, False)
+        self.thread = threading.Thread(target=self._run_thread, name="worker pool", daemon=True)
+        beat(WAITING)  # the first start waits for the fork server
+        try:
+            for index in range(workers):
+                own = replace(config, index=index)
+                self.children.append(self.supervisor.start(f"rollout worker {index}", process.run_worker, own, SharedFd(self.fd)))
+        except BaseException:
+            self.close()
+            raise
+
+    def info(self) -> EnvInfo:
+        self._wait(lambda: self._info is not None)
+        if self._info is None:
+            raise Interrupted("", self.stop.number)
+        return self._info
+
+    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        self.assembler = assembler
+        self.assembler.round_over = True
+        self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
+        self.connected = True
+        if self.folder is not None:
+            self.server = self.supervisor.start("inference server", process.run_inference, self.config, SharedFd(self.fd))
+        for child, built in zip(self.children, self.built_W, strict=True):
+            if built:
+                child.send(process.CONNECT)
+
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        self._wait(lambda: all(self.ready_W))
+        if all(self.ready_W):
+            for child, saved in zip(self.children, states or [None] * len(self.children), strict=True):
+                if saved is not None or resumes:
+                    child.send((process.LOAD, saved, resumes))
+            self.thread.start()
+
+    @property
+    def between_rounds(self) -> bool:
+        return self.taken == self.round_end
+
+    def states(self) -> list[Any] | None:
+        self.requests += 1
+        os.write(self.call, b"x")
+        deadline = time.monotonic() + _STATE_SECONDS
+        while self.thread.is_alive() and time.monotonic() < deadline:
+            self.beat(WAITING)
+            with suppress(Empty):
+                request, states = self.saved.get(timeout=0.2)
+                if request == self.requests:
+                    return states
+        return None
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Handle events until the condition holds or a stop is requested. Raises SpecError or WorkerFailed."""
+        limit = _BUILD_SECONDS * max(1.0, len(self.children) / cores())
+        deadline = time.monotonic() + limit
+        while not condition() and not self.stop.requested:
+            self.beat(WAITING)
+            for event in self.supervisor.events(0.2):
+                if isinstance(event, Message) and event.kind == "user_error":
+                    raise event.content[0]
+                self._handle(event)
+            with suppress(Empty):
+                item = self.datasets.get_nowait()
+                assert isinstance(item, str)
+                raise WorkerFailed(item)
+            if time.monotonic() > deadline:
+                late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
+                what = f"rollout workers {', '.join(late)} did not build their envs within {limit:.0f} seconds"
+                raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
+
+    def next(self) -> tuple[int, Dataset] | None:
+        try:
+            item = self.datasets.get(timeout=0.2)
+        except Empty:
+            return None
+        if isinstance(item, str):
+            raise WorkerFailed(item)
+        self.taken += 1
+        return item
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        self.returned.put((policy, dataset))
+        os.write(self.call, b"x")
+
+    def reports(self) -> Iterator[tuple[int, Collected]]:
+        with suppress(Empty):
+            while True:
+                yield self.reported.get_nowait()
+
+    def close(self) -> None:
+        if self.fd < 0:
+            return
+        self.ended = True
+        self.beat(WAITING)  # no env is closed in this process
+        try:
+            if self.thread.is_alive():
+                os.write(self.call, b"x")
+                self.thread.join()
+            for child in self.children:
+                child.stop(_CLOSE_SECONDS)
+            while not {*self.supervisor.children} <= {self.server}:  # until then workers may wait for answers of the server
+                for _ in self.supervisor.events(0.2):
+                    pass
+        finally:  # also if a second Ctrl-C breaks off the wait
+            self.supervisor.close()
+            for fd in (self.wake, self.call, self.fd):
+                os.close(fd)
+            self.fd = -1
+            if self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run_thread(self) -> None:
+        try:
+            while not self.ended:
+                self._begin_round()
+                self._assign_slots()
+                for event in self.supervisor.events(1.0, also=[self.wake]):
+                    self._handle(event)
+                self._release_returned()
+                self._assemble()
+                self._request_states()
+        except BaseException as error:
+            self.datasets.put(cause(error))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Message(child, "built", (info,)):
+                self._info = self._info or info
+                self.built_W[self.children.index(child)] = True
+                if self.connected:
+                    child.send(process.CONNECT)
+            case Message(child, "ready") if child is not self.server:
+                index = self.children.index(child)
+                self.ready_W[index] = True
+                for slot in self.orders[index]:  # of the process that died
+                    child.send(slot)
+            case Message(child, "rollout", (slot, report)):
+                index = self.children.index(child)
+                self.orders[index].remove(slot)
+                self.assembler.put(index, slot, report)
+            case Message(child, "state", (request, saved)) if request == self.answered:
+                self.states_W[self.children.index(child)] = saved
+                if len(self.states_W) == len(self.children):
+                    states = [self.states_W[worker] for worker in range(len(self.children))]
+                    self.saved.put((request, None if None in states else states))
+            case Message(child, "failed" | "user_error", (reason,)):
+                self._fail(f"{child.name} failed: {reason}")
+            case Stalled(child, seconds, phase, "notice"):
+                notice(f"{child.name}: no progress for {seconds:.0f} s ({phase})")
+            case Stalled(child, seconds, phase, _):
+                self._restart(child, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", child.tail())
+            case Died(child, reason, output) if not self.ended:
+                self._restart(child, reason, output)
+
+    def _request_states(self) -> None:
+        """Ask the workers for their states if the learner wants them. In the middle of a round, or while one restarts, there are none."""
+        if self.answered == self.requests:
+            return
+        self.answered = self.requests
+        self.states_W.clear()
+        if self.round_end < 0 or not all(self.ready_W):
+            self.saved.put((self.answered, None))
+            return
+        for child in self.children:
+            child.send((process.SAVE, self.answered))
+
+    def _fail(self, reason: str) -> None:
+        self.ended = True
+        self.datasets.put(reason)
+
+    def _restart(self, child: Child, reason: str, output: str) -> None:
+        printed = f"\n{output}" if output else ""
+        most = self.spec.meta.max_restart
+        if child.restart >= most:
+            self.supervisor.kill(child)  # it may block, and would be waited for
+            restarts = f" after {child.restart} restart{'s' * (child.restart != 1)} (meta.max_restart)"
+            self._fail(f"{child.name} {reason}{restarts}{printed}")
+            return
+        notice(f"{child.name} {reason}; restarting it ({child.restart + 1} of {most})")
+        config = replace(self.config, restart=child.restart + 1)
+        if child is not self.server:
+            index = self.children.index(child)
+            config, self.built_W[index], self.ready_W[index] = replace(config, index=index), False, False
+        try:
+            self.supervisor.restart(child, config, SharedFd(self.fd))
+        except OSError as error:  # no memory, no process
+            self._fail(f"{child.name} {reason}; a new process could not be started: {error.strerror or error}{printed}")
+
+    def _release_returned(self) -> None:
+        """Release the datasets that were trained on."""
+        with suppress(BlockingIOError):
+            os.read(self.wake, 4096)
+        with suppress(Empty):
+            while True:
+                policy, dataset = self.returned.get_nowait()
+                self.assembler.builders[policy].release(dataset)
+                self.out -= 1
+
+    def _begin_round(self) -> None:
+        """In turns: once the learner has trained on everything of a round, begin the next."""
+        if self.turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
+            assert self.assembler.rounds is not None
+            self.assembler.round_over, self.round_end = False, -1
+            self.due += self.assembler.rounds
+
+    def _assemble(self) -> None:
+        for filled, complete in self.assembler.assemble():
+            if filled is not None:
+                self.free[filled.worker].append(filled.slot)
+                self.reported.put((filled.worker, filled.report))
+            self.out += len(complete)
+            self.put += len(complete)
+            if self.turns and self.assembler.round_over:
+                self.round_end = self.put  # before the learner can have the last one
+            for item in complete:
+                self.datasets.put(item)
+
+    def _assign_slots(self) -> None:
+        """Order workers to fill free slots: in turns as many as the round needs, otherwise as many as the datasets can hold."""
+        while (index := self._next_worker()) is not None:
+            slot = self.free[index].popleft()
+            self.ordered_W[index] += 1
+            self.orders[index].append(slot)
+            if self.ready_W[index]:
+                self.children[index].send(slot)
+
+    def _next_worker(self) -> int | None:
+        """Number of the worker that may fill a slot now."""
+        workers = range(len(self.children))
+        if self.turns:
+            able = [w for w in workers if self.free[w] and self.ordered_W[w] < self.due]
+        elif self.assembler.free_rollouts <= sum(map(len, self.orders)):
+            return None
+        elif self.assembler.rounds is not None:  # in the order of assembly, or the free columns might be left to the wrong worker
+            able = [min(workers, key=lambda w: (self.ordered_W[w], w))]
+        else:
+            able = sorted(workers, key=lambda w: len(self.orders[w]))
+        return next((w for w in able if self.free[w]), None)

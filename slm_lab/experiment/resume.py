@@ -141,7 +141,7 @@ def load_session(session: Session, paths: RunPaths) -> None:
 
 
 def may_change(path: str) -> bool:
-    """Return whether a run can go on with another value of a key."""
+    """Return whether a run can be continued with another value of a key."""
     return bool(_MAY_CHANGE.fullmatch(path))
 
 

@@ -97,7 +97,7 @@ class RandomProposer:
 class GridProposer(RandomProposer):
     """Proposes every combination of the values of grid_search keys once.
 
-    With other keys, which are drawn at random, the combinations begin anew after the last one.
+    With other keys, which are drawn at random, the combinations repeat after the last one.
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:

@@ -47,7 +47,7 @@ _NOTHING = "stopped before the first trial; nothing was written"
 _MAY_CHANGE = re.compile(
     r"meta\.(max_trial|search_resources\b.*|search_scheduler\b.*|search_keep|save_interval|checkpoint_frequency|stall_\w+|max_restart)"
 )
-"""Keys with which a search can go on after they were changed."""
+"""Keys that may be changed when a search is continued."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Search:
 
     @classmethod
     def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
-        """Return the search that continues the one in a folder: trials that have ended stay as they are, those that were running go on.
+        """Return the search that continues the one in a folder: trials that have ended stay as they are, those that were running are continued.
 
         Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
 
@@ -189,7 +189,7 @@ class Search:
             stop_server()
 
     def _open(self) -> RunPaths:
-        """Make the run folder, or use that of a search that goes on, and save the spec in it. Raises UserError."""
+        """Make the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
         import ray
 
         new = self.paths is None
@@ -225,7 +225,7 @@ class Search:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
             killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, was killed; "
-            table.say(f"continues: {killed}{ended} trials have ended, {running} go on from their checkpoints")
+            table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
     def _search_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable) -> Stage:
         state = self.state
@@ -401,12 +401,12 @@ def _history(paths: RunPaths) -> list[dict[str, Any]]:
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
-    """Raise UserError for a change with which the search cannot go on."""
+    """Raise UserError for a change that a continued search does not allow."""
     changes = differences(saved, spec)
     problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _MAY_CHANGE.fullmatch(path)]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
-        raise UserError(f"{paths.root}: the search has begun, and cannot go on with another value of:{listed}\nstart a new search")
+        raise UserError(f"{paths.root}: the search has begun and cannot be continued with another value of:{listed}\nstart a new search")
     if "meta.max_trial" in changes and spec.meta.max_trial < len(state.trials):
         known = len(state.trials)
         raise UserError(f"meta.max_trial={spec.meta.max_trial}: the search has {known} trials already; expected {known} or more")

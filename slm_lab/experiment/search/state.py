@@ -49,7 +49,7 @@ class TrialState:
 
 @dataclass
 class SearchState:
-    """The trials of a search, and what it takes to go on with it."""
+    """The trials of a search, and what it takes to continue it."""
 
     metric: str
     """Name of the metric that is maximised."""

@@ -98,7 +98,7 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     assert [trial.values for trial in after.trials[: len(before.trials)]] == [trial.values for trial in before.trials]
     assert {trial: paths.trial_metrics(trial).stat().st_mtime_ns for trial in kept} == stamps  # not run again
     assert len(list(data(made).glob("small_*"))) == 1
-    continued = [trial for trial in range(5) if "goes on at frame" in paths.trial_log(trial).read_text()]
+    continued = [trial for trial in range(5) if "continues at frame" in paths.trial_log(trial).read_text()]
     assert continued
     assert not set(continued) & set(kept)
     for trial in range(5):  # none has a row twice

@@ -101,7 +101,7 @@ def test_a_killed_session_is_a_failed_trial_which_a_retry_continues(worker: Tria
     _, last = run(worker, one)
     assert last.outcome is not None
     assert (last.outcome.status, last.frame) == ("finished", 60_000)
-    assert f"goes on at frame {frame:,}" in one.paths.trial_log(1).read_text()
+    assert f"continues at frame {frame:,}" in one.paths.trial_log(1).read_text()
 
 
 def _session_process(paths: RunPaths, trial: int) -> int:
@@ -143,7 +143,7 @@ def test_a_trial_takes_over_the_state_of_another(worker: TrialWorker, job: Calla
     _, last = run(worker, replace(other, take_over=0, sets=("agent.algorithm.gamma=0.5",)))
     assert last.outcome is not None
     assert last.outcome.status == "finished"
-    assert f"goes on at frame {frame:,}; not exactly: agent.algorithm.gamma was changed" in other.paths.trial_log(1).read_text()
+    assert f"continues at frame {frame:,}; not exact: agent.algorithm.gamma was changed" in other.paths.trial_log(1).read_text()
     ((_, body),) = json.loads(other.paths.trial_spec(1).read_text()).items()
     assert body["agent"]["algorithm"]["gamma"] == 0.5
 

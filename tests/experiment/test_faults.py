@@ -73,6 +73,7 @@ def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypa
     gone(simulators(tmp_path))
 
 
+@pytest.mark.slow
 def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A Session that dies by SIGKILL, with the simulator of its env; the other one goes on."""
     env = env_of(tmp_path, simulator="ends", blocks="step", after=100, copies=1)
@@ -94,6 +95,7 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
     gone(simulators(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBody, tmp_path: Path) -> None:
     """Its Sessions save themselves and end, and so do the simulators that their envs forget."""
     meta = {"max_session": 2, "log_frequency": 100, "save_interval": 3600}

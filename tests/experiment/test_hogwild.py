@@ -241,6 +241,7 @@ def test_killed_sessions_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
     check_kills(trial, 3, random_kills(2, 3, 4000), lambda: capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_session_killed_before_training_begins_is_replaced(
     children: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,7 +311,7 @@ def test_a_dead_process_holds_no_lock() -> None:
 
 
 @pytest.mark.usefixtures("children")
-@pytest.mark.parametrize("max_restart", [0, 1])
+@pytest.mark.parametrize("max_restart", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_session_that_is_killed_too_often_fails(max_restart: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = Trial(spec_of(meta={"max_restart": max_restart}), tmp_path)
     moments = [200, 400][: max_restart + 1]
@@ -371,6 +372,7 @@ def test_ctrl_c_while_a_session_is_replaced(command: Callable[..., Command]) -> 
     assert json.loads(run.paths.trial_metrics().read_text())["sessions"] == 2
 
 
+@pytest.mark.slow
 def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command]) -> None:
     run = command(body(env={"name": "fragile:Fragile-v0", "num_envs": 1, "backend": "sync", "max_frame": 2000}))
     (run.folder / "fragile.py").write_text(FRAGILE)

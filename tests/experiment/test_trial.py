@@ -243,6 +243,7 @@ def test_ctrl_c_before_the_first_step(sessions: int, command: Callable[..., Comm
     run.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_body: SpecBody) -> None:
     run = command(endless(spec_body))
     process = run.start()
@@ -261,6 +262,7 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
     run.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_the_run(command: Callable[..., Command], spec_body: SpecBody) -> None:
     run = command(spec_body(meta={"max_session": 2}))
     process = run.start()

@@ -331,6 +331,7 @@ def test_a_table_that_lost_rows(left: str, project: Project) -> None:
     assert table.read_text().count("frame,") == 1
 
 
+@pytest.mark.slow
 def test_what_killed_processes_leave_is_removed(project: Project) -> None:
     """Halves of files that were being written."""
     case = endless()
@@ -343,6 +344,7 @@ def test_what_killed_processes_leave_is_removed(project: Project) -> None:
 # ---- changes
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_extended(project: Project) -> None:
     """As if it had been as long from the beginning."""
     case, longer = ppo(1200), ppo(2400)
@@ -520,6 +522,7 @@ def test_another_change(change: str, says: str, done: Project) -> None:
     refused(done, "train@latest", "--set", change, says=says)
 
 
+@pytest.mark.slow
 def test_sessions_cannot_be_taken_away(project: Project) -> None:
     project.train(ppo(400, max_session=2).body())
     refused(project, "train@latest", "--set", "meta.max_session=1", says="sessions can be added, not taken away")

@@ -289,6 +289,7 @@ def test_a_session_is_killed(command: Callable[..., Command]) -> None:
     run.leaves_nothing(SOON)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tmp_path: Path) -> None:
     """The other one, in this process, runs to its end."""
     run = command(endless(1, sampler=CENTRAL | {"async_rl": True}))
@@ -364,6 +365,7 @@ def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> 
     assert len(list(blocked.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
     """The user is told, and nothing is written."""
     (blocked := tmp_path / "blocked").mkdir()

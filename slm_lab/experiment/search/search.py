@@ -95,7 +95,7 @@ class Search:
 
     @classmethod
     def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
-        """Return the search that continues the one in a folder: trials that have ended stay as they are, those that were running are continued.
+        """Return the search that continues the one in a folder: ended trials stay as they are, running ones are continued.
 
         Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
 

@@ -58,7 +58,8 @@ def _check_options(mode: str, arguments: Namespace) -> None:
     """Raise UsageError for an option that has no effect with this mode."""
     for options, owner, shown in ((ENJOY_OPTIONS, "enjoy", "enjoy@"), (SEARCH_OPTIONS, "search", "search")):
         for option in options if mode != owner else ():
-            if getattr(arguments, option) not in (None, False):
+            value = getattr(arguments, option)
+            if value is not None and value is not False:  # 0 is a value
                 raise UsageError(f"--{option.replace('_', '-')} has no effect with {mode}: it is an option of {shown}; remove it")
 
 

@@ -70,6 +70,7 @@ def test_a_trial_writes_its_own_files_and_reports_common_frames(worker: TrialWor
     assert "small: 2 sessions × 1,000 frames" in one.paths.trial_log(3).read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_is_analysed_and_continues_where_it_was(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
     whole = job(trial=0, common_seeds=True, env={"max_frame": 40_000}, meta={"log_frequency": 1000})
     stopped = replace(whole, trial=1)
@@ -124,6 +125,7 @@ def test_a_spec_that_cannot_be_built_is_not_retried(worker: TrialWorker, job: Ca
     assert not one.paths.trial_spec(1).exists()
 
 
+@pytest.mark.slow
 def test_trials_have_their_own_seeds_or_common_ones(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
     tables = {}
     for trial, common in ((0, False), (1, False), (2, True)):

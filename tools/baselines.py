@@ -1,8 +1,8 @@
 """Measure the random baselines that ship: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
 
 Of every env id that the extras install and that FILE (slm_lab/experiment/analysis/baselines.json) lacks; to measure one again, delete its
-line. FILE is written after each env. Gymnasium's envs come first, and those whose 100 episodes are short before those whose are long: an
-env that takes longer than the limit of a pass is measured again, from its first episode, in the next pass with four times the limit.
+line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than two minutes of processor time, over as
+many as end in that time, at least 20. An env of which fewer end is measured again, from its first episode, with four times the limit.
 Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
 """
 
@@ -28,8 +28,10 @@ from slm_lab.lib.files import replace_file
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason
 
-FIRST_LIMIT = 60.0
+FIRST_LIMIT = 120.0
 """Seconds of processor time for an env in the first pass."""
+FEWEST = 20
+"""Episodes that suffice when the limit is reached."""
 KINDS = ("classic_control", "toy_text", "box2d", "mujoco")
 """Kinds of Gymnasium's envs, in this order."""
 OTHERS: list[dict[str, Any]] = [
@@ -83,13 +85,13 @@ def _again(envs: list[dict[str, Any]], results: Iterable[Result], file: Path) ->
     for env, (key, found, seconds) in zip(envs, results, strict=True):
         if isinstance(found, str):
             _say(f"{key}: skipped: {found}")
-        elif found.episodes < EPISODES or found.mean_return is None:
+        elif found.episodes < FEWEST or found.mean_return is None:
             _say(f"{key}: needs more than {seconds:.0f} s")
             yield env
         else:
             content = {**_read(file), key: float(f"{found.mean_return:.6g}")}
             replace_file(file, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-            _say(f"{key}: {content[key]} ({seconds:.1f} s)")
+            _say(f"{key}: {content[key]} ({found.episodes} episodes, {seconds:.1f} s)")
 
 
 def _measure(task: tuple[dict[str, Any], float]) -> Result:
@@ -101,7 +103,7 @@ def _measure(task: tuple[dict[str, Any], float]) -> Result:
         found = reason or measure(spec, lambda: time.process_time() > begin + limit)
     except Exception as error:  # whatever the env raises: the others are still measured
         found = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(found, Baseline) and found.episodes < EPISODES and time.process_time() < begin + limit:
+    if isinstance(found, Baseline) and found.episodes < FEWEST and time.process_time() < begin + limit:
         found = f"only {found.episodes} episodes ended"
     return _key(env), found, time.process_time() - begin
 

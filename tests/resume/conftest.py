@@ -54,5 +54,7 @@ class Project:
 
 
 @pytest.fixture
-def project(launcher: Launcher, tmp_path: Path) -> Project:
-    return Project(launcher, tmp_path)
+def project(launcher: Launcher, tmp_path: Path) -> Iterator[Project]:
+    """A project whose commands end with the test: one that goes on training would slow down all tests after it."""
+    yield Project(launcher, tmp_path)
+    launcher.kill_commands()

@@ -57,14 +57,7 @@ class Running:
 
     def processes(self) -> list[int]:
         """Return the processes that it has started, directly or not, and that still run."""
-        mark = f"{MARK}={self.launcher.name}_{self.number}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                marked = entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0")
-                if marked and "State:\tZ" not in (entry / "status").read_text():
-                    found.append(int(entry.name))
-        return found
+        return _processes(f"{self.launcher.name}_{self.number}_")
 
     def kill(self, *, group: bool = False) -> None:
         """Kill the process (SIGKILL), with `group` and all that it has started."""
@@ -88,7 +81,6 @@ class Launcher:
         self.process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=environment
         )
-        self.started: list[Running] = []
 
     def ask(self, **request: Any) -> Any:
         """Send a request and return the answer."""
@@ -103,25 +95,43 @@ class Launcher:
         """Start a command in a folder."""
         self.count += 1
         output = self.folder / f"output_{self.count}"
-        environ = {MARK: f"{self.name}_{self.count}", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        environ = {MARK: f"{self.name}_{self.count}_", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), output=str(output), environ=environ)
-        self.started.append(Running(self, self.count, pid, output))
-        return self.started[-1]
+        return Running(self, self.count, pid, output)
 
     def run(self, words: Sequence[object], cwd: Path) -> tuple[int, str]:
         """Run a command in a folder; return its exit code and what it printed."""
         running = self.start(words, cwd)
         return running.wait(), running.text
 
-    def close(self) -> None:
-        """End the process and what is left of its commands."""
-        for running in self.started:
-            for pid in running.processes():
+    def kill_commands(self) -> None:
+        """Kill all commands that still run, and what they have started."""
+        self.ask(kill=True)
+        while left := _processes(f"{self.name}_"):
+            for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process and what is left of its commands."""
+        self.kill_commands()
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(30)
+
+
+def _processes(mark: str) -> list[int]:
+    """Return the processes, zombies left out, that were started by commands whose MARK begins like this.
+
+    A command itself is not among them: /proc shows the environment with which a program began, and a command is a fork.
+    """
+    begin, found = f"{MARK}={mark}".encode(), []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            marked = entry.name.isdecimal() and any(one.startswith(begin) for one in (entry / "environ").read_bytes().split(b"\0"))
+            if marked and "State:\tZ" not in (entry / "status").read_text():
+                found.append(int(entry.name))
+    return found
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
@@ -131,7 +141,12 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
     left: set[int] = set()
     for line in requests:
         request = json.loads(line)
-        if "poll" in request:
+        if "kill" in request:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            left, answer = set(), None
+        elif "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
             left -= {pid}
             answer = os.waitstatus_to_exitcode(status) if pid else None

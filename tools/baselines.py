@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slm_lab.experiment.analysis.baseline import EPISODES, SHIPPED, Baseline, baseline_key, measure
+from slm_lab.experiment.analysis.baseline import SHIPPED, Baseline, baseline_key, measure
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason

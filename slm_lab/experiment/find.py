@@ -31,8 +31,7 @@ def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     """Return the same of a search; the latest one is that among searches. Raises UserError; SpecError as `find_run`."""
     if where != "latest":
         return find_run(where, spec_name, data_dir)
-    stamped = [(match[1], path) for path in _folders(data_dir) if (match := _STAMPED.fullmatch(path.name))]
-    for _, folder in sorted(stamped, reverse=True):
+    for folder in _newest_first(data_dir):
         with suppress(SpecError, IndexError):
             paths = run_paths_in(folder)
             if paths is not None and paths.search_state.is_file():
@@ -64,8 +63,7 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
         for folder in (Path(where), data_dir / where):
             if (paths := run_paths_in(folder)) is not None:
                 return RunPaths(folder, spec_names(paths.spec)[0])
-    stamped = [(match[1], path) for path in _folders(data_dir) if (match := _STAMPED.fullmatch(path.name))]
-    for _, folder in sorted(stamped, reverse=True):
+    for folder in _newest_first(data_dir):
         with suppress(SpecError):
             if (paths := run_paths_in(folder)) is not None:
                 name = spec_names(paths.spec)[0]
@@ -77,11 +75,14 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
     )
 
 
-def _folders(data_dir: Path) -> list[Path]:
+def _newest_first(data_dir: Path) -> list[Path]:
+    """Return the folders with the time of a start in their names."""
     try:
-        return [path for path in data_dir.iterdir() if path.is_dir()]
+        folders = [path for path in data_dir.iterdir() if path.is_dir()]
     except OSError:
         return []
+    stamped = [(match[1], path) for path in folders if (match := _STAMPED.fullmatch(path.name))]
+    return [path for _, path in sorted(stamped, reverse=True)]
 
 
 def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Path:

@@ -89,7 +89,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     file = paths.spec if trial is None else paths.trial_spec(trial)
     saved = load_spec(file, name)
     spec = load_spec(file, name, sets) if sets else saved
-    history = _history(file)
+    history = start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
     changes = differences(saved, spec)
@@ -186,11 +186,11 @@ def _read(path: Path) -> dict[str, Any] | None:
     return bundle
 
 
-def _history(file: Path) -> list[dict[str, Any]]:
-    """Return meta.run of a saved spec, a list of starts: of older runs a single dict."""
+def start_history(file: Path) -> list[dict[str, Any]]:
+    """Return meta.run of a saved spec: a list with an entry per start."""
     ((_, body),) = json.loads(file.read_text(encoding="utf-8")).items()
     run = (body.get("meta") or {}).get("run") or []
-    return list(run) if isinstance(run, list) else [run]
+    return list(run) if isinstance(run, list) else [run]  # older runs have a single dict
 
 
 def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | None, index: int) -> Start:

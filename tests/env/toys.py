@@ -14,7 +14,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -78,6 +77,8 @@ class GlobalDraws(Toy):
     """Draws rewards from the process-wide generators of Python, numpy and torch, as a careless env does."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        import torch  # not at the top: it would take two seconds in each env process
+
         obs, _, terminated, truncated, info = super().step(action)
         return obs, random.random() + np.random.random() + float(torch.rand(())), terminated, truncated, info
 

@@ -420,6 +420,7 @@ def test_the_columns_that_the_command_line_takes() -> None:
         compare(["x"], by="epi")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_graph_that_fails_is_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> None:
         raise ValueError("no ink")

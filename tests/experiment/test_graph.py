@@ -28,6 +28,8 @@ from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
 from slm_lab.spec.spec import Spec
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 MakeSpec = Callable[..., Spec]
 
 

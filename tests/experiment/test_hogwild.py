@@ -129,7 +129,7 @@ def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
     assert all(before["frame"] < after["frame"] for before, after in pairwise(rows))  # type: ignore[operator]
     for column in ("epi", "t", "opt_step", "wall_t", "global_frame"):
         values = [row[column] for row in rows]
-        assert values == sorted(values), column  # type: ignore[type-var]
+        assert values == sorted(values), (column, values)  # type: ignore[type-var]
     rewards: list[float] = []
     for row in rows:
         if row["total_reward"] is not None:

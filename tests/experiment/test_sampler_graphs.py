@@ -28,6 +28,8 @@ from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
 from tests.experiment.test_graph import read_figure
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 MakeSpec = Callable[..., Spec]
 BUSY = ("rollout_busy", "inference_busy", "learner_busy")
 LAG = ("lag_min", "lag_mean", "lag_max", "lag_masked")

@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from tests.blank import BlankRenderer
+
 MARK = "SLM_LAB_TEST"
 """Environment variable by which all processes of a command are found."""
 _LOADED = ("gymnasium", "torch", "slm_lab.cli.resume", "slm_lab.cli.run", "slm_lab.experiment.analysis", "slm_lab.experiment.trial")
@@ -138,6 +140,7 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
     """Fork a process for each command, until the requests end."""
     for name in _LOADED:
         import_module(name)
+    import_module("slm_lab.experiment.analysis.writer").PNGRenderer = BlankRenderer  # type: ignore[attr-defined]
     left: set[int] = set()
     for line in requests:
         request = json.loads(line)

@@ -17,9 +17,9 @@ from slm_lab.experiment.search.space import Picks, SearchSpace, draw
 from slm_lab.spec.search import SearchKey, walk
 
 METHOD = "total-effect Sobol index of a random forest"
-EXPLANATION = "share of the variance of its predictions over the search space that changes with the key, alone or together with others"
+EXPLANATION = "share of the variance of its predictions over the search space that is due to the key, interactions with other keys included"
 MIN_TRIALS = 8
-"""Fewer trials with a metric say nothing of several keys."""
+"""Minimum number of trials with a metric."""
 _TREES, _SAMPLES, _LEAF = 100, 512, 2
 """Trees; points of the search space; minimum number of trials in a leaf."""
 _WORST = 0.05

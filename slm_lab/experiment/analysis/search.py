@@ -39,14 +39,16 @@ class SearchSummary:
     """The files that were written, without the pages' script."""
 
 
-def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord]) -> SearchSummary:
+def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
     """Write the files of a search, finished or not, from its trials and their tables, and return what it found.
 
     Trials that run, failed or were stopped, or none at all, are accepted. A file or figure that fails is a notice.
+
+    Args: metric: name of TrialRecord.metric.
     """
     space, writer = SearchSpace(spec), Writer(paths.root)
     order = tuple(ranked(records))
-    metric, best = metric_name(spec, order), next((one for one in order if one.status != "failed" and one.known_metric is not None), None)
+    best = next((one for one in order if one.status != "failed" and one.known_metric is not None), None)
     importance: Importance | None = None
     with writer.drawing("the importance of the searched keys"):
         importance = key_importance(space, order)
@@ -61,12 +63,6 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord]) ->
         writer.draw(return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
     writer.close()
     return SearchSummary(best, order, metric, importance, tuple(file for file in _files(paths) if file.is_file()))
-
-
-def metric_name(spec: Spec, records: Sequence[TrialRecord]) -> str:
-    """Return meta.search_metric, or what it is if absent: final_strength, or total_reward_ma if no trial has a strength."""
-    known = any(one.metrics.get("final_strength") is not None for one in records)
-    return spec.meta.search_metric or ("final_strength" if known else "total_reward_ma")
 
 
 def describe_search(space: SearchSpace) -> str:
@@ -87,7 +83,7 @@ def _best_spec(view: SearchView, best: TrialRecord, folder: str) -> bytes:
     if best.confirmed is not None:
         interval = best.confirmed_interval
         between = f" [{number(interval[0])}, {number(interval[1])}]" if interval else ""
-        confirmed = f", with fresh seeds {number(best.confirmed)}{between}"
+        confirmed = f", with new seeds {number(best.confirmed)}{between}"
     comment = [
         f"Trial {best.trial}, the best by {view.metric} ({number(best.metric)}{confirmed}) of a search in {folder}.",
         f"The search had {view.count(shown=False)}.",

@@ -139,7 +139,7 @@ def importance_figure(view: SearchView) -> Figure:
     panel = Panel(
         "",
         x_label="share of the variance of the forest's predictions (total-effect Sobol index)",
-        bars=(Bars("share of the variance that changes with the key, alone or together with others", MEAN_COLOUR, bars),),
+        bars=(Bars("share of the variance that is due to the key, interactions with other keys included", MEAN_COLOUR, bars),),
         rows=rows,
         y_limits=(-0.7, len(rows) - 0.3),
         x_max=max(1.0, *(bar.end for bar in bars)),

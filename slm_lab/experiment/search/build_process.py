@@ -10,7 +10,7 @@ from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 
 
-def check_builds(spec: Spec, plan: Plan) -> None:
+def check_builds_in_process(spec: Spec, plan: Plan) -> None:
     """Raise SpecError for values of a search of which no env or agent can be made (build_check)."""
     with Supervisor() as supervisor:
         supervisor.start("build check", run_check, spec, plan)

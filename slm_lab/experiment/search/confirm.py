@@ -30,7 +30,7 @@ def fresh_seed(random_seed: int) -> int:
 
 
 def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
-    """Return a spec with new seeds and 4 Sessions; Sessions that train one net remain as many as they are."""
+    """Return the spec with another random_seed and SESSIONS Sessions; with meta.distributed the number of Sessions is kept."""
     sessions = spec.meta.max_session if spec.meta.distributed else SESSIONS
     meta = spec.meta.model_copy(update={"random_seed": random_seed, "max_session": sessions, "search_scheduler": None})
     return spec.model_copy(update={"meta": meta, "search": None})

@@ -65,28 +65,26 @@ class TrialPool:
         for future in ready:
             trial = pending[future]
             actor, _, job = self._running[trial]
-            update = self._result(future)
+            update, died = self._result(future)
             if update.outcome is None:
                 self._running[trial] = (actor, actor.update.remote(trial in self._to_stop), job)
             else:
                 del self._running[trial]
                 self._to_stop.discard(trial)
-                self._idle.append(actor if update.outcome.cause != _DIED else self._remote.remote(self._server))
+                self._idle.append(self._remote.remote(self._server) if died else actor)
             yield job, update
 
-    def _result(self, future: Any) -> Update:
+    def _result(self, future: Any) -> tuple[Update, bool]:
+        """Return an update, and whether the actor died instead of sending one."""
         try:
             update: Update = self._ray.get(future)
         except self._ray.exceptions.RayActorError:
-            return Update(0, outcome=Outcome("failed", cause=_DIED))
-        return update
+            return Update(0, outcome=Outcome("failed", cause="the process that ran the trial died")), True
+        return update, False
 
     def close(self) -> None:
-        """End all actors; trials that run are broken off, and their Sessions save themselves."""
+        """End all actors; running trials are interrupted, and their Sessions save themselves."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.wait([actor.close.remote() for actor in self._idle], num_returns=len(self._idle), timeout=_CLOSE_SECONDS)
         for actor in [*self._idle, *(actor for actor, _, _ in self._running.values())]:
             self._ray.kill(actor)
-
-
-_DIED = "the process that ran the trial died"

@@ -39,9 +39,6 @@ class Proposer(Protocol):
     def ask(self, trial: int) -> Values | None:
         """Return the values of a trial; None: nothing is left to propose."""
 
-    def report(self, trial: int, frame: int, metric: float) -> None:
-        """Add an intermediate result of a trial."""
-
     def tell(self, trial: int, metric: float | None) -> None:
         """Add the result of a trial, of which more is better; None: it failed."""
 
@@ -80,9 +77,6 @@ class RandomProposer:
             if _is_valid(self.space, values):
                 break
         return values
-
-    def report(self, trial: int, frame: int, metric: float) -> None:
-        pass
 
     def tell(self, trial: int, metric: float | None) -> None:
         pass
@@ -162,9 +156,6 @@ class TPEProposer:
             refused += 1
             if refused > STARTUP_TRIALS:  # the estimator may insist on what the spec refuses
                 study.sampler = _optuna().samplers.RandomSampler(seed=self._seed(trial, refused))
-
-    def report(self, trial: int, frame: int, metric: float) -> None:
-        pass
 
     def tell(self, trial: int, metric: float | None) -> None:
         for one in reversed(self.history):

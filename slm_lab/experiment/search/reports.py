@@ -17,7 +17,7 @@ COLUMNS = {"final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
 
 
 class ReportReader:
-    """Reads the tables of a trial while its Sessions write them.
+    """Computes the metric of a running trial from the tables that its Sessions write.
 
     Args:
         metric, baseline: see SearchState.

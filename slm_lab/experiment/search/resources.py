@@ -1,4 +1,4 @@
-"""How many trials run at a time, and what each of them takes."""
+"""Number of trials that run at a time, and the resources of each."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TrialRecord:
     status: TrialStatus
     random_seed: int | None
     confirmed: float | None = None
-    """The metric of another trial with the same values and fresh seeds, of --confirm."""
+    """The metric when the values are trained again with new seeds (--confirm); None if they are not."""
     confirmed_interval: tuple[float, float] | None = None
     """95 % interval of `confirmed` over its Sessions."""
     cause: str = ""

@@ -1,4 +1,4 @@
-"""What becomes of running trials: Tune's schedulers, asked directly. Tune is imported when one is made, since that takes seconds."""
+"""Which running trials continue: Tune's schedulers, called directly. Tune is imported when one is made, since that takes seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scheduler(Protocol):
     """Decides from intermediate metrics which trials continue."""
 
     def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
-        """Take the metric of a running trial at a frame; return what is to become of the trial, None: it continues."""
+        """Take the metric of a running trial at a frame; return a decision; None: the trial continues."""
 
     def complete(self, trial: TrialState) -> None:
         """Take a trial that has ended."""
@@ -88,7 +88,7 @@ class Pbt:
     """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): ray.tune.schedulers.PopulationBasedTraining.
 
     Each `interval` frames, a trial among the worst quarter of those that run takes over the state of one of the best quarter; each of its
-    values is that of the other times 0.8 or 1.2, within the range that is searched (the neighbour among options), or drawn anew with
+    values is that of the other times 0.8 or 1.2, within the range that is searched (the neighbour among options), or sampled again with
     probability 0.25.
     """
 

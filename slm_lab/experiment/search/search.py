@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.process.server import ensure_server, shared_server, stop_server
-from slm_lab.experiment.progress import duration, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import with_seed
-from slm_lab.experiment.resume import differences, run_in
+from slm_lab.experiment.resume import differences, run_in, start_history
 from slm_lab.experiment.search import confirm as confirming
-from slm_lab.experiment.search.build_process import check_builds
+from slm_lab.experiment.search.build_process import check_builds_in_process
 from slm_lab.experiment.search.cluster import LocalCluster, check_installed
 from slm_lab.experiment.search.pool import TrialPool
 from slm_lab.experiment.search.proposer import make_proposer
@@ -31,8 +30,8 @@ from slm_lab.experiment.search.result import TrialRecord
 from slm_lab.experiment.search.schedule import TakeOver, check_pbt, make_scheduler
 from slm_lab.experiment.search.space import SearchSpace, Values
 from slm_lab.experiment.search.stage import Stage, final_metric
-from slm_lab.experiment.search.state import SearchState, TrialState
-from slm_lab.experiment.search.table import SearchTable, shown_values
+from slm_lab.experiment.search.state import SearchState, TrialState, best_first
+from slm_lab.experiment.search.table import SearchTable, result_lines, shown_values
 from slm_lab.experiment.search.worker import TrialJob
 from slm_lab.experiment.trial import check_writable, load_analysis, notices_to
 from slm_lab.lib.files import replace_file
@@ -175,7 +174,7 @@ class Search:
         pool = TrialPool(share.concurrent, share.cores, share.gpus, shared_server())
         try:
             if not self._continued:
-                check_builds(self.spec, self.plan)
+                check_builds_in_process(self.spec, self.plan)
             if stop.requested:
                 raise KeyboardInterrupt
             paths = self._open()
@@ -199,7 +198,7 @@ class Search:
                 self._lock = self._lock or RunLock(paths.lock)
                 paths.make_dirs()
                 paths.remove_temporaries()
-                history = [] if new else list(_history(paths))
+                history = [] if new else start_history(paths.spec)
                 start = provenance(f"ray {ray.__version__}", "search") | ({} if new else {"continues": len(self.state.trials)})
                 meta = self.spec.meta.model_copy(update={"run": [*history, start]})
                 text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
@@ -238,7 +237,6 @@ class Search:
 
         def report(trial: TrialState, frame: int, metric: float) -> None:
             state.reports.append((trial.trial, frame, metric))
-            self._proposer.report(trial.trial, frame, metric)
 
         def end(trial: TrialState) -> None:
             trial.metric = final_metric(trial, state.metric)
@@ -288,7 +286,7 @@ class Search:
         state = self.state
         if state.confirm_seed is None:
             state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed or 0)
-        chosen = confirming.choose(ranked(state.trials), state.confirm, state.confirmations)
+        chosen = confirming.choose(best_first(state.trials), state.confirm, state.confirmations)
         if not chosen:
             return
         confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)
@@ -327,7 +325,7 @@ class Search:
         keep = self.spec.meta.search_keep
         if keep == "all":
             return
-        best = {trial.trial for trial in ranked(self.state.trials)[: max(keep, self.state.confirm)]}
+        best = {trial.trial for trial in best_first(self.state.trials)[: max(keep, self.state.confirm)]}
         for trial in self.state.trials:
             if trial.ended and trial.trial not in best:
                 for file in paths.checkpoints(trial.trial):
@@ -364,40 +362,13 @@ class Search:
             lock.unlink(missing_ok=True)  # of trials and Sessions, which have ended
         records = self.records()
         with notices_to(table):
-            summary = write_search(self.paths, self.spec, records)
-        self._say_result(table, records, summary)
+            summary = write_search(self.paths, self.spec, records, self.state.metric)
+        for line in result_lines(self.state, summary):
+            table.say(line)
         unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
         if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt
         return SearchResult(self.paths, records, summary)
-
-    def _say_result(self, table: SearchTable, records: Sequence[TrialRecord], summary: SearchSummary) -> None:
-        counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
-        seconds = sum(record.seconds for record in records)
-        table.say(f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training")
-        for record in [one for one in summary.ranked if one.metric is not None][: max(3, self.state.confirm)]:
-            line = f"trial {record.trial}: {self.state.metric} {number(record.metric)}"
-            if record.confirmed is not None:
-                low_high = "" if record.confirmed_interval is None else f" ({' to '.join(map(number, record.confirmed_interval))})"
-                line += f", confirmed {number(record.confirmed)}{low_high}"
-            table.say(f"{line}  {shown_values(record.values)}")
-        if summary.importance is not None:
-            shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
-            method = summary.importance.method.partition(":")[0]
-            table.say(f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}")
-        for file in summary.files:
-            table.say(str(file))
-
-
-def ranked(trials: Sequence[TrialState]) -> list[TrialState]:
-    """Return the trials that have a metric, best first; those that finished before those that were stopped."""
-    known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
-    return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
-
-
-def _history(paths: RunPaths) -> list[dict[str, Any]]:
-    ((_, body),) = json.loads(paths.spec.read_text(encoding="utf-8")).items()
-    return list((body.get("meta") or {}).get("run") or [])
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:

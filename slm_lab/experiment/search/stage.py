@@ -29,7 +29,7 @@ class Stage:
     target: int
     pool: TrialPool
     make_job: Callable[[TrialState], TrialJob]
-    """Raises SpecError for values that do not go together."""
+    """Raises SpecError if the combination of values is invalid."""
     save: Callable[[], None]
     """Save the state of the search."""
     table: SearchTable
@@ -127,7 +127,7 @@ class Stage:
                 self._take_over(trial, decision)
                 return
             if update.outcome.status == "stopped" and decision is None and stop.requested:
-                return  # it runs on when the search is continued
+                return  # search@ continues it
             self._end(trial, update.outcome)
 
     def _take_over(self, trial: TrialState, decision: TakeOver) -> None:

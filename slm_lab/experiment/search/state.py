@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,12 @@ class TrialState:
     @property
     def ended(self) -> bool:
         return self.status in ("finished", "stopped", "failed")
+
+
+def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
+    """Return the trials that have a metric and did not fail: finished ones before stopped ones, each best first."""
+    known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
+    return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
 
 
 @dataclass

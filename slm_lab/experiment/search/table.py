@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,7 +16,10 @@ from rich.text import Text
 
 from slm_lab.experiment.progress import duration, number
 from slm_lab.experiment.screen import Screen
-from slm_lab.experiment.search.state import TrialState
+from slm_lab.experiment.search.state import SearchState, TrialState
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.analysis.search import SearchSummary
 
 _REFRESH, _LINE_EVERY = 0.5, 30.0
 """Seconds between two refreshes of the table; between two lines without a terminal, if no trial ends."""
@@ -97,7 +100,7 @@ class SearchTable:
             self._line_due = time + _LINE_EVERY
 
     def ended(self, trial: TrialState, totals: Totals) -> None:
-        """Print how a trial has ended."""
+        """Print the result of a trial that has ended."""
         how = {"finished": "", "stopped": f" stopped at frame {trial.frame:,}", "failed": " failed"}.get(trial.status, f" {trial.status}")
         result = "" if trial.status == "failed" else f"  {self.metric} {number(trial.metric)}"
         cause = f": {trial.cause.rstrip().splitlines()[-1].strip()}" if trial.status == "failed" and trial.cause.strip() else ""
@@ -127,6 +130,25 @@ def summary(totals: Totals, metric: str) -> str:
     if best is None:
         return f"{', '.join(parts)}; no trial has finished yet"
     return f"{', '.join(parts)}; best {metric} {number(best.metric)}: trial {best.trial}  {shown_values(best.values)}"
+
+
+def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
+    """Return the end of a search as lines: numbers of trials, the best of them, importance of the keys, files."""
+    records = summary.ranked
+    counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
+    seconds = sum(record.seconds for record in records)
+    lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training"]
+    for record in [one for one in records if one.metric is not None][: max(3, state.confirm)]:
+        line = f"trial {record.trial}: {state.metric} {number(record.metric)}"
+        if record.confirmed is not None:
+            low_high = "" if record.confirmed_interval is None else f" ({' to '.join(map(number, record.confirmed_interval))})"
+            line += f", confirmed {number(record.confirmed)}{low_high}"
+        lines.append(f"{line}  {shown_values(record.values)}")
+    if summary.importance is not None:
+        shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
+        method = summary.importance.method.partition(":")[0]
+        lines.append(f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}")
+    return [*lines, *map(str, summary.files)]
 
 
 def shown_values(values: Mapping[str, Any]) -> str:

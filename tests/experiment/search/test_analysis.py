@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.analysis.importance import key_importance
-from slm_lab.experiment.analysis.search import metric_name, write_search
+from slm_lab.experiment.analysis.search import write_search
 from slm_lab.experiment.analysis.search_figures import SearchView, grid_figure, parallel_figure, return_figures, short_names
 from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths
@@ -22,6 +22,8 @@ from slm_lab.experiment.search.space import SearchSpace
 from slm_lab.spec.loader import load_spec
 from tests.experiment.search.landscape import toy_return, toy_space
 from tests.experiment.search.test_proposer import CONDITIONAL
+
+pytestmark = pytest.mark.usefixtures("pictures")
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_every_search_has_its_files(paths: RunPaths, caplog: pytest.LogCaptureFi
     for one in records:
         if one.trial % 2:
             write_table(paths, one.trial, 1.0 + one.trial)
-    summary = write_search(paths, space.spec, records)
+    summary = write_search(paths, space.spec, records, "final_strength")
     assert [message.getMessage() for message in caplog.records] == []
     assert (summary.best is None) == (kind in ("none", "running", "failed"))
     expected = {file.name for file in summary.files} | ({"spec_best_spec.json"} if summary.best is None else set())
@@ -94,7 +96,7 @@ def test_the_best_trial_can_be_trained(paths: RunPaths) -> None:
     space = toy_space()
     records = records_of(space, 10)
     best = max(records, key=lambda one: one.metric or 0)
-    summary = write_search(paths, space.spec, records)
+    summary = write_search(paths, space.spec, records, "final_strength")
     assert summary.best == best
     spec = load_spec(paths.best_spec)
     assert spec == space.apply(best.values)
@@ -107,7 +109,7 @@ def test_the_best_trial_can_be_trained(paths: RunPaths) -> None:
 def test_the_table_is_ranked_and_complete(paths: RunPaths) -> None:
     space = toy_space()
     records = records_of(space, 5)
-    write_search(paths, space.spec, records)
+    write_search(paths, space.spec, records, "final_strength")
     table = rows(paths)
     assert [float(row["metric"]) for row in table] == sorted((one.metric for one in records if one.metric is not None), reverse=True)
     first = records[int(table[0]["trial"])]
@@ -194,8 +196,11 @@ def test_short_names() -> None:
     assert list(names.values()) == ["optim_spec.lr", "critic_optim_spec.lr", "gamma", "env.name", "net.name"]
 
 
-def test_name_of_the_metric() -> None:
+def test_the_metric_is_named_as_the_search_names_it(paths: RunPaths) -> None:
+    """Trials may have strengths, of a baseline that they measured, in a search that began without one."""
     space = toy_space()
-    assert metric_name(space.spec, [record(0, {}, 1.0)]) == "final_strength"
-    assert metric_name(space.spec, [TrialRecord(0, {}, {"final_strength": None}, 1.0, 1, 1.0, "finished", 1)]) == "total_reward_ma"
-    assert metric_name(toy_space(search_metric="stability").spec, []) == "stability"
+    records = records_of(space, 10)
+    assert all(one.metrics["final_strength"] is not None for one in records)
+    assert write_search(paths, space.spec, records, "total_reward_ma").metric == "total_reward_ma"
+    assert "best by total_reward_ma (" in paths.best_spec.read_text(encoding="utf-8")
+    assert json.loads(paths.importance.read_text(encoding="utf-8"))["metric"] == "total_reward_ma"

@@ -1,4 +1,4 @@
-"""Shares of the machine, the display, and the check that values can be built."""
+"""Resources of trials, the display of a search, and the check that values can be built."""
 
 from __future__ import annotations
 

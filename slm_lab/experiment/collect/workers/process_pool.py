@@ -37,7 +37,7 @@ _CLOSE_SECONDS = 2.0
 _STATE_SECONDS = 30.0
 """Time that workers have to send their states. Those of a worker that dies meanwhile are not saved."""
 _BUILD_SECONDS = 120.0
-"""Time that the workers of one core have to build their envs."""
+"""Timeout in seconds for building the envs; with more workers than cores it is multiplied by the workers per core."""
 
 
 class ProcessPool:

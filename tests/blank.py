@@ -1,0 +1,24 @@
+"""A renderer of pictures without content."""
+
+from __future__ import annotations
+
+from functools import cache
+from io import BytesIO
+
+from slm_lab.experiment.analysis.scatter import AnyFigure
+
+
+class BlankRenderer:
+    """Returns the same white PNG for each figure."""
+
+    def render(self, figure: AnyFigure) -> bytes:
+        return _white()
+
+
+@cache
+def _white() -> bytes:
+    from PIL import Image
+
+    content = BytesIO()
+    Image.new("RGB", (800, 450), "white").save(content, format="PNG")
+    return content.getvalue()

@@ -1,0 +1,26 @@
+"""Runs in tests draw blank pictures, since drawing takes 80 % of a short run; tests about pictures use the fixture `pictures`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.blank import BlankRenderer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _blank_pictures() -> Iterator[None]:
+    from slm_lab.experiment.analysis import writer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "PNGRenderer", BlankRenderer)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn."""
+    from slm_lab.experiment.analysis import render_png, writer
+
+    monkeypatch.setattr(writer, "PNGRenderer", render_png.PNGRenderer)

@@ -28,8 +28,6 @@ from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
 from slm_lab.spec.spec import Spec
 
-pytestmark = pytest.mark.usefixtures("pictures")
-
 MakeSpec = Callable[..., Spec]
 
 
@@ -79,6 +77,7 @@ def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(path
     assert f'"{BASELINE}"' in paths.trial_graph("mean_returns", "html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> None:
     write_rows(paths, 0, [30.0, 50.0, 40.0, 60.0])
     write_rows(paths, 1, [40.0, 60.0, 50.0, 70.0])
@@ -166,6 +165,7 @@ def write_shared(paths: RunPaths, index: int, returns: Sequence[float], lock_wai
     paths.session_df(index, mode).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_sessions_that_train_one_net_over_global_frames_and_time(paths: RunPaths, make_spec: MakeSpec) -> None:
     """Each Session has points of its own: the mean joins them with straight lines over the range that both share."""
     write_shared(paths, 0, [0.0, 20.0, 40.0], lock_wait=0.25)
@@ -209,6 +209,7 @@ def test_plain_sessions_have_none_of_these_graphs(paths: RunPaths, make_spec: Ma
     assert not [name for name in names if not name.endswith("_vs_frames.png") or "grad_norm" in name or "staleness" in name]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
     write_shared(paths, 0, [1.0])
     write_shared(paths, 1, [2.0])
@@ -297,6 +298,7 @@ def test_session_without_an_episode_beside_one_with(paths: RunPaths, make_spec: 
     assert [trace["name"] for trace in traces] == ["session 1"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_no_episode_at_all_and_nan_losses(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
     write_rows(paths, 0, ["", ""], loss="nan")
     metrics = analyze_trial(make_spec(), paths)
@@ -326,6 +328,7 @@ def test_unknown_baseline_leaves_the_returns(paths: RunPaths, make_spec: MakeSpe
     assert paths.trial_graph("mean_returns", "png").exists()
 
 
+@pytest.mark.usefixtures("pictures")
 def test_failed_graph_is_a_notice(
     paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -382,6 +385,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("graphs", [0, 1, 5])
+@pytest.mark.usefixtures("pictures")
 def test_full_disk_leaves_whole_files_and_one_notice(
     paths: RunPaths, make_spec: MakeSpec, disk: Callable[[int], None], caplog: pytest.LogCaptureFixture, graphs: int
 ) -> None:

@@ -28,8 +28,6 @@ from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
 from tests.experiment.test_graph import read_figure
 
-pytestmark = pytest.mark.usefixtures("pictures")
-
 MakeSpec = Callable[..., Spec]
 BUSY = ("rollout_busy", "inference_busy", "learner_busy")
 LAG = ("lag_min", "lag_mean", "lag_max", "lag_masked")
@@ -182,6 +180,7 @@ def test_overlap_by_hand() -> None:
     ("sampler", "words"),
     [({"async_rl": False}, "synchronous"), ({"async_rl": True}, "asynchronous"), ({"serial_mode": True}, "asynchronous, serial")],
 )
+@pytest.mark.usefixtures("pictures")
 def test_timeline_of_a_session(paths: RunPaths, make_spec: MakeSpec, sampler: dict[str, Any], words: str) -> None:
     for s in (0, 1):
         write_table(paths, s, [30.0, 40.0])
@@ -249,6 +248,7 @@ def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSp
     assert caplog.messages == []
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
     """Table 2 s + p is policy p of Session s."""
     for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0], [20.0, 40.0], [50.0, 50.0])):
@@ -327,6 +327,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_history_of_population_based_training(paths: RunPaths, make_spec: MakeSpec) -> None:
     for index in range(3):
         write_table(paths, index, [10.0, 20.0])

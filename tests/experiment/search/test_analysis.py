@@ -23,8 +23,6 @@ from slm_lab.spec.loader import load_spec
 from tests.experiment.search.landscape import toy_return, toy_space
 from tests.experiment.search.test_proposer import CONDITIONAL
 
-pytestmark = pytest.mark.usefixtures("pictures")
-
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
@@ -62,6 +60,7 @@ def rows(paths: RunPaths) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["none", "one", "running", "failed", "equal", "mixed", "conditional", "one key"])
+@pytest.mark.usefixtures("pictures")
 def test_every_search_has_its_files(paths: RunPaths, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     caplog.set_level(logging.WARNING, logger="slm_lab")
     search = {"conditional": CONDITIONAL, "one key": {"bonus__uniform": [0, 1]}}.get(kind)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ def ended(command: Command, count: int) -> Callable[[], bool]:
         return any(paths.checkpoint(0, "last", trial).exists() for trial in running)
 
     return check
+
+
+def priority(pid: int) -> int | None:
+    """Return the nice value of a process; None if it has ended."""
+    with suppress(ProcessLookupError):
+        return os.getpriority(os.PRIO_PROCESS, pid)
+    return None
 
 
 def paths_of(command: Command) -> RunPaths:
@@ -122,6 +130,7 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
     made = command(search_body(env={"max_frame": 200_000}, meta={"max_trial": 4, "log_frequency": 1000, "save_interval": 1}))
     process = start(made)
     until(ended(made, 0), process)
+    assert {priority(pid) for pid in made.processes()} - {None} == {priority(os.getpid())}  # Ray's default is a low one
     os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + number, output

@@ -1,0 +1,80 @@
+"""Searches of SLM Lab's published specs. They are read from the folder that $SLM_LAB_SPECS names: a checkout's slm_lab/spec."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.env_ids import unavailable_reason
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.search import parse_search
+from slm_lab.spec.text import read
+from tests.experiment.commands import ROOT
+
+FOLDER = os.environ.get("SLM_LAB_SPECS")
+FRAMES = 2000
+
+
+def searches() -> Iterator[tuple[Path, str]]:
+    """Yield the published specs with a search block."""
+    for file in sorted(Path(FOLDER).rglob("*.json")) if FOLDER else []:
+        for name, body in read(file).items():
+            if isinstance(body, dict) and body.get("search"):
+                yield file, name
+
+
+def variables(file: Path, name: str) -> list[str]:
+    """Return assignments of the `${...}` in a spec."""
+    env = "ALE/Pong-v5" if "atari" in f"{file.stem} {name}" else "HalfCheetah-v5"
+    found = set(re.findall(r"\$\{(\w+)\}", file.read_text(encoding="utf-8")))
+    return [f"{variable}={env if variable == 'env' else 1_000_000}" for variable in sorted(found)]
+
+
+def short(file: Path, name: str) -> list[str]:
+    """Return assignments for 2 trials of 2,000 frames, of more if nothing would be learned in these. Raises SpecError if none fit."""
+    frames = FRAMES
+    while True:
+        sets = [*variables(file, name), f"env.max_frame={frames}", "meta.max_trial=2", "meta.max_session=1"]
+        try:
+            load_spec(file, name, sets)
+        except SpecError as error:
+            if "nothing would be learned" not in str(error) or frames > 50 * FRAMES:
+                raise
+            frames *= 2
+        else:
+            return sets
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="$SLM_LAB_SPECS is not set")
+@pytest.mark.parametrize(("file", "name"), [pytest.param(*one, id=f"{one[0].stem}-{one[1]}") for one in searches()])
+def test_two_trials(file: Path, name: str, tmp_path: Path) -> None:
+    """The search block is valid; if the whole spec is, and its env is installed, two trials finish."""
+    assert parse_search(read(file)[name]["search"])
+    invalid, spec = "", None
+    try:
+        spec = load_spec(file, name, variables(file, name))
+    except SpecError as error:
+        invalid = str(error)
+    assert "search." not in invalid
+    if spec is None:
+        pytest.skip(invalid)
+    if reason := unavailable_reason(spec.env.name):
+        pytest.skip(reason)
+    words = [word for one in short(file, name) for word in ("--set", one)]
+    command = [sys.executable, str(ROOT / "run_lab.py"), str(file), name, "search", *words, "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    with RunPaths(folder, name).experiment_df.open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [row["status"] for row in rows] == ["finished"] * 2

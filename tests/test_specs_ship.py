@@ -19,7 +19,12 @@ from slm_lab.spec.spec import Spec
 
 ROOT = Path(__file__).parent.parent
 SPEC_DIR = ROOT / "slm_lab" / "spec"
-FILES = [SPEC_DIR / "demo.json", *sorted(SPEC_DIR.glob("benchmark/*/*.json")), ROOT / "bench" / "specs.json"]
+FILES = [
+    SPEC_DIR / "demo.json",
+    *sorted(SPEC_DIR.glob("benchmark/*/*.json")),
+    *sorted(SPEC_DIR.glob("experimental/*.json")),
+    ROOT / "bench" / "specs.json",
+]
 SPECS = [(path, name) for path in FILES for name in spec_names(path)]
 PONG = ("sac_atari", "ppo_atari", "a2c_gae_atari", "a2c_nstep_atari", "dqn_atari", "ddqn_per_atari", "dueling_ddqn_per_atari")
 MUJOCO = ("sac_mujoco", "crossq_mujoco", "async_sac_mujoco")

@@ -125,7 +125,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def find_spec_file(path: str | FilePath) -> FilePath:
-    """Find a spec file: as given, else under slm_lab/spec/ (which may be part of the path), else in one of its benchmark folders.
+    """Find a spec file: as given, else under slm_lab/spec/ (which may be part of the path), else in one of its folders.
 
     Raises: SpecError, with the nearest file's name.
     """
@@ -134,7 +134,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
         if given.is_file():
             return given
         inside = FilePath(*given.parts[2:]) if given.parts[:2] == ("slm_lab", "spec") else given
-        folders = [] if given.is_absolute() else [SPEC_FOLDER, *sorted(f for f in (SPEC_FOLDER / "benchmark").rglob("*") if f.is_dir())]
+        folders = [] if given.is_absolute() else [SPEC_FOLDER, *sorted(path for path in SPEC_FOLDER.rglob("*") if path.is_dir())]
         for folder in folders:
             if (folder / inside).is_file():
                 return folder / inside

@@ -117,7 +117,8 @@ def test_files_that_hold_no_specs(specs: Specs, content: Any) -> None:
 def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
     package = specs.folder / "package"
     (package / "benchmark" / "ppo").mkdir(parents=True)
-    for path in ("demo.json", "benchmark/ppo/ppo_x.json", "both.json"):
+    (package / "experimental").mkdir()
+    for path in ("demo.json", "benchmark/ppo/ppo_x.json", "experimental/dqn_x.json", "both.json"):
         (package / path).write_text(json.dumps({"ppo": PPO}))
     monkeypatch.setattr(loader, "SPEC_FOLDER", package)
     monkeypatch.chdir(specs.folder)
@@ -125,6 +126,7 @@ def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pyt
     assert find_spec_file("demo.json") == package / "demo.json"
     assert find_spec_file("slm_lab/spec/demo.json") == package / "demo.json"
     assert find_spec_file("ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
+    assert find_spec_file("dqn_x.json") == package / "experimental" / "dqn_x.json"
     assert find_spec_file("benchmark/ppo/ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
     assert find_spec_file("slm_lab/spec/benchmark/ppo/ppo_x.json") == package / "benchmark" / "ppo" / "ppo_x.json"
     assert find_spec_file("both.json") == Path("both.json")

@@ -100,9 +100,9 @@ def _importance_json(importance: Importance | None, metric: str) -> bytes:
 
 def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
     """Return the table: one row per trial, best first; a key that is not active in a trial is empty."""
-    metrics = dict.fromkeys(name for one in records for name in one.metrics)
     keys = dict.fromkeys([*space.keys, *(key for one in records for key in one.values)])
     after = ("frame", "seconds", "random_seed", "confirmed", "confirmed_low", "confirmed_high", "cause")
+    metrics = dict.fromkeys(name for one in records for name in one.metrics if name not in after)
     text = StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["trial", "status", "metric", *keys, *metrics, *after])

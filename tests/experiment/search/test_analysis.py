@@ -42,7 +42,7 @@ def records_of(space: SearchSpace, count: int, seed: int = 0) -> list[TrialRecor
 
 
 def record(trial: int, values: dict[str, Any], metric: float | None, status: TrialStatus = "finished", **more: Any) -> TrialRecord:
-    metrics = {"final_strength": metric, "strength": metric, "stability": 0.5, "consistency": None}
+    metrics = {"final_strength": metric, "strength": metric, "stability": 0.5, "consistency": None, "frame": 1000}
     return TrialRecord(trial, values, metrics, metric, 1000, 2.5, status, 7, **more)
 
 
@@ -110,6 +110,8 @@ def test_the_table_is_ranked_and_complete(paths: RunPaths) -> None:
     records = records_of(space, 5)
     write_search(paths, space.spec, records, "final_strength")
     table = rows(paths)
+    header = paths.experiment_df.read_text().splitlines()[0].split(",")
+    assert len(header) == len(set(header))
     assert [float(row["metric"]) for row in table] == sorted((one.metric for one in records if one.metric is not None), reverse=True)
     first = records[int(table[0]["trial"])]
     assert {key: table[0][key] for key in first.values} == {key: str(value) for key, value in first.values.items()}

@@ -189,7 +189,7 @@ def test_timeline_of_a_session(paths: RunPaths, make_spec: MakeSpec, sampler: di
     assert not paths.timeline_graph(0, "png").exists()
     assert paths.timeline_graph(1, "png") == paths.graph_dir / "small_t0_s1_session_graph_timeline.png"
     traces, layout = read_figure(paths.timeline_graph(1, "html"))
-    assert layout["title"]["text"].startswith(f"small (CartPole-v1), trial 0, session 1: {words} timeline<br>")
+    assert layout["title"]["text"].startswith(f"small (CartPole-v1), trial 0, session 1: {words} timeline <span")
     assert "Rollouts are collected during 0 % of the training time. Grey: waiting." in layout["title"]["text"]
     assert layout["xaxis"]["title"]["text"] == "seconds since the start of the window"
     assert layout["xaxis"]["range"] == [0, 3]

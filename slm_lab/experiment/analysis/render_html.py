@@ -13,10 +13,13 @@ import numpy as np
 
 from slm_lab.experiment.analysis import figure as figures
 from slm_lab.experiment.analysis.figure import Bars, Figure, Line, Panel
+from slm_lab.experiment.analysis.page import page_layout
 from slm_lab.experiment.analysis.render_scatter import scatter_json
 from slm_lab.experiment.analysis.scatter import AnyFigure
 
 PLOTLY_JS = "plotly.min.js"
+_SINGLE_PANEL, _PANEL = 420, 190
+"""Pixels of a panel alone, and of one of several."""
 _GAP = 0.15
 """Between two panels, in heights of a panel."""
 
@@ -70,17 +73,14 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
 def _layout(figure: Figure) -> dict[str, Any]:
     bars = any(panel.bars for panel in figure.panels)
     grouped = any(line.group for panel in figure.panels for line in panel.lines)
-    subtitle = f"<br><span style='font-size:13px'>{html.escape(figure.subtitle)}</span>" if figure.subtitle else ""
+    heights = [panel.height or (_PANEL if len(figure.panels) > 1 else _SINGLE_PANEL) for panel in figure.panels]
+    layout = page_layout(figure.title, figure.subtitle, max(sum(heights) * (1 + _GAP), 300))
+    if any(panel.best_last for panel in figure.panels):
+        layout["legend"]["traceorder"] = "reversed"
     return {
-        "title": {"text": html.escape(figures.shorten(figure.title)) + subtitle, "x": 0.01, "xanchor": "left"},
-        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": figures.INK},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
-        | ({"traceorder": "reversed"} if any(panel.best_last for panel in figure.panels) else {}),
+        **layout,
         "showlegend": True,
         "hovermode": "closest" if bars or grouped else "x unified",
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "margin": {"l": 80, "r": 30, "t": 100, "b": 60},
         **({"barmode": "overlay"} if bars else {}),
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.analysis import figure as figures
+from slm_lab.experiment.analysis.page import page_layout
 from slm_lab.experiment.analysis.scatter import (
     BEST,
     COLOURS,
@@ -35,20 +36,14 @@ _MARGIN = 0.07
 
 def scatter_json(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
     """Return a figure as plotly's JSON: data and layout."""
-    subtitle = f"<br><span style='font-size:13px'>{html.escape(figure.subtitle)}</span>" if figure.subtitle else ""
-    layout: dict[str, Any] = {
-        "title": {"text": html.escape(figures.shorten(figure.title)) + subtitle, "x": 0.01, "xanchor": "left"},
-        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": figures.INK},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom"},
-        "margin": {"l": 90, "r": 40, "t": 130, "b": 90},
-    }
+    rows = len(figure.rows) if isinstance(figure, ScatterGrid) else 0
+    layout = page_layout(figure.title, figure.subtitle, 180 * rows or 420)
     if figure.empty:
         layout["annotations"] = [{"text": NOTHING, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}]
         return {"data": [], "layout": layout | {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
     if isinstance(figure, ParallelCoordinates):
+        layout["width"] = max(700, 180 * len(figure.axes))  # below that the labels of the axes overlap
+        layout["margin"]["t"] += 40  # for these labels
         return {"data": [_parallel_trace(figure)], "layout": layout}
     data = [trace for row in range(len(figure.rows)) for column in range(len(figure.columns)) for trace in _cell(figure, row, column)]
     named: set[str] = set()
@@ -67,7 +62,7 @@ def _parallel_trace(figure: ParallelCoordinates) -> dict[str, Any]:
     order = np.arange(figure.position_AT.shape[1])[::-1]  # the best is drawn last
     dimensions = [
         {
-            "label": html.escape(scale.label),
+            "label": html.escape(_wrapped(scale.label)).replace("\n", "<br>"),
             "range": [UNUSED - 0.05 if scale.unused else 0.0, 1.0],
             "tickvals": [position for position, _ in _ticks(scale)],
             "ticktext": [html.escape(text) for _, text in _ticks(scale)],
@@ -105,7 +100,7 @@ def _cell(figure: ScatterGrid, row: int, column: int) -> list[dict[str, Any]]:
         else:
             marker |= {"color": _numbers(shade.value_T[chosen]), "colorscale": _colour_scale(), "cmin": shade.low, "cmax": shade.high}
             marker |= {"showscale": not row and not column and name == next(iter(_groups(figure.trials)))}
-            marker |= {"colorbar": {"title": {"text": html.escape(shade.label)}}}
+            marker |= {"colorbar": {"title": {"text": html.escape(shade.label)}, "lenmode": "pixels", "len": 400, "y": 1, "yanchor": "top"}}
         traces.append({
             "type": "scatter",
             "mode": "markers",
@@ -126,7 +121,7 @@ def _grid_axes(figure: ScatterGrid) -> dict[str, Any]:
     count, rows = len(figure.columns), len(figure.rows)
     style = {"gridcolor": figures.GRID, "zeroline": False, "showline": True, "linecolor": figures.GREY, "range": [-_MARGIN, 1 + _MARGIN]}
     width, height = 1 / (count + 0.18 * (count - 1)), 1 / (rows + 0.22 * (rows - 1))
-    axes: dict[str, Any] = {"height": 220 + 170 * rows, "width": max(700, 170 + 210 * count)}
+    axes: dict[str, Any] = {"width": max(700, 190 + 190 * count)}
     for row in range(rows):
         for column in range(count):
             number = row * count + column + 1
@@ -135,7 +130,7 @@ def _grid_axes(figure: ScatterGrid) -> dict[str, Any]:
             bottom_row, first = row == rows - 1, column == 0
             axes[f"xaxis{suffix}"] = {
                 **style, **_plotly_ticks(figure.columns[column]), "domain": [left, min(left + width, 1.0)], "anchor": f"y{suffix}",
-                "showticklabels": bottom_row, "title": {"text": html.escape(figure.columns[column].label) if bottom_row else ""},
+                "title": {"text": html.escape(figure.columns[column].label) if bottom_row else ""},
             }  # fmt: skip
             axes[f"yaxis{suffix}"] = {
                 **style, **_plotly_ticks(figure.rows[row]), "domain": [max(top - height, 0.0), top], "anchor": f"x{suffix}",

@@ -2,7 +2,7 @@
 
 Of every env id that the extras install and that FILE (slm_lab/experiment/analysis/baselines.json) lacks; to measure one again, delete its
 line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than two minutes of processor time, over as
-many as end in that time, at least 20. An env of which fewer end is measured again, from its first episode, with four times the limit.
+many as end in that time, at least 20.
 Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
 """
 
@@ -13,7 +13,6 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
@@ -28,10 +27,9 @@ from slm_lab.lib.files import replace_file
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason
 
-FIRST_LIMIT = 120.0
-"""Seconds of processor time for an env in the first pass."""
+LIMIT = 120.0
+"""Seconds of processor time after which FEWEST episodes suffice."""
 FEWEST = 20
-"""Episodes that suffice when the limit is reached."""
 KINDS = ("classic_control", "toy_text", "box2d", "mujoco")
 """Kinds of Gymnasium's envs, in this order."""
 OTHERS: list[dict[str, Any]] = [
@@ -71,39 +69,25 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     wanted = [env for env in all_envs() if any(fnmatchcase(env["name"], pattern) for pattern in args.only)]
     wanted = [env for env in wanted if _key(env) not in _read(args.file)]
-    limit = FIRST_LIMIT
     with _pool(args.processes) as pool:
-        while wanted:
-            tasks = [(env, limit) for env in wanted]
-            results: Iterable[Result] = map(_measure, tasks) if pool is None else pool.map(_measure, tasks)
-            wanted = list(_again(wanted, results, args.file))
-            limit *= 4
+        for key, found, seconds in map(_measure, wanted) if pool is None else pool.map(_measure, wanted):
+            if isinstance(found, str):
+                _say(f"{key}: skipped: {found}")
+            else:
+                content = {**_read(args.file), key: float(f"{found.mean_return:.6g}")}
+                replace_file(args.file, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+                _say(f"{key}: {content[key]} ({found.episodes} episodes, {seconds:.1f} s)")
 
 
-def _again(envs: list[dict[str, Any]], results: Iterable[Result], file: Path) -> Iterator[dict[str, Any]]:
-    """Write the results of a pass; yield the envs that need more time."""
-    for env, (key, found, seconds) in zip(envs, results, strict=True):
-        if isinstance(found, str):
-            _say(f"{key}: skipped: {found}")
-        elif found.episodes < FEWEST or found.mean_return is None:
-            _say(f"{key}: needs more than {seconds:.0f} s")
-            yield env
-        else:
-            content = {**_read(file), key: float(f"{found.mean_return:.6g}")}
-            replace_file(file, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-            _say(f"{key}: {content[key]} ({found.episodes} episodes, {seconds:.1f} s)")
-
-
-def _measure(task: tuple[dict[str, Any], float]) -> Result:
-    env, limit = task
+def _measure(env: dict[str, Any]) -> Result:
     begin = time.process_time()
-    reason = unavailable_reason(env["name"])
+    found: Baseline | str
     try:
         spec = EnvSpec(**env, max_frame=1)
-        found = reason or measure(spec, lambda: time.process_time() > begin + limit)
+        found = unavailable_reason(spec.name) or measure(spec, lambda: time.process_time() > begin + LIMIT, FEWEST)
     except Exception as error:  # whatever the env raises: the others are still measured
         found = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(found, Baseline) and found.episodes < FEWEST and time.process_time() < begin + limit:
+    if isinstance(found, Baseline) and (found.episodes < FEWEST or found.mean_return is None):
         found = f"only {found.episodes} episodes ended"
     return _key(env), found, time.process_time() - begin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,27 +28,29 @@ def test_measures_what_the_file_lacks(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
-def test_long_ones_wait_for_the_next_pass_and_failures_end_nothing(
+def test_long_ones_have_fewer_episodes_and_failures_end_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    passes: list[str] = []
-
-    def measure(spec: object, ended: object) -> Baseline:
+    def measure(spec: object, ended: Callable[[], bool], fewest: int) -> Baseline:
         name = spec.name  # type: ignore[attr-defined]
-        passes.append(name)
         if name == "CartPole-v0":
             raise OSError("broken")
-        clock.now += baselines.FIRST_LIMIT
-        return Baseline(2.0, 10 if name == "Acrobot-v1" and passes.count(name) == 1 else 100)
+        assert not ended()
+        clock.now += 100
+        assert not ended()
+        clock.now += 50
+        assert ended()
+        return Baseline(2.0, fewest) if name == "Acrobot-v1" else Baseline(None, 0)
 
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(baselines, "measure", measure)
     monkeypatch.setattr(baselines, "time", SimpleNamespace(process_time=lambda: clock.now))
     file = tmp_path / "baselines.json"
     baselines.main(["--only", "Acrobot-v1", "CartPole-*", "--file", str(file)])
-    assert passes == ["Acrobot-v1", "CartPole-v0", "CartPole-v1", "Acrobot-v1"]
-    assert json.loads(file.read_text()) == {"Acrobot-v1": 2.0, "CartPole-v1": 2.0}
-    assert "CartPole-v0: skipped: OSError: broken" in capsys.readouterr().out
+    assert json.loads(file.read_text()) == {"Acrobot-v1": 2.0}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Acrobot-v1: 2.0 (20 episodes, 150.0 s)"
+    assert lines[1:] == ["CartPole-v0: skipped: OSError: broken", "CartPole-v1: skipped: only 0 episodes ended"]
 
 
 def test_every_id_that_the_extras_install() -> None:

@@ -106,8 +106,8 @@ def baseline_key(spec: EnvSpec) -> str:
     return f"{spec.name} {json.dumps(kwargs, sort_keys=True)}" if kwargs else spec.name
 
 
-def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False) -> Baseline:
-    """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of fewer once `ended()`.
+def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
+    """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of at least `fewest` once `ended()`.
 
     Raises SpecError if the env cannot be built, ValueError if a return is not finite, or what the env raises.
     """
@@ -120,8 +120,8 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False) -> Baselin
     try:
         env.reset()
         for _ in range(_MAX_STEPS):
-            if ended():
-                wanted = min(map(len, returns))  # each env still counts as much as the others
+            if ended() and (complete := min(map(len, returns))) * _ENVS >= fewest:
+                wanted = complete  # each env still counts as much as the others
                 break
             episodes = env.step(env.sample()).episodes
             for episode in episodes:

@@ -120,7 +120,7 @@ def test_the_tables_have_every_entry_of_the_spec() -> None:
 # ---- what each does
 
 
-@pytest.mark.parametrize("synced", [False, True], ids=["shared", "synced"])
+@pytest.mark.parametrize("synced", [pytest.param(False, marks=pytest.mark.slow, id="shared"), pytest.param(True, id="synced")])
 @every_case
 def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced: bool) -> None:
     def weights_and_trace(store: SharedArrays | None, optimizer: str) -> tuple[dict[str, Any], list[Any]]:

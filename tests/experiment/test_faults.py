@@ -304,6 +304,7 @@ for name, sessions, backend in [("CartPole-v1", 1, "async"), ("Own-v0", 1, "sync
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard(command: Callable[..., Command], spec_body: SpecBody) -> None:
     """With backend async; with an env of its own, which other processes cannot build: the message says so and names the way out."""
     run = command(spec_body(env={"max_frame": 200, "num_envs": 2}))

@@ -7,7 +7,7 @@ from slm_lab.spec.loader import load_spec
 
 QUICK = [
     # spec file, name, frames, at least this total_reward at the end, on both seeds
-    ("demo.json", "ppo_cartpole", 40_000, 150.0),
+    pytest.param("demo.json", "ppo_cartpole", 40_000, 150.0, marks=pytest.mark.slow),
     ("a2c_cartpole.json", "a2c_nstep_cartpole", 40_000, 60.0),  # seeds 0 to 7: 120 to 487
     ("reinforce_cartpole.json", "reinforce_cartpole", 40_000, 80.0),
 ]

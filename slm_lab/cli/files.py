@@ -47,6 +47,8 @@ def _read_mode(word: str) -> tuple[str, str]:
     mode, at, where = word.partition("@")
     if (mode in ("enjoy", "train", "search") and where) or (mode in ("train", "dev", "search") and not at):
         return mode, where
+    if mode in ("enjoy", "train", "search") and at:
+        raise UsageError(f"'{word}': expected a run folder or latest after the @, such as {mode}@latest")
     hint = did_you_mean(word, _EXAMPLES) or did_you_mean(mode, _EXAMPLES)
     raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))
 
@@ -79,7 +81,8 @@ def check_file_argument(word: str) -> str:
         if "/" in word or "." in word or Path(word).exists():
             return word
     if word in MODES:
-        raise UsageError(f"'{word}' is a MODE; expected FILE NAME before it, or {MODES['enjoy']}")
+        after = "" if word == "dev" else f", or {word}@{{run folder | latest}}"
+        raise UsageError(f"'{word}' is a MODE; expected FILE NAME before it{after}")
     message = f"unknown command or spec file '{word}'"
     if files := _files_with(word):
         raise UsageError(f"{message}; it is a spec: {' or '.join(f'{file} {word}' for file in files)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment import state
-from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, run_paths_in, runs
+from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, not_a_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import spec_names
@@ -59,20 +59,20 @@ def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
 
 
 def _find_any(where: str, data_dir: Path) -> RunPaths:
+    given = Path(where)
     if where != "latest":
-        for folder in (Path(where), data_dir / where):
+        for folder in (given, data_dir / where):
             if (paths := run_paths_in(folder)) is not None:
                 return RunPaths(folder, spec_names(paths.spec)[0])
+        given = data_dir / where if (data_dir / where).is_dir() else given
     for folder in _newest_first(data_dir):
         with suppress(SpecError):
             if (paths := run_paths_in(folder)) is not None:
                 name = spec_names(paths.spec)[0]
                 if where == "latest":
                     return RunPaths(folder, name)
-                raise UserError(f"'{where}' is not a run folder: it has no *_spec.json; the latest run is {folder}")
-    raise UserError(
-        f"no run in {data_dir}; train one first" if where == "latest" else f"'{where}' is not a run folder: it has no *_spec.json"
-    )
+                raise UserError(f"{not_a_run(given)}; the latest run is {folder}")
+    raise UserError(f"no run in {data_dir}; train one first" if where == "latest" else not_a_run(given))
 
 
 def _newest_first(data_dir: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import action_codec, batch_of_one, observation_codec, space_from_dict
 from slm_lab.experiment import state
 from slm_lab.experiment.find import Which, checkpoint_path, checkpoints
-from slm_lab.experiment.paths import RunPaths, run_paths_in
+from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
@@ -89,7 +89,7 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
     """
     paths = run_paths_in(Path(folder))
     if paths is None:
-        raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
+        raise UserError(not_a_run(folder))
     return load_checkpoint_agent(paths, None, which, session, device)
 
 

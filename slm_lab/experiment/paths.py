@@ -246,6 +246,11 @@ def _new_folder(data_dir: Path, stem: str) -> Path:
             return root
 
 
+def not_a_run(folder: Path | str) -> str:
+    """Return why a folder is not a run folder, for an error message."""
+    return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
+
+
 def run_paths_in(folder: Path) -> RunPaths | None:
     """Return the paths of the run in this folder, identified by its spec file; None if it is not a run folder."""
     specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # those of its trials are longer

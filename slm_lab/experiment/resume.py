@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slm_lab.experiment import state
-from slm_lab.experiment.paths import RunPaths, run_paths_in
+from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.provenance import package_versions
 from slm_lab.spec.loader import dump_spec, load_spec, spec_names
@@ -110,7 +110,16 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     if begun and changes and not found.to_run:
         listed = "".join(f"\n  {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in changes.items())
         raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
+    _check_frames(found)
     return found
+
+
+def _check_frames(found: Resumption) -> None:
+    """Raise UserError for a new env.max_frame that a Session has exceeded already."""
+    for index, start in found.starts.items():
+        if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
+            limit = f"env.max_frame: {found.spec.env.max_frame}"
+            raise UserError(f"{found.paths.root}: {limit}: session {index} has trained {start.frame} frames already; expected more")
 
 
 def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> dict[int, Start]:
@@ -156,6 +165,10 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
     """Return what is said on screen: what the last start left, and the frame from which each Session continues."""
     lines = [] if killed is None else [f"the last start, {killed}, was killed"]
     lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
+    if "env.max_frame" in found.changes:
+        old = found.changes["env.max_frame"][0]
+        kept = [path for path, value in _flat(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)]
+        lines += [f"unchanged: {path}: {_shown(old)}, the previous env.max_frame" for path in kept]
     for index, start in found.starts.items():
         match start.status:
             case "finished":
@@ -254,5 +267,5 @@ def run_in(folder: str | Path) -> RunPaths:
     """Return the files of the run in a folder. Raises UserError if it is not a run folder."""
     paths = run_paths_in(Path(folder))
     if paths is None:
-        raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
+        raise UserError(not_a_run(folder))
     return RunPaths(paths.root.absolute(), spec_names(paths.spec)[0])  # an env may change the working directory

@@ -35,6 +35,8 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
 
 USER_ERRORS = [
     "SPECS small trian",
+    "train",
+    "train@",
     "SPECS small enjoi@latest",
     "SPECS small enjoy",
     "SPECS small serch",

@@ -230,7 +230,7 @@ def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert plays(f"enjoy@{old.name}").startswith(f"{old}/")
     assert plays("run", f"enjoy@{old}/").startswith(f"{old}/")
     for where, named in (
-        ("nowhere", f"'nowhere' is not a run folder: it has no *_spec.json; the latest run is {new}"),
+        ("nowhere", f"'nowhere' is not a run folder: it does not exist; the latest run is {new}"),
         (str(broken), "bee_spec.json"),
     ):
         assert main([f"enjoy@{where}", "--data-dir", str(data)]) == 2

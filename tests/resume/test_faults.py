@@ -18,6 +18,8 @@ import pytest
 
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.resume import Resumption, resumed_lines
+from slm_lab.spec.loader import load_spec
 from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project
 from tests.resume.kills import Case, check_complete, check_equal
@@ -216,6 +218,24 @@ def test_a_resume_of_a_run_that_is_in_progress(project: Project) -> None:
     text = project.run("train@latest", code=2)
     assert f"in use by process {running.pid}" in text
     assert running.poll() is None
+
+
+def test_fewer_frames_than_a_session_has_trained(project: Project) -> None:
+    paths = killed(project, endless())
+    spec = paths.spec.read_bytes()
+    text = project.run("train@latest", "--set", "env.max_frame=100", code=2)
+    assert "env.max_frame: 100: session 0 has trained " in text
+    assert paths.spec.read_bytes() == spec
+
+
+def test_keys_that_keep_the_previous_number_of_frames_are_listed(tmp_path: Path) -> None:
+    """A schedule of the saved spec is not extended with the run."""
+    body = ppo(1200).body()
+    body["agent"]["net"]["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": 1200}
+    spec = load_spec({"small": body}, "small", ["env.max_frame=2400"])
+    lines = resumed_lines(Resumption(RunPaths(tmp_path, "small"), spec, [], {"env.max_frame": (1200, 2400)}), None)
+    assert "unchanged: agent.net.lr_scheduler_spec.frame: 1200, the previous env.max_frame" in lines
+    assert sum("unchanged" in line for line in lines) == 1
 
 
 def test_a_stale_lock(project: Project) -> None:
@@ -445,7 +465,7 @@ def test_latest_in_an_empty_data_folder(project: Project) -> None:
 def test_a_folder_that_is_no_run(done: Project) -> None:
     (done.folder / "other").mkdir()
     for where in ("other", "nowhere", "spec.json"):
-        refused(done, f"train@{where}", says=f"'{where}' is not a run folder: it has no *_spec.json")
+        refused(done, f"train@{where}", says=f"'{where}' is not a run folder: it ")
 
 
 def test_a_run_without_its_spec(done: Project) -> None:

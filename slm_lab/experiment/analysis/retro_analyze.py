@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from slm_lab.experiment.analysis.analyze import EPISODES, analyze_trial
 from slm_lab.experiment.analysis.run import Run, last_frame, read_json
 from slm_lab.experiment.analysis.slm_lab_run import LAST_EPISODES, import_run, is_slm_lab_run
-from slm_lab.experiment.paths import RunPaths, run_paths_in
+from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
 from slm_lab.spec.meta import MetaSpec
@@ -43,7 +43,7 @@ def retro_analyze(folder: Path) -> str:
             return "\n".join([_analyze(paths, episodes=LAST_EPISODES), *(f"note: {remark}" for remark in remarks)])
         paths_or_none = run_paths_in(folder)
         if paths_or_none is None:
-            raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json")
+            raise UserError(not_a_run(folder))
         return _analyze(paths_or_none)
     except OSError as error:
         raise UserError(

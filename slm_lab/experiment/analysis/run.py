@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.analysis.curves import Table, curve
 from slm_lab.experiment.lock import in_use
-from slm_lab.experiment.paths import DataMode, RunPaths, run_paths_in
+from slm_lab.experiment.paths import DataMode, RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import Path as KeyPath
@@ -193,7 +193,7 @@ def load_run(folder: str | Path) -> Run:
         children = sorted(folder.iterdir()) if folder.is_dir() else []
         inside = next((path for path in children if path.is_dir() and run_paths_in(path)), None)
         hint = f"; did you mean {inside}?" if inside else ""
-        raise UserError(f"'{folder}' is not a run folder: it has no *_spec.json{hint}")
+        raise UserError(not_a_run(folder) + hint)
     trials = paths.trials()
     if len(trials) > 1:
         raise UserError(f"'{folder}' contains {len(trials)} trials; expected one")

@@ -135,7 +135,7 @@ def test_a_run_without_rows(tmp_path: Path) -> None:
 
 def test_what_is_not_a_run(tmp_path: Path) -> None:
     for folder in (tmp_path / "none", tmp_path):
-        with pytest.raises(UserError, match="is not a run folder: it (has no|does not exist)"):
+        with pytest.raises(UserError, match=r"is not a run folder: it (has no|does not exist)"):
             load_run(folder)
 
 

@@ -75,6 +75,6 @@ def test_two_trials(file: Path, name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    with RunPaths(folder, name).experiment_df.open(newline="") as table:
+    with RunPaths(folder, spec.name).experiment_df.open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert [row["status"] for row in rows] == ["finished"] * 2

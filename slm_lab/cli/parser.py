@@ -63,7 +63,12 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("words", nargs="*", help=argparse.SUPPRESS)
     add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="fill ${KEY}, or override a key by path; repeatable")
-    add("--jobs", type=_jobs, metavar="N", help="sessions at a time, in a search over all trials (default: as many as the cores allow)")
+    add(
+        "--jobs",
+        type=_jobs,
+        metavar="N",
+        help="number of concurrent sessions, in a search those of all trials (default: as many as the cores allow)",
+    )
     add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
     add("--build", action="store_true", help="check: also build env and agent")

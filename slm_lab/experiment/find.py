@@ -28,7 +28,7 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the same of a search; the latest one is that among searches. Raises UserError; SpecError as `find_run`."""
+    """Return the search in a folder, or the latest search; otherwise as `find_run`."""
     if where != "latest":
         return find_run(where, spec_name, data_dir)
     for folder in _newest_first(data_dir):

@@ -182,6 +182,13 @@ def test_a_slow_env_counts_the_episodes_there_are(slow: EnvSpec, caplog: pytest.
     assert "time limit of 0.6 s reached; using the mean of" in caplog.messages[-1]
 
 
+def test_at_least_so_many_episodes() -> None:
+    """Of each of the ten envs equally many."""
+    short = env("CartPole-v1", backend="sync")
+    assert measure(short, ended=lambda: True).episodes == 0
+    assert 20 <= measure(short, ended=lambda: True, fewest=20).episodes < 100
+
+
 def test_an_env_that_blocks_is_left_behind(slow: EnvSpec, caplog: pytest.LogCaptureFixture) -> None:
     Slow.blocks = 5
     begin = time.monotonic()

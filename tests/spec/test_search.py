@@ -112,7 +112,7 @@ def test_retired_keys_and_keys_without_effect_are_dropped(specs: Specs) -> None:
 
 
 def test_a_value_that_only_some_combinations_allow(specs: Specs) -> None:
-    """seq_len beyond the rollout is refused, unless another searched key makes the rollout long enough."""
+    """A seq_len longer than the rollout is an error, unless another searched key makes the rollout long enough."""
     base = {"agent.net": {"type": "RecurrentNet", "seq_len": 8}, "agent.algorithm.time_horizon": 8}
     key = "agent.net.seq_len__choice"
     assert specs.problems({**base, "search": {key: [8, 16]}}) == [f"search.{key}"]

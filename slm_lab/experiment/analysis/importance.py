@@ -163,7 +163,7 @@ class _Node:
 
 
 class _Forest:
-    """Regression trees, each fitted to a bootstrap sample."""
+    """A random forest: regression trees, each fitted to a bootstrap sample of the trials."""
 
     def __init__(self, x_TD: np.ndarray, y_T: np.ndarray, rng: np.random.Generator) -> None:
         count = len(y_T)

@@ -12,15 +12,15 @@ from slm_lab.spec.spec import Spec
 
 @dataclass(frozen=True)
 class Resources:
-    """The share of a trial."""
+    """Resources of each trial, and how many trials run concurrently."""
 
     concurrent: int
-    """Trials at a time."""
+    """Number of trials that run concurrently."""
     cores: float
-    """Of one trial."""
+    """CPU cores of one trial."""
     gpus: float
     sessions: int
-    """Sessions of a trial that run at a time."""
+    """Number of sessions of a trial that run concurrently."""
 
 
 def available_cores(spec: Spec, plan: Plan) -> int:

@@ -24,7 +24,7 @@ class TrialRecord:
     metric: float | None
     """meta.search_metric, of which more is better; None if it is not known."""
     frame: int
-    """Frames of each Session so far."""
+    """Number of frames that every Session has reached."""
     seconds: float
     """Wall-clock time of the trial so far."""
     status: TrialStatus

@@ -173,7 +173,9 @@ def check_pbt(spec: Spec, space: SearchSpace) -> None:
         if not may_change(key)
     ]
     problems += [
-        Problem(f"search.{key}", "population-based training has no keys that depend on others") for key in space.keys if key not in draw
+        Problem(f"search.{key}", "population-based training does not support keys inside a value of another key")
+        for key in space.keys
+        if key not in draw
     ]
     if problems:
         raise SpecError(spec.name, problems)

@@ -27,7 +27,7 @@ Picks = dict[str, Any]
 
 
 class SearchSpace:
-    """The searched keys of `spec`. Raises SpecError if it has none."""
+    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if there are none."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec

@@ -1,4 +1,4 @@
-"""A number of trials that run beside each other until all have ended."""
+"""Run trials concurrently until all have ended."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Stage:
     """Runs trials until `target` of them have ended, or a stop is requested."""
 
     trials: list[TrialState]
-    """Those that there are; what `propose` returns is appended."""
+    """Existing trials; new ones are appended."""
     target: int
     pool: TrialPool
     make_job: Callable[[TrialState], TrialJob]
     """Raises SpecError if the combination of values is invalid."""
     save: Callable[[], None]
-    """Save the state of the search."""
+    """Called to save the state of the search."""
     table: SearchTable
     concurrent: int
     max_frame: int

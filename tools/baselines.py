@@ -1,7 +1,7 @@
 """Measure the random baselines that ship: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
 
 Of every env id that the extras install and that FILE (slm_lab/experiment/analysis/baselines.json) lacks; to measure one again, delete its
-line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than two minutes of processor time, over as
+line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than a minute of processor time, over as
 many as end in that time, at least 20.
 Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
 """
@@ -27,9 +27,9 @@ from slm_lab.lib.files import replace_file
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason
 
-LIMIT = 120.0
+LIMIT = 60.0
 """Seconds of processor time after which FEWEST episodes suffice."""
-FEWEST = 20
+FEWEST = 10
 KINDS = ("classic_control", "toy_text", "box2d", "mujoco")
 """Kinds of Gymnasium's envs, in this order."""
 OTHERS: list[dict[str, Any]] = [

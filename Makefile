@@ -18,7 +18,8 @@ setup: .venv/.ready
 	touch $@
 
 test: setup
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	@# without cached bytecode every process of the tests would compile the package again
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 slow: setup
 	$(BIN)/python -m pytest -q -m slow --timeout 3600

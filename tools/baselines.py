@@ -2,7 +2,7 @@
 
 Of every env id that the extras install and that FILE (slm_lab/experiment/analysis/baselines.json) lacks; to measure one again, delete its
 line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than a minute of processor time, over as
-many as end in that time, at least 20.
+many as end in that time, at least 10.
 Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
 """
 

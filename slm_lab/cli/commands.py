@@ -41,8 +41,8 @@ COMMANDS = {
     ),
     "retro_analyze": Command(
         "slm_lab.cli.retro_analyze:retro_analyze",
-        "retro_analyze RUN ...",
-        (),
+        "retro_analyze {RUN ... | latest}",
+        ("data_dir",),
     ),
     "list": Command(
         "slm_lab.cli.list_names:list_names",

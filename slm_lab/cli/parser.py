@@ -35,7 +35,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve
   retro_analyze
-           rebuild metrics and graphs from the files of runs: killed and failed ones too, and those of SLM Lab
+           rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
   list     list what there is: specs, algorithms, nets, memories, envs
   new      write a commented spec for an env"""
 _EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"

@@ -18,7 +18,7 @@ from slm_lab.experiment.analysis import analyze
 from slm_lab.experiment.analysis.baseline import Baseline
 from slm_lab.experiment.analysis.retro_analyze import retro_analyze
 from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.plan import TrialFailed, UserError
+from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.lib.records import Episode
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, run_while, until
@@ -207,6 +207,14 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
     return code, printed.out, printed.err
+
+
+def test_the_latest_run(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "latest", "--data-dir", tmp_path)[0] == 2
+    paths = Trial(make_spec(), plan=Plan(data_dir=tmp_path)).run().paths
+    capsys.readouterr()
+    code, out, _ = answer(capsys, "latest", "--data-dir", tmp_path)
+    assert (code, out.startswith(f"{paths.root}: final return")) == (0, True)
 
 
 @pytest.mark.slow

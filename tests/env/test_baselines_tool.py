@@ -36,9 +36,9 @@ def test_long_ones_have_fewer_episodes_and_failures_end_nothing(
         if name == "CartPole-v0":
             raise OSError("broken")
         assert not ended()
-        clock.now += 100
+        clock.now += 0.9 * baselines.LIMIT
         assert not ended()
-        clock.now += 50
+        clock.now += 0.2 * baselines.LIMIT
         assert ended()
         return Baseline(2.0, fewest) if name == "Acrobot-v1" else Baseline(None, 0)
 
@@ -49,7 +49,7 @@ def test_long_ones_have_fewer_episodes_and_failures_end_nothing(
     baselines.main(["--only", "Acrobot-v1", "CartPole-*", "--file", str(file)])
     assert json.loads(file.read_text()) == {"Acrobot-v1": 2.0}
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Acrobot-v1: 2.0 (20 episodes, 150.0 s)"
+    assert lines[0] == f"Acrobot-v1: 2.0 ({baselines.FEWEST} episodes, {1.1 * baselines.LIMIT:.1f} s)"
     assert lines[1:] == ["CartPole-v0: skipped: OSError: broken", "CartPole-v1: skipped: only 0 episodes ended"]
 
 

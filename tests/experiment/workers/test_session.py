@@ -19,6 +19,7 @@ from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
 from slm_lab.experiment.events import Values
 from slm_lab.experiment.observers.base import SAMPLER_COLUMNS
+from slm_lab.experiment.process.server import ensure_server
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import MemorySink
 from slm_lab.lib.store import SharedArrays, shared_file
@@ -274,6 +275,7 @@ def test_many_workers_need_few_descriptors() -> None:
 def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
+    ensure_server()  # kept for the next Session of this process
     for serial in (True, False):
         gc.collect()
         before = os.listdir("/proc/self/fd")

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from pydantic_core import PydanticSerializationError
+from threadpoolctl import threadpool_limits
 
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.replay.replay import check_replay_memory
@@ -155,6 +156,7 @@ class Session:
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)
+        self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self.learners, self._blocked = [], False
         try:
             self.beat(BUILDING)

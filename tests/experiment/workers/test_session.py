@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
@@ -272,6 +273,10 @@ def test_many_workers_need_few_descriptors() -> None:
     os.close(fd)
 
 
+def numpy_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
 def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -281,7 +286,11 @@ def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> No
         before = os.listdir("/proc/self/fd")
         sampler = {"serial_mode": serial, "num_policies": 2, "async_rl": True, "inference": "local" if serial else "central"}
         session = Session(worker_spec(sampler=sampler, env={"max_frame": 128}))
-        session.run()
+        with threadpool_limits(2, user_api="blas"):
+            session.build()
+            assert numpy_threads() == {1}
+            session.run()
+            assert numpy_threads() == {2}
         assert torch.get_num_threads() == 2
         del session
         gc.collect()

@@ -88,7 +88,7 @@ def test_a_stopped_trial_is_analysed_and_continues_where_it_was(worker: TrialWor
 
 
 def test_a_killed_session_is_a_failed_trial_which_a_retry_continues(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
-    one = job(env={"max_frame": 60_000}, meta={"log_frequency": 1000, "save_interval": 0})
+    one = job(env={"max_frame": 30_000}, meta={"log_frequency": 1000, "save_interval": 0})
     worker.begin(one)
     until(lambda: one.paths.checkpoint(0, "last", 1).exists() and worker.update(seconds=0.1).frame >= 3000)
     os.kill(_session_process(one.paths, 1), signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_a_killed_session_is_a_failed_trial_which_a_retry_continues(worker: Tria
     assert frame > 0
     _, last = run(worker, one)
     assert last.outcome is not None
-    assert (last.outcome.status, last.frame) == ("finished", 60_000)
+    assert (last.outcome.status, last.frame) == ("finished", 30_000)
     assert f"continues at frame {frame:,}" in one.paths.trial_log(1).read_text()
 
 
@@ -138,7 +138,7 @@ def test_trials_have_their_own_seeds_or_common_ones(worker: TrialWorker, job: Ca
 
 
 def test_a_trial_takes_over_the_state_of_another(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
-    source, other = (job(trial=trial, env={"max_frame": 40_000}, meta={"log_frequency": 1000}) for trial in (0, 1))
+    source, other = (job(trial=trial, env={"max_frame": 20_000}, meta={"log_frequency": 1000}) for trial in (0, 1))
     run(worker, source, stop_at=4000)
     run(worker, other, stop_at=1000)
     frame = load(source.paths.checkpoint(0, "last", 0))["policies"][0]["clock"]["frame"]

@@ -23,6 +23,8 @@ MIN_TRIALS = 8
 _TREES, _SAMPLES, _LEAF = 100, 512, 2
 """Trees; points of the search space; minimum number of trials in a leaf."""
 _WORST = 0.05
+_RELIABLE = 0.3
+"""Share of the variance above which shares are worth reading."""
 _SEED = 0
 
 
@@ -38,6 +40,12 @@ class Importance:
     trials: int
     """Number of trials it was fitted to."""
     method: str = f"{METHOD}: {EXPLANATION}"
+
+    @property
+    def quality(self) -> str:
+        """How much of the variance the forest explains, in words."""
+        text = f"explains {max(self.explained, 0.0):.0%} of the variance of trials left out of the fit"
+        return text if self.explained > _RELIABLE else f"{text}: not reliable"
 
 
 def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Importance | None:

@@ -145,8 +145,7 @@ def importance_figure(view: SearchView) -> Figure:
         x_max=max(1.0, *(bar.end for bar in bars)),
         height=max(60, 30 * len(rows)),
     )
-    explained = f"explains {max(found.explained, 0.0):.0%} of the variance of trials left out of the fit"
-    subtitle = f"random forest of {found.trials} trials; {explained}{'' if found.explained > 0.3 else ': not reliable'}"
+    subtitle = f"random forest of {found.trials} trials; {found.quality}"
     return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -145,6 +146,27 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
         assert paths.trial_metrics(trial).is_file()
     assert (paths.root / "small_experiment_df.csv").is_file()
     made.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
+    """Without waiting for the Sessions; the search continues from the checkpoints that there are, and no process is left."""
+    made = command(search_body(env={"max_frame": 200_000}, meta={"max_trial": 4, "log_frequency": 1000, "save_interval": 1}))
+    process = start(made)
+    until(ended(made, 0), process)
+    for seconds in (0.5, 0.0):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(seconds)
+    begin = time.monotonic()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "continue it with search@" in output
+    assert "Traceback" not in output
+    made.leaves_nothing(30.0)
+    assert time.monotonic() - begin < 40
+    state = state_of(made)
+    assert state is not None
+    assert {trial.status for trial in state.trials} <= {"running", "waiting"}
 
 
 @pytest.mark.slow

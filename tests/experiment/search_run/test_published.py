@@ -26,7 +26,7 @@ FRAMES = 2000
 
 def searches() -> Iterator[tuple[Path, str]]:
     """Yield the published specs with a search block."""
-    for file in sorted(Path(FOLDER).rglob("*.json")) if FOLDER else []:
+    for file in sorted(path for path in Path(FOLDER).rglob("*") if path.suffix in (".json", ".yaml")) if FOLDER else []:
         for name, body in read(file).items():
             if isinstance(body, dict) and body.get("search"):
                 yield file, name

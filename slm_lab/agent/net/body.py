@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.fused import FusedMLP
 from slm_lab.agent.net.layers import Pixels, Unpack, activation, init_layer, mlp
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
@@ -37,9 +38,19 @@ class Body(nn.Module):
         super().__init__()
         self.layers = layers
         self.features = features
+        self._fused: FusedMLP | None = None
+        self._built = False
 
     def forward(self, obs_B: Tensor) -> Tensor:
-        return self.layers(obs_B)
+        return self.run_layers(obs_B)
+
+    def run_layers(self, x_B: Tensor) -> Tensor:
+        """Apply the layers, in one node of the graph if they are fully connected."""
+        if not self._built:  # not before: what is built later may change layers
+            self._fused, self._built = FusedMLP.from_module(self.layers), True
+        if self._fused is None or self._fused.hooked or torch.compiler.is_exporting():
+            return self.layers(x_B)
+        return self._fused(x_B)
 
 
 class RecurrentBody(Body):
@@ -57,7 +68,7 @@ class RecurrentBody(Body):
         Returns features [T, N, F] and the state after the last step [N, S].
         """
         T, N = obs_TN.shape[:2]
-        x_TN = self.layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
+        x_TN = self.run_layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
         # the cell runs over whole stretches in which no episode begins
         starts = [0, *(() if T == 1 else (first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist()), T]
         out = []

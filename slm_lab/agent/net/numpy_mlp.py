@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet, ActorHead
-from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import Body, RecurrentBody
+from slm_lab.agent.net.fused import chain
 
 NUMPY_LEARNING = True
 """Whether small nets learn in numpy; False: always in torch."""
@@ -43,15 +43,6 @@ ACTIVATIONS: dict[type[nn.Module], InPlace] = {
     nn.SiLU: _silu,
 }
 """In-place numpy implementations of activations with default arguments; a net with another activation computes in torch."""
-
-
-def chain(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that run in sequence inside `module`, or the module itself."""
-    if isinstance(module, ArcGraph) and module.is_chain:
-        return [part for name, _ in module.order for part in chain(module.nodes[name])]
-    if isinstance(module, nn.Sequential):
-        return [part for child in module for part in chain(child)]
-    return [module]
 
 
 def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:

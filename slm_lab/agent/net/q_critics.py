@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.body import build_body
+from slm_lab.agent.net.fused import ACTIVATIONS, FUSED, Activation, FusedChain
 from slm_lab.agent.net.layers import activation, init_layer, init_output
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
 """Activations that act on each number by itself, so that batches can be stacked."""
-RECTIFIED_STACK = True
-"""Whether critics with ReLUs compute forward and backward in place; False: through autograd."""
 
 
 class QCritic(nn.Module):
@@ -86,53 +84,22 @@ class StackedCritics(nn.Module):
                 self.layers.append((weight, bias))
             else:
                 self.activations.append(layers[0])
-        self.rectified = RECTIFIED_STACK and all(isinstance(act, nn.ReLU) for act in self.activations)
+        fused = [ACTIVATIONS.get(type(act)) for act in self.activations]
+        self.fused: list[Activation | None] = [*fused, None] if FUSED and all(fused) else []
+        """Activations of the layers, if all are supported by FusedChain."""
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
         x_BF = obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
         x_CBF = x_BF.expand(len(self.layers[0][0]), -1, -1)
-        if self.rectified:
-            q_CBA = _RectifiedStack.apply(x_CBF, *(parameter for layer in self.layers for parameter in layer))
+        if self.fused:
+            q_CBA: Tensor = FusedChain.apply(x_CBF, self.fused, *(parameter for layer in self.layers for parameter in layer))
         else:
             for (weight, bias), act in zip(self.layers, self.activations, strict=False):
                 x_CBF = act(torch.baddbmm(bias, x_CBF, weight.transpose(1, 2)))
             weight, bias = self.layers[-1]
             q_CBA = torch.baddbmm(bias, x_CBF, weight.transpose(1, 2))
         return q_CBA if action_B is None else q_CBA.squeeze(2)
-
-
-class _RectifiedStack(torch.autograd.Function):
-    """Linear layers with ReLUs between them, C nets at once: x [C, B, I], weights [C, O, I] and biases [C, 1, O] in turn → [C, B, O].
-
-    Autograd would allocate a tensor for each step forward and backward; here biases, ReLUs and their derivatives are in place.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_CBI: Tensor, *params: Tensor) -> Tensor:
-        inputs, last = [x_CBI], len(params) - 2
-        for index in range(0, len(params), 2):
-            out_CBO = torch.bmm(inputs[-1], params[index].transpose(1, 2)).add_(params[index + 1])
-            inputs.append(out_CBO if index == last else out_CBO.relu_())
-        ctx.save_for_backward(*inputs[:-1], *params)
-        return inputs[-1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        layers = len(ctx.saved_tensors) // 3
-        inputs, params = ctx.saved_tensors[:layers], ctx.saved_tensors[layers:]
-        needs_x, *needs = ctx.needs_input_grad
-        (grad_CBO,) = grads
-        out: list[Tensor | None] = [None] * len(params)
-        for layer in reversed(range(layers)):
-            if needs[2 * layer]:
-                out[2 * layer] = torch.bmm(grad_CBO.transpose(1, 2), inputs[layer])
-                out[2 * layer + 1] = grad_CBO.sum(1, keepdim=True)
-            if layer or needs_x:
-                grad_CBO = torch.bmm(grad_CBO, params[2 * layer])
-            if layer:  # the derivative of the ReLU before
-                torch.ops.aten.threshold_backward.grad_input(grad_CBO, inputs[layer], 0.0, grad_input=grad_CBO)
-        return (grad_CBO if needs_x else None, *out)
 
 
 QCritics = SeparateCritics | StackedCritics

@@ -11,6 +11,7 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.net import fused, numpy_mlp, q_critics
+from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
 from slm_lab.agent.policy import acting
 from slm_lab.lib.clock import Clock
@@ -82,6 +83,9 @@ def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
         (acting, "NUMPY_ACTING", Case("DQN", "Replay", "MLPNet")),
         (numpy_mlp, "NUMPY_LEARNING", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
         (numpy_mlp, "NUMPY_LEARNING", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
+        (objective, "CLOSED_FORM", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
+        (objective, "CLOSED_FORM", Case("PPO", "OnPolicyBatchReplay", "MLPNet", continuous=True)),
+        (objective, "CLOSED_FORM", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
         (q_critics, "FUSED", Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)),
         (fused, "FUSED", Case("DQN", "Replay", "MLPNet")),
     ],
@@ -96,6 +100,8 @@ def test_fast_paths_agree_with_plain_torch(module: Any, switch: str, case: Case,
         assert agent.policy._numpy_actor is None
     elif switch == "NUMPY_LEARNING":
         assert agent.policy.net.actor_numpy is None  # type: ignore[union-attr]
+    elif module is objective:
+        assert agent.algorithm.objective is None  # type: ignore[attr-defined]
     elif module is fused:
         assert agent.policy.net.actor_body._fused is None  # type: ignore[union-attr]
     else:

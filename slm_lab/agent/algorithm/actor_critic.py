@@ -10,6 +10,7 @@ from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import build_value_scale, standardize_valid
 from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
+from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs, outputs_to_learn
 from slm_lab.agent.rollout.rollout import Rollout
@@ -61,13 +62,22 @@ class ActorCritic(PolicyGradient):
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
         params_BP, value_B = batch.forward(self.net)
+        entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
+        if self.objective is None:
+            terms = self._objective(params_BP, value_B, batch, entropy_coef)
+        else:  # the same in closed form
+            rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
+            coefs = Coefs(policy=self.spec.policy_loss_coef, value=self.spec.val_loss_coef, entropy=entropy_coef)
+            terms = self.objective(params_BP, value_B, *rows, coefs)
+        self.meter.add(terms.loss, weight, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
+
+    def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
         value_loss = self.value_loss(value_B, batch.target_B)
         loss = torch.add(self.spec.policy_loss_coef * policy_loss, value_loss, alpha=self.spec.val_loss_coef)
-        loss = torch.sub(loss, entropy, alpha=self.entropy_schedule.value(self.clock.global_frame))
-        self.meter.add(loss, weight, entropy=entropy, policy_loss=policy_loss, value_loss=value_loss)
+        return Terms(torch.sub(loss, entropy, alpha=entropy_coef), policy_loss, value_loss, entropy, logp_B.detach())
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "scale": self.scale}

@@ -11,6 +11,7 @@ from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, build_value_scale, standardize_valid
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
+from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import gae, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -71,6 +72,17 @@ class PPO(PolicyGradient):
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Tensor:
         """Take a gradient step on eq. 9; return log π(a|s) [B] before it."""
         params_BP, value_B = batch.forward(self.net)
+        if self.objective is None or self.spec.clip_vloss:
+            terms = self._objective(params_BP, value_B, batch, clip_eps, entropy_coef)
+        else:  # the same in closed form
+            rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
+            coefs = Coefs(value=self.spec.val_loss_coef, entropy=entropy_coef, clip_eps=clip_eps)
+            terms = self.objective(params_BP, value_B, *rows, coefs)
+        self.meter.add(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
+        self.meter.step()
+        return terms.logp_B
+
+    def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Terms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = clipped_surrogate_loss(logp_B, batch.logp_B, batch.advantage_B, clip_eps)  # eq. 7
@@ -81,9 +93,7 @@ class PPO(PolicyGradient):
         loss = torch.add(policy_loss, value_loss, alpha=self.spec.val_loss_coef)
         if entropy_coef:
             loss = torch.sub(loss, entropy, alpha=entropy_coef)
-        self.meter.add(loss, entropy=entropy, policy_loss=policy_loss, value_loss=value_loss)
-        self.meter.step()
-        return logp_B.detach()
+        return Terms(loss, policy_loss, value_loss, entropy, logp_B.detach())
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "scale": self.scale, "percentile": self.percentile}

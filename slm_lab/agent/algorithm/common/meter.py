@@ -26,12 +26,12 @@ class GradientMeter:
         self.trainer.begin(self.clock.global_frame)
         self.trainer.set_train_mode(True)
 
-    def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor) -> None:
+    def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
         sums = self._sums
         sums["loss"] = sums.get("loss", 0.0) + weight * self.trainer.backward(loss, weight)
         for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + weight * value.item()
+            sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 
     def record(self, **values: float) -> None:
         """Report numbers of the next step beside its loss."""

@@ -11,6 +11,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.numpy_mlp import add_numpy_mlps
 from slm_lab.agent.ops.distributions import ActionDistribution
+from slm_lab.agent.ops.objective import Objective
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Values
 from slm_lab.agent.rollout.rollout import Rollout
@@ -26,11 +27,15 @@ class PolicyGradient(Algorithm):
     memory: RolloutStorage
     trainer: Trainer
     entropy_schedule: Schedule
+    objective: Objective | None
+    """The loss in closed form; None: through autograd."""
 
     def build(self) -> None:
         add_numpy_mlps(self.net)
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), build_value_loss(self.agent_spec.net.loss_spec)
         self.entropy_schedule = self.spec.entropy_coef_spec
+        squared = self.agent_spec.net.loss_spec.name == "MSELoss"
+        self.objective = Objective(self.distribution) if squared and Objective.supports(self.distribution, self.device) else None
 
 
 @torch.no_grad()

@@ -1,0 +1,117 @@
+"""The objective in closed form against the same formulas through autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slm_lab.agent.ops import objective
+from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Beta, Categorical, Normal
+from slm_lab.agent.ops.losses import clipped_surrogate_loss, policy_gradient_loss
+from slm_lab.agent.ops.objective import Coefs, Objective
+from slm_lab.lib.records import ActionSpace
+
+B = 64
+DISCRETE, CONTINUOUS = ActionSpace("discrete", (5,)), ActionSpace("continuous", dim=3)
+
+
+def free_normal() -> Normal:
+    """One standard deviation inside its bounds, one at each bound, where the gradient is 0."""
+    return Normal(CONTINUOUS, nn.Parameter(torch.tensor([-0.3, LOG_STD_MIN - 1.0, LOG_STD_MAX])))
+
+
+DISTRIBUTIONS = {"Categorical": lambda: Categorical(DISCRETE), "Normal": lambda: Normal(CONTINUOUS), "free Normal": free_normal}
+
+
+def rows(distribution: ActionDistribution) -> dict[str, Tensor]:
+    rng = np.random.default_rng(0)
+    params = torch.tensor(rng.normal(size=(B, distribution.param_dim)), dtype=torch.float32)
+    action, logp = distribution.sample(params.numpy(), rng)
+    old = torch.from_numpy(logp) + torch.tensor(rng.normal(size=B) * 0.3, dtype=torch.float32)
+    old[:2] += torch.tensor([30.0, -30.0])  # log ratios beyond ±20
+    advantage = torch.tensor(rng.normal(size=B), dtype=torch.float32)
+    advantage[5:9] = 0.0
+    value, target = (torch.tensor(rng.normal(size=B), dtype=torch.float32) for _ in range(2))
+    return {
+        "params": params.requires_grad_(),
+        "value": value.requires_grad_(),
+        "action": torch.from_numpy(action),
+        "old": old,
+        "advantage": advantage,
+        "target": target,
+    }
+
+
+def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs) -> tuple[Tensor, ...]:
+    logp, entropy = distribution.evaluate(row["params"], row["action"])
+    if coefs.clip_eps is None:
+        policy_loss = policy_gradient_loss(logp, row["advantage"])
+    else:
+        policy_loss = clipped_surrogate_loss(logp, row["old"], row["advantage"], coefs.clip_eps)
+    value_loss = F.mse_loss(row["value"], row["target"])
+    loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy.mean()
+    return loss, policy_loss, value_loss, entropy.mean(), logp
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("coefs", [Coefs(0.5, 0.01, clip_eps=0.2), Coefs(0.7, 0.0, clip_eps=0.1), Coefs(0.5, 0.03, policy=1.3)], ids=str)
+def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> None:
+    distribution = DISTRIBUTIONS[name]()
+    row = rows(distribution)
+    inputs = [row["params"], row["value"], *([distribution.log_std] if name == "free Normal" else [])]
+    expected = by_autograd(distribution, row, coefs)
+    terms = Objective(distribution)(*row.values(), coefs)
+    for ours, theirs in zip(terms, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(ours, dtype=torch.float32), theirs.detach(), rtol=2e-5, atol=2e-5, check_dtype=False)
+    theirs_grad = torch.autograd.grad(1.7 * expected[0], inputs)
+    for ours, theirs in zip(torch.autograd.grad(1.7 * terms.loss, inputs), theirs_grad, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_add_up_over_microbatches() -> None:
+    distribution = Categorical(DISCRETE)
+    row, once = rows(distribution), Objective(distribution)
+    coefs = Coefs(0.5, 0.01)
+    once(*row.values(), coefs).loss.backward()
+    whole = row["params"].grad
+    assert whole is not None
+    row["params"].grad = None
+    for part in (slice(0, 16), slice(16, B)):
+        weight = (part.stop - part.start) / B
+        (weight * once(*(column[part] for column in row.values()), coefs).loss).backward()
+    torch.testing.assert_close(row["params"].grad, whole)
+
+
+@pytest.mark.parametrize("bad", ["params", "advantage", "target"])
+def test_what_is_not_finite_is_not_finite_in_the_loss(bad: str, recwarn: pytest.WarningsRecorder) -> None:
+    distribution = Categorical(DISCRETE)
+    row = rows(distribution)
+    row[bad] = row[bad].detach().clone()
+    row[bad][3] = float("nan")
+    row["params"].requires_grad_()
+    assert not torch.isfinite(Objective(distribution)(*row.values(), Coefs(0.5, 0.01, clip_eps=0.2)).loss)
+    assert not recwarn.list
+
+
+def test_what_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def supported(distribution: Any, device: str = "cpu") -> bool:
+        return Objective.supports(distribution, device)
+
+    assert supported(Categorical(DISCRETE))
+    assert not supported(Beta(CONTINUOUS))
+    assert not supported(Categorical(DISCRETE), "cuda:0")
+    monkeypatch.setattr(objective, "CLOSED_FORM", False)
+    assert not supported(Categorical(DISCRETE))
+
+
+def test_a_second_derivative_is_an_error() -> None:
+    distribution = Categorical(DISCRETE)
+    row = rows(distribution)
+    loss = Objective(distribution)(*row.values(), Coefs(0.5, 0.01)).loss
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(loss, row["params"], create_graph=True)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net import fused
 from slm_lab.agent.net.body import Body, build_body
-from slm_lab.agent.net.fused import ACTIVATIONS, FusedChain, FusedMLP
+from slm_lab.agent.net.fused import ACTIVATIONS, FEWEST, FusedChain, FusedMLP
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.net import MLPNetSpec, TorchArcNetSpec
@@ -116,7 +117,14 @@ def arc_body() -> Body:
     return build_body(spec, ObservationSpace((4,)), "actor")
 
 
-def test_bodies_of_graphs_are_fused_and_hooks_are_called() -> None:
+def test_small_batches_are_computed_by_the_modules() -> None:
+    body = arc_body()
+    for rows, one_node in ((FEWEST // 128 - 1, False), (FEWEST // 128, True)):  # the largest weight is 16 × 8
+        assert (type(body(torch.randn(rows, 4)).grad_fn).__name__ == "FusedChainBackward") == one_node
+
+
+def test_bodies_of_graphs_are_fused_and_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEWEST", 0)
     body, x, called = arc_body(), torch.randn(3, 4), list[int]()
     out = body(x)
     assert type(out.grad_fn).__name__ == "FusedChainBackward"
@@ -130,7 +138,8 @@ def test_bodies_of_graphs_are_fused_and_hooks_are_called() -> None:
     assert called == [1]
 
 
-def test_a_layer_that_is_replaced_or_changed_is_the_one_that_computes() -> None:
+def test_a_layer_that_is_replaced_or_changed_is_the_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "FEWEST", 0)
     spec = MLPNetSpec(name="MLPNet", hid_layers=[8, 8], hid_layers_activation="tanh")
     body, x = build_body(spec, ObservationSpace((4,)), "actor"), torch.randn(3, 4)
     body(x)

@@ -48,9 +48,10 @@ class Body(nn.Module):
         """Apply the layers, in one node of the graph if they are fully connected."""
         if not self._built:  # not before: what is built later may change layers
             self._fused, self._built = FusedMLP.from_module(self.layers), True
-        if self._fused is None or self._fused.hooked or torch.compiler.is_compiling():
+        fused = self._fused
+        if fused is None or len(x_B) < fused.fewest_rows or fused.hooked or torch.compiler.is_compiling():
             return self.layers(x_B)
-        return self._fused(x_B)
+        return fused(x_B)
 
 
 class RecurrentBody(Body):

@@ -49,7 +49,7 @@ class Body(nn.Module):
         if not self._built:  # not before: what is built later may change layers
             self._fused, self._built = FusedMLP.from_module(self.layers), True
         fused = self._fused
-        if fused is None or len(x_B) < fused.fewest_rows or fused.hooked or torch.compiler.is_compiling():
+        if fused is None or torch.compiler.is_compiling() or len(x_B) < fused.fewest_rows or fused.hooked:
             return self.layers(x_B)
         return fused(x_B)
 

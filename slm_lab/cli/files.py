@@ -65,7 +65,7 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
 
     names = spec_names(file)
     if is_mode and words[1] not in names:
-        raise UsageError(f"'{words[1]}' is a MODE; expected NAME before it: {file} NAME {words[1]} (names: {', '.join(names)})")
+        raise UsageError(f"'{words[1]}' is a mode, not a name; expected {file} NAME {words[1]} (names: {', '.join(names)})")
     if is_mode:
         return file, words[1]
     if len(names) != 1:
@@ -81,8 +81,8 @@ def check_file_argument(word: str) -> str:
         if "/" in word or "." in word or Path(word).exists():
             return word
     if word in MODES:
-        after = "" if word == "dev" else f", or {word}@{{run folder | latest}}"
-        raise UsageError(f"'{word}' is a MODE; expected FILE NAME before it{after}")
+        alone = "" if word == "dev" else f" or {word}@{{run folder | latest}}"
+        raise UsageError(f"'{word}' is a mode, not a file; expected FILE NAME {word}{alone}")
     message = f"unknown command or spec file '{word}'"
     if files := _files_with(word):
         raise UsageError(f"{message}; it is a spec: {' or '.join(f'{file} {word}' for file in files)}")

@@ -71,7 +71,7 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
                 name = spec_names(paths.spec)[0]
                 if where == "latest":
                     return RunPaths(folder, name)
-                raise UserError(f"{not_a_run(given)}; the latest run is {folder}")
+                raise UserError(f"{not_a_run(given)} (latest run: {folder})")
     raise UserError(f"no run in {data_dir}; train one first" if where == "latest" else not_a_run(given))
 
 

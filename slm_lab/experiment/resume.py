@@ -119,7 +119,9 @@ def _check_frames(found: Resumption) -> None:
     for index, start in found.starts.items():
         if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
             limit = f"env.max_frame: {found.spec.env.max_frame}"
-            raise UserError(f"{found.paths.root}: {limit}: session {index} has trained {start.frame} frames already; expected more")
+            raise UserError(
+                f"{found.paths.root}: {limit}: session {index} has already trained {start.frame} frames; expected at least as many"
+            )
 
 
 def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> dict[int, Start]:

@@ -1,4 +1,4 @@
-"""Fused chains of linear layers against the same modules, one by one."""
+"""FusedMLP and StackedCritics compute the same outputs and gradients as their modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTINUOUS = ActionSpace("continuous", dim=3)
 
 
 def chain_of(kind: type[nn.Module], sizes: list[int]) -> nn.Sequential:
-    """Layers of these sizes: those that are narrower and wider than their inputs are computed in different ways."""
+    """Layers of these sizes. Layers that narrow and layers that widen take different branches of `ops.linear`."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for one, other in pairwise(sizes):
@@ -42,12 +42,12 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.parametrize("sizes", [[3, 64, 2], [64, 5, 40, 40]], ids=str)
 def test_outputs_and_gradients_are_those_of_the_modules(kind: type[nn.Module], sizes: list[int]) -> None:
     for net in (chain_of(kind, sizes), chain_of(kind, sizes)[:-1]):  # the last layer with and without an activation
-        fused = FusedMLP.from_module(net)
-        assert fused is not None
+        mlp = FusedMLP.from_module(net)
+        assert mlp is not None
         x, grad = torch.randn(9, sizes[0], requires_grad=True), torch.randn(9, sizes[-1])
         before = grad.clone()
-        assert_equal(all_grads(fused, x, list(net.parameters()), grad), all_grads(net, x, list(net.parameters()), grad))
-        assert torch.equal(grad, before), "the gradient of the outputs belongs to autograd"
+        assert_equal(all_grads(mlp, x, list(net.parameters()), grad), all_grads(net, x, list(net.parameters()), grad))
+        assert torch.equal(grad, before), "backward must not modify the gradient of the outputs"
 
 
 def test_tanh_over_its_whole_range() -> None:
@@ -64,27 +64,27 @@ def test_tanh_over_its_whole_range() -> None:
 def test_only_what_is_needed_is_computed() -> None:
     """Frozen parameters have no gradient; the others, below and above them, the same as before."""
     net = chain_of(nn.Tanh, [4, 8, 8, 2])
-    fused = FusedMLP.from_module(net)
-    assert fused is not None
+    mlp = FusedMLP.from_module(net)
+    assert mlp is not None
     x = torch.randn(6, 4)
     net[2].requires_grad_(False)
     trained = [p for p in net.parameters() if p.requires_grad]
-    ours = torch.autograd.grad(fused(x).sum(), trained)
+    ours = torch.autograd.grad(mlp(x).sum(), trained)
     assert_equal(list(ours), list(torch.autograd.grad(net(x).sum(), trained)))
     net.requires_grad_(False)
-    assert not fused(x).requires_grad
+    assert not mlp(x).requires_grad
     x.requires_grad_()
-    (of_input,) = torch.autograd.grad(fused(x).sum(), x)  # as the actor learns through frozen critics
+    (of_input,) = torch.autograd.grad(mlp(x).sum(), x)  # as the actor learns through frozen critics
     assert_equal([of_input], list(torch.autograd.grad(net(x).sum(), x)))
     assert all(p.grad is None for p in net.parameters())
 
 
 def test_used_twice_in_a_graph_and_traversed_twice() -> None:
     net = chain_of(nn.ReLU, [4, 16, 4])
-    fused = FusedMLP.from_module(net)
-    assert fused is not None
+    mlp = FusedMLP.from_module(net)
+    assert mlp is not None
     x = torch.randn(5, 4)
-    loss = fused(fused(x)).square().sum()
+    loss = mlp(mlp(x)).square().sum()
     loss.backward(retain_graph=True)
     loss.backward()
     ours = [p.grad.clone() for p in net.parameters() if p.grad is not None]
@@ -96,10 +96,10 @@ def test_used_twice_in_a_graph_and_traversed_twice() -> None:
 def test_second_derivatives() -> None:
     """A penalty on the gradient of the input, of which every parameter has a gradient."""
     net = chain_of(nn.Tanh, [4, 8, 1])
-    fused, x = FusedMLP.from_module(net), torch.randn(3, 4, requires_grad=True)
-    assert fused is not None
+    mlp, x = FusedMLP.from_module(net), torch.randn(3, 4, requires_grad=True)
+    assert mlp is not None
     params, grads = list(net.parameters())[:-1], []  # the last bias is in no gradient
-    for run in (fused, net):
+    for run in (mlp, net):
         (first,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
         grads.append(list(torch.autograd.grad(first.square().sum(), params)))
     assert_equal(*grads)
@@ -171,7 +171,7 @@ def test_stacked_critics_are_separate_ones(activation: str) -> None:
 
 
 def test_a_stack_of_one_input_for_all_nets() -> None:
-    """The input of a stack may be one batch, expanded over the nets."""
+    """The gradient of an input that is expanded over the nets is the sum over the nets."""
     weight, bias = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 1, 6, requires_grad=True)
     x_BI = torch.randn(5, 4, requires_grad=True)
     out: Tensor = FusedChain.apply(x_BI.expand(2, -1, -1), [None], weight, bias)

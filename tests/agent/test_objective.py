@@ -21,7 +21,7 @@ DISCRETE, CONTINUOUS = ActionSpace("discrete", (5,)), ActionSpace("continuous", 
 
 
 def free_normal() -> Normal:
-    """One standard deviation inside its bounds, one at each bound, where the gradient is 0."""
+    """A Normal whose log_std has one entry between the bounds, one below the lower bound and one at the upper bound (gradient 0)."""
     return Normal(CONTINUOUS, nn.Parameter(torch.tensor([-0.3, LOG_STD_MIN - 1.0, LOG_STD_MAX])))
 
 

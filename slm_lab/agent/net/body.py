@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -38,20 +39,20 @@ class Body(nn.Module):
         super().__init__()
         self.layers = layers
         self.features = features
-        self._fused: FusedMLP | None = None
-        self._built = False
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.run_layers(obs_B)
 
+    @cached_property
+    def fused(self) -> FusedMLP | None:
+        """The layers as one node of the autograd graph, if they are fully connected. Built at first use: parametrizations come later."""
+        return FusedMLP.from_module(self.layers)
+
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers, in one node of the graph if they are fully connected."""
-        if not self._built:  # not before: what is built later may change layers
-            self._fused, self._built = FusedMLP.from_module(self.layers), True
-        fused = self._fused
-        if fused is None or torch.compiler.is_compiling() or len(x_B) < fused.fewest_rows or fused.hooked:
+        """Apply the layers: by `fused` where that is faster, else module by module."""
+        if torch.compiler.is_compiling() or self.fused is None or len(x_B) < self.fused.fewest_rows or self.fused.hooked:
             return self.layers(x_B)
-        return fused(x_B)
+        return self.fused(x_B)
 
 
 class RecurrentBody(Body):

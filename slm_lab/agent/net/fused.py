@@ -68,7 +68,7 @@ class FusedMLP:
 
     @staticmethod
     def from_module(module: nn.Module) -> FusedMLP | None:
-        """Return the fused form of a module; None if it has parts that are not supported."""
+        """Return the FusedMLP of a module; None if it contains anything but linear layers with supported activations."""
         layers: list[nn.Linear] = []
         activations: list[Activation | None] = []
         modules = chain(module)
@@ -121,7 +121,7 @@ class FusedChain(torch.autograd.Function):
             act = ctx.activations[index]
             if act is not None:
                 if index == layers - 1:
-                    grad = grad.clone()  # autograd owns the gradient of the outputs
+                    grad = grad.clone()  # the gradient of the outputs must not be modified: other nodes may use it
                 act.backward_(grad, values[index + 1])
             if needs[2 * index]:
                 grads[2 * index] = weight_grad(grad, values[index])

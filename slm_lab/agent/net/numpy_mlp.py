@@ -116,7 +116,7 @@ class NumpyMLP:
                 weight, _, weight_grad, bias_grad, kind = self.layers[index]
                 if kind is not None:
                     if index == len(self.layers) - 1:
-                        grad = grad.copy()  # torch owns the gradient of the outputs
+                        grad = grad.copy()  # the gradient of the outputs must not be modified: other nodes may use it
                     SLOPES[kind](grad, values[index + 1])
                 weight_grad += grad.T.dot(values[index])
                 bias_grad += grad.sum(0)

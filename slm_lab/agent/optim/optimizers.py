@@ -47,7 +47,7 @@ class FlatOptimizer(ABC):
 
 
 class FlatAdam(FlatOptimizer):
-    """Adam (arXiv:1412.6980, Algorithm 1), the same numbers as torch.optim.Adam(fused=True).
+    """Adam (arXiv:1412.6980, Algorithm 1), equal to torch.optim.Adam(fused=True).
 
     Args: weight_decay: L2 penalty added to the gradient. Raises ValueError if a rate is out of range.
     """
@@ -97,7 +97,7 @@ class FlatAdam(FlatOptimizer):
 
 
 class FlatAdamW(FlatAdam):
-    """Adam with decoupled weight decay (arXiv:1711.05101, Algorithm 2), the same numbers as torch.optim.AdamW(fused=True)."""
+    """Adam with decoupled weight decay (arXiv:1711.05101, Algorithm 2), equal to torch.optim.AdamW(fused=True)."""
 
     kernel = staticmethod(torch._fused_adamw_)
 
@@ -108,7 +108,7 @@ class FlatAdamW(FlatAdam):
 
 
 class FlatRMSprop(FlatOptimizer):
-    """RMSprop (Tieleman & Hinton 2012), the same numbers as torch.optim.RMSprop.
+    """RMSprop (Tieleman & Hinton 2012), equal to torch.optim.RMSprop.
 
     Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError if a rate is out of range.
     """

@@ -23,9 +23,9 @@ MIN_TRIALS = 8
 _TREES, _SAMPLES, _LEAF = 100, 512, 2
 """Trees; points of the search space; minimum number of trials in a leaf."""
 _WORST = 0.05
-_RELIABLE = 0.3
-"""Share of the variance above which shares are worth reading."""
 _SEED = 0
+_RELIABLE = 0.3
+"""Share of explained variance (`Importance.explained`) up to which the importances are called not reliable."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Resources:
     concurrent: int
     """Number of trials that run concurrently."""
     cores: float
-    """CPU cores of one trial."""
+    """Number of CPU cores that each trial reserves."""
     gpus: float
     sessions: int
     """Number of sessions of a trial that run concurrently."""

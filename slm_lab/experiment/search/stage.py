@@ -25,7 +25,7 @@ class Stage:
     """Runs trials until `target` of them have ended, or a stop is requested."""
 
     trials: list[TrialState]
-    """Existing trials; new ones are appended."""
+    """All trials so far; `run` appends those that `propose` returns."""
     target: int
     pool: TrialPool
     make_job: Callable[[TrialState], TrialJob]

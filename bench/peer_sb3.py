@@ -1,6 +1,7 @@
-"""One speed case in Stable-Baselines3, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE`.
+"""One speed case in Stable-Baselines3 or SBX, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE`.
 
-Runs under the peer's own Python, so it does not import slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+Runs under the peer's own Python, so it does not import slm_lab: SBX where it is installed, else Stable-Baselines3. Prints
+{"fps": ..., "frames": ..., "version": ...} as its last line.
 """
 
 import json
@@ -9,12 +10,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import stable_baselines3
 import torch
-from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+try:
+    import sbx as library  # its algorithms have the same names and arguments, and it installs Stable-Baselines3
+except ImportError:
+    import stable_baselines3 as library
 
 
 class Stopwatch(BaseCallback):
@@ -45,12 +50,19 @@ def build(spec: dict[str, Any]) -> BaseAlgorithm:
     return (on_policy if "lam" in spec["agent"]["algorithm"] else off_policy)(spec)
 
 
+def make_env(spec: dict[str, Any]) -> VecEnv:
+    env = spec["env"]
+    made = make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"])
+    obs, reward = env.get("normalize_obs", False), env.get("normalize_reward", False)
+    return VecNormalize(made, norm_obs=obs, norm_reward=reward, gamma=spec["agent"]["algorithm"]["gamma"]) if obs or reward else made
+
+
 def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """DQN (64 × 64 relu) and SAC (256 × 256 relu)."""
-    algorithm, net, env, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"], spec["agent"]["memory"]
+    """DQN (64 × 64 relu), SAC (256 × 256 relu), and SBX's CrossQ with its default nets."""
+    algorithm, net, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["agent"]["memory"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",
-        "env": make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]),
+        "env": make_env(spec),
         "learning_rate": net["optim_spec"]["lr"],
         "gamma": algorithm["gamma"],
         "batch_size": memory["batch_size"],
@@ -61,37 +73,44 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         "seed": spec["meta"]["random_seed"],
         "device": "cpu",
     }
+    if algorithm["name"] == "CrossQ":
+        return library.CrossQ(policy_delay=algorithm["policy_delay"], **common)
     if algorithm["name"] == "SoftActorCritic":
-        return SAC(tau=net["polyak_coef"], **common)
+        return library.SAC(tau=net["polyak_coef"], **common)
     explore = algorithm["explore_var_spec"]
-    return DQN(
+    if library.__name__ != "sbx":  # it does not clip
+        common["max_grad_norm"] = net["clip_grad_val"]
+    return library.DQN(
         target_update_interval=net["update_frequency"],
-        max_grad_norm=net["clip_grad_val"],
-        exploration_fraction=explore["end_step"] / env["max_frame"],
+        exploration_fraction=explore["end_step"] / spec["env"]["max_frame"],
         exploration_final_eps=explore["end_val"],
         **common,
     )
 
 
 def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """PPO and A2C, with separate 64 × 64 tanh."""
-    algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
+    """PPO and A2C, with separate tanh nets."""
+    algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
+    lr, optimizer = net["optim_spec"]["lr"], net["optim_spec"]["name"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",
-        "env": make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]),
-        "learning_rate": net["optim_spec"]["lr"],
+        "env": make_env(spec),
+        "learning_rate": (lambda left: lr * left) if "lr_scheduler_spec" in net else lr,
         "gamma": algorithm["gamma"],
         "gae_lambda": algorithm["lam"],
         "ent_coef": algorithm["entropy_coef_spec"]["start_val"],
         "vf_coef": algorithm["val_loss_coef"],
         "max_grad_norm": net["clip_grad_val"],
         "normalize_advantage": True,
+        "policy_kwargs": {"net_arch": {"pi": widths(net), "vf": widths(net)}},
         "seed": spec["meta"]["random_seed"],
         "device": "cpu",
     }
+    if optimizer == "AdamW":
+        common["policy_kwargs"]["optimizer_class"] = torch.optim.AdamW
     if algorithm["name"] == "ActorCritic":
-        return A2C(n_steps=algorithm["training_frequency"], use_rms_prop=True, rms_prop_eps=net["optim_spec"]["eps"], **common)
-    return PPO(
+        return library.A2C(n_steps=algorithm["training_frequency"], use_rms_prop=True, rms_prop_eps=net["optim_spec"]["eps"], **common)
+    return library.PPO(
         n_steps=algorithm["time_horizon"],
         batch_size=algorithm["minibatch_size"],
         n_epochs=algorithm["training_epoch"],
@@ -100,13 +119,20 @@ def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
     )
 
 
+def widths(net: dict[str, Any]) -> list[int]:
+    """The widths of the hidden layers of an MLPNet, or of a TorchArcNet with one chain."""
+    if net["name"] == "MLPNet":
+        return list(net["hid_layers"])
+    return [layer["LazyLinear"]["out_features"] for layer in net["arc"]["modules"]["body"]["Sequential"] if "LazyLinear" in layer]
+
+
 def main(case: str) -> None:
     torch.set_num_threads(1)
     spec = json.loads((Path(__file__).parent / "specs.json").read_text())[case]
     watch = Stopwatch()
     build(spec).learn(spec["env"]["max_frame"], callback=watch)
     frames, seconds = watch.since(spec["meta"]["log_frequency"])
-    sys.stdout.write(json.dumps({"fps": frames / seconds, "frames": frames, "version": stable_baselines3.__version__}) + "\n")
+    sys.stdout.write(json.dumps({"fps": frames / seconds, "frames": frames, "version": library.__version__}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Training frames per second against Stable-Baselines3 and Sample Factory: `python -m bench.speed` (or `make bench`).
+"""Training frames per second against Stable-Baselines3, SBX and Sample Factory: `python -m bench.speed` (or `make bench`).
 
-Each case runs in a fresh process per side, ours and the peer's in alternation, with one torch thread in each process. Start-up is left out:
-time is measured from the first row (log_frequency frames) to the last. Medians over the rounds, their spread and the ratio are printed and
-saved in bench/results/.
+Each case runs in a fresh process per side, ours and the peers' in rotation, with one torch thread in each process. Cases of one process run
+on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last. Medians over the
+rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,15 +34,33 @@ class Peer:
     """Whether it is installed with our constraints.txt."""
 
 
-SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.4.0"))
+GYMNASIUM = "gymnasium[mujoco]==1.4.0"
+SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM))
+SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
 SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
-PEERS = {
-    **dict.fromkeys(("ppo_cartpole", "a2c_cartpole", "ppo_halfcheetah", "dqn_cartpole", "sac_halfcheetah", "a3c_cartpole"), SB3),
-    "appo_cartpole": SF,
+
+
+@dataclass(frozen=True)
+class Case:
+    """A spec of specs.json, and the libraries that run the same."""
+
+    peers: tuple[Peer, ...]
+    one_core: bool = True
+    peer_case: str | None = None
+    """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
+
+
+CASES = {
+    "ppo_cartpole": Case((SB3,)),
+    "a2c_cartpole": Case((SB3,)),
+    "ppo_halfcheetah": Case((SB3, SBX)),
+    "ppo_hopper_arc": Case((SB3,)),
+    "dqn_cartpole": Case((SB3, SBX)),
+    "sac_halfcheetah": Case((SB3, SBX)),
+    "crossq_halfcheetah": Case((SBX,)),
+    "a3c_cartpole": Case((SB3,), one_core=False, peer_case="a2c_cartpole"),
+    "appo_cartpole": Case((SF,), one_core=False),
 }
-CASES = tuple(PEERS)
-PEER_CASES = {"a3c_cartpole": "a2c_cartpole"}
-"""Case → what the peer runs instead because it has no such mode: the same numbers of envs, steps and weights in one process."""
 
 
 def peer_python(peer: Peer) -> Path:
@@ -56,42 +76,45 @@ def peer_python(peer: Peer) -> Path:
     return python
 
 
-def measure(command: list[str]) -> dict[str, Any]:
+def measure(command: list[str], one_core: bool) -> dict[str, Any]:
     """Run one side once; its last line of output is its result."""
     # One thread per process, also in the libraries below torch.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if one_core else []
+    done = subprocess.run([*pinned, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
-def run_case(case: str, rounds: int, given: Path | None) -> dict[str, Any]:
-    """Run both sides in alternation. Return frames per second of every round, versions, and the ratio of the medians."""
-    peer = PEERS[case]
-    theirs = [str(given or peer_python(peer)), f"bench/{peer.script}", PEER_CASES.get(case, case)]
-    sides = {"ours": [sys.executable, "-m", "bench.ours", case], "peer": theirs}
+def run_case(name: str, rounds: int) -> dict[str, Any]:
+    """Run all sides in rotation. Return frames per second of every round, and frames and versions of each side."""
+    case = CASES[name]
+    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name]}
+    for peer in case.peers:
+        sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or name]
     fps: dict[str, list[float]] = {side: [] for side in sides}
-    result: dict[str, Any] = {"case": case, "peer": peer.name, "fps": fps}
+    result: dict[str, Any] = {"case": name, "fps": fps, "frames": {}, "versions": {}}
     for number in range(rounds):
-        # The order changes with each round, so that a machine that warms up or slows down favours neither side.
+        # The order changes with each round, so that a machine that warms up or slows down favours no side.
         for side in sorted(sides, reverse=bool(number % 2)):
-            measured = measure(sides[side])
+            measured = measure(sides[side], case.one_core)
             fps[side].append(round(measured["fps"], 1))
-            result[f"{side}_version"], result[f"{side}_frames"] = measured["version"], measured["frames"]
-            sys.stderr.write(f"{case} round {number + 1}/{rounds} {side}: {measured['fps']:,.0f} frames/s\n")
-    result["ratio"] = round(median(fps["ours"]) / median(fps["peer"]), 2)
+            result["versions"][side], result["frames"][side] = measured["version"], measured["frames"]
+            sys.stderr.write(f"{name} round {number + 1}/{rounds} {side}: {measured['fps']:,.0f} frames/s\n")
     return result
 
 
-def row(result: dict[str, Any]) -> str:
-    """Return one line of the table: medians with their spread, the ratio of the medians, and the spread of the rounds' ratios."""
-    ours, peer = result["fps"]["ours"], result["fps"]["peer"]
-    ratios = [a / b for a, b in zip(ours, peer, strict=True)]
-    sides = [f"{median(fps):9,.0f} ({min(fps):,.0f} to {max(fps):,.0f})" for fps in (ours, peer)]
-    peers = f"{result['peer']:18} {sides[1]:30}"
-    return f"{result['case']:16} {sides[0]:30} {peers} {result['ratio']:5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+def rows(result: dict[str, Any]) -> list[str]:
+    """Return a line of the table for each peer: medians with their spread, the ratio of the medians, and the spread of the rounds' ratios."""
+    fps, lines = result["fps"], []
+    for peer in list(fps)[1:]:
+        ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
+        ours, theirs = (f"{median(one):9,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in (fps["slm_lab"], fps[peer]))
+        ratio = f"{median(fps['slm_lab']) / median(fps[peer]):5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"{result['case']:18} {ours:30} {peer:18} {theirs:30} {ratio}")
+    return lines
 
 
 def cpu_name() -> str:
@@ -105,7 +128,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.speed", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", help=f"which cases, of {', '.join(CASES)}; none: all")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side per case (3)")
-    parser.add_argument("--peer-python", type=Path, help="Python that has the cases' peer; absent: one under .peers, made where missing")
     options = parser.parse_args()
     if unknown := sorted(set(options.cases) - set(CASES)):
         parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
@@ -116,12 +138,15 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    results = [run_case(case, options.rounds, options.peer_python) for case in options.cases or CASES]
-    header = f"{'case':16} {'slm_lab frames/s (spread)':30} {'peer':18} {'frames/s (spread)':30} ratio"
-    sys.stdout.write("\n".join([header, *map(row, results)]) + "\n")
+    results = [run_case(case, options.rounds) for case in options.cases or CASES]
+    capability = torch.backends.cpu.get_cpu_capability()
+    header = f"{'case':18} {'slm_lab frames/s (spread)':30} {'peer':18} {'frames/s (spread)':30} ratio"
+    lines = [line for result in results for line in rows(result)]
+    sys.stdout.write("\n".join([f"{datetime.now():%Y-%m-%d}, {cpu_name()}, {capability}", header, *lines]) + "\n")
     report = {
         "date": datetime.now().isoformat(timespec="seconds"),
         "cpu": cpu_name(),
+        "capability": capability,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "rounds": options.rounds,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,24 @@ def test_a_value_that_cannot_be_built_ends_the_search_before_it_starts(
     assert "Traceback" not in output
     assert not list(data(made).glob("small_*"))
     made.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_search_takes_little_longer_than_a_shell_loop(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
+    """16 trials of about 3 seconds, against 16 runs of `train`, two at a time."""
+    made = command(search_body(env={"max_frame": 50_000}, meta={"max_trial": 16, "search_keep": 0}))
+    begin = time.perf_counter()
+    output, _ = (search := start(made, str(made.spec_file), "small", "search", "--jobs", "2")).communicate(timeout=500)
+    of_search = time.perf_counter() - begin
+    assert search.returncode == 0, output
+    body = json.loads(made.spec_file.read_text())["small"]
+    made.spec_file.write_text(json.dumps({"small": {key: value for key, value in body.items() if key != "search"}}))
+    begin, runs = time.perf_counter(), range(16)
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(lambda seed: made.start("--set", f"meta.random_seed={seed}").communicate(timeout=500), seed) for seed in runs]
+    of_loop = time.perf_counter() - begin
+    assert len([one.result() for one in ended]) == len(list((made.folder / "data").glob("small_*"))) == 16
+    assert of_search <= 1.5 * of_loop, (of_search, of_loop)
 
 
 def test_errors_of_the_user_come_before_ray(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:

@@ -107,7 +107,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """Return a line of the table for each peer: medians with their spread, the ratio of the medians, and the spread of the rounds' ratios."""
+    """Return a line of the table per peer: medians with their spread, the ratio of the medians, and the spread of the ratios."""
     fps, lines = result["fps"], []
     for peer in list(fps)[1:]:
         ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.blank import BlankRenderer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts() -> None:
+    """A shell starts its background jobs with SIGINT ignored, which child processes inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -229,12 +229,10 @@ def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert plays(f"enjoy@{old}").startswith(f"{old}/")
     assert plays(f"enjoy@{old.name}").startswith(f"{old}/")
     assert plays("run", f"enjoy@{old}/").startswith(f"{old}/")
-    for where, named in (
-        ("nowhere", f"'nowhere' is not a run folder: it does not exist; the latest run is {new}"),
-        (str(broken), "bee_spec.json"),
-    ):
+    for where, named in (("nowhere", ("'nowhere'", str(new))), (str(broken), ("bee_spec.json",))):
         assert main([f"enjoy@{where}", "--data-dir", str(data)]) == 2
-        assert named in capsys.readouterr().err
+        text = capsys.readouterr().err
+        assert all(part in text for part in named)
     assert main(["enjoy@latest", "--data-dir", str(tmp_path / "none")]) == 2
     assert "no run in" in capsys.readouterr().err
     assert find_run("latest", None, data) == RunPaths(new, "ant")

@@ -36,8 +36,8 @@ COMMANDS = {
     ),
     "compare": Command(
         "slm_lab.cli.compare:compare",
-        "compare RUN RUN ... [--by COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
-        ("data_dir", "by", "solve", "label", "out"),
+        "compare RUN RUN ... [--by COLUMN] [--metric COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
+        ("data_dir", "by", "metric", "solve", "label", "out"),
     ),
     "retro_analyze": Command(
         "slm_lab.cli.retro_analyze:retro_analyze",

@@ -11,5 +11,6 @@ def compare(words: list[str], arguments: Namespace) -> int:
     """Compare runs; print the table."""
     from slm_lab.experiment.analysis.compare_report import compare as report
 
-    by, labels = arguments.by or "frame", arguments.label or ()
-    return print_result(report(words, by=by, solve=arguments.solve, labels=labels, data_dir=arguments.data_dir, out=arguments.out))
+    by, metric, labels = arguments.by or "frame", arguments.metric or "total_reward", arguments.label or ()
+    options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels}
+    return print_result(report(words, **options, data_dir=arguments.data_dir, out=arguments.out))

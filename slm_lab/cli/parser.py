@@ -17,6 +17,7 @@ from slm_lab.cli.commands import COMMANDS
 USER_ERROR = 2
 DATA_DIR = Path("data")
 AXES = ("frame", "global_frame", "wall_t", "opt_step")
+METRICS = ("total_reward", "return_new")
 
 _DESCRIPTION = """\
 Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
@@ -87,6 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--session", type=_session, metavar="N", help="enjoy, export: session of the checkpoint (default: the best one)")
     add("--format", type=_format, metavar="FORMAT", help="export: onnx or torch (default: onnx)")
     add("--by", type=_axis, metavar="COLUMN", help=f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
+    add("--metric", type=_metric, metavar="COLUMN", help=f"compare: return to draw, one of {', '.join(METRICS)} (default: total_reward)")
     add("--solve", type=_return, metavar="RETURN", help="compare: mean return that counts as solved")
     add("--label", action="append", metavar="NAME", help="compare: name of each RUN, in order; repeatable")
     add(
@@ -162,6 +164,12 @@ def _device(text: str) -> str:
 def _axis(text: str) -> str:
     if text not in AXES:
         raise argparse.ArgumentTypeError(f"invalid column '{text}'; expected one of {', '.join(AXES)}{did_you_mean(text, AXES)}")
+    return text
+
+
+def _metric(text: str) -> str:
+    if text not in METRICS:
+        raise argparse.ArgumentTypeError(f"invalid metric '{text}'; expected one of {', '.join(METRICS)}{did_you_mean(text, METRICS)}")
     return text
 
 

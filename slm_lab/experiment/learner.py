@@ -33,6 +33,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.sink import CheckpointKind, RunSink
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.spec import Spec
@@ -53,6 +54,7 @@ class PolicyLearner:
     ) -> None:
         self.spec, self.table, self.agent, self.clock, self.frames = spec, table, agent, clock, frames
         self.normalizers, self.shared = normalizers, shared
+        self.window = EpisodeWindow()
         self.eval_env: Env | None = None
         """For meta.rigorous_eval."""
         self._eval_state: dict[str, Any] | None = None
@@ -80,7 +82,7 @@ class PolicyLearner:
     @property
     def total_reward(self) -> float | None:
         """Mean return of the last episodes; None before the first."""
-        return mean(self.recorder.returns)
+        return mean(self.window.returns)
 
     def _end_here(self) -> None:
         """End training at the present frame (meta.max_seconds)."""
@@ -106,7 +108,7 @@ class PolicyLearner:
         extra = (*sources, *agent.diagnostics, *map(info_column, meta.log_info))
         columns = (*COLUMNS, *dict.fromkeys(extra))
         rows = RowListeners([sink])
-        recorder = Recorder(clock, agent, meta.log_frequency, rows, columns, self.table, meta.log_info)
+        recorder = Recorder(clock, agent, meta.log_frequency, rows, columns, self.table, meta.log_info, self.window)
         learns, limit = self.spec.agent.algorithm.learns, meta.max_seconds
         observers: dict[str, Observer] = {}
         if limit is not None:  # before the recorder, so that the time of the last row is not below the limit
@@ -160,8 +162,8 @@ class PolicyLearner:
         self._call("on_end")
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
-    def evaluate(self) -> float | None:
-        """Mean return of one episode in each evaluation env; None if a stop is requested before all have ended."""
+    def evaluate(self) -> list[float]:
+        """Return of one episode in each evaluation env; none if a stop is requested before all have ended."""
         assert self.eval_env is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
         act = self.agent.evaluator(deterministic=self.spec.meta.eval_deterministic)
@@ -169,7 +171,7 @@ class PolicyLearner:
         returns = play(self.eval_env, act, self.stop, self.beat)
         if not returns:  # broken off: a continued run evaluates again, from the state before
             self._eval_state = before
-        return sum(returns) / len(returns) if returns else None
+        return returns
 
     def close(self) -> None:
         """Release the evaluation env."""

@@ -94,6 +94,9 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
     changes = differences(saved, spec)
     shared = _read(paths.trial_checkpoint(t))  # whatever meta.distributed is now: a change of it is found by what was saved with it
+    if shared is not None and "episodes/ring" not in shared["arrays"]:
+        old = f"{paths.trial_checkpoint(t)} was written by an older version of slm_lab, in which each worker had its own total_reward"
+        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     starts: dict[int, Start] = {}
     begun = False
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):

@@ -45,7 +45,7 @@ from slm_lab.lib.limits import cores
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
-from slm_lab.lib.store import SharedArrays
+from slm_lab.lib.store import Shareable, SharedArrays
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 
@@ -173,7 +173,8 @@ class Session:
         self._closing.append(env.close)
         learner = self._build_learner(0, env.info, env.normalizers)
         if self.store is not None:
-            self.store.attach({"clock": learner.clock, "normalizers": env.normalizers, "agent": learner.agent})
+            parts: dict[str, Shareable] = {"clock": learner.clock, "episodes": learner.window}
+            self.store.attach(parts | {"normalizers": env.normalizers, "agent": learner.agent})
         self._check_memory(learner)
         self._closing.pop()  # the source closes it
         source = LocalSource(env, learner, self.stop, self.beat)

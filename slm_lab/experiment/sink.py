@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,6 +109,8 @@ class LocalSink:
     def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
         self.paths, self.trial, self.forward = paths, trial, forward
         self.tables: dict[Path, IO[str]] = {}
+        self._columns: dict[Path, Sequence[str]] = {}
+        """Those of each table; one that an older version began keeps its own."""
         self.boards: dict[int, TensorBoard] = {}
 
     def __call__(self, event: Event) -> None:
@@ -186,10 +188,12 @@ class LocalSink:
     def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
         if (file := self.tables.get(path)) is None:
             with _writing(path):
-                self.tables[path] = file = path.open("a", newline="", encoding="utf-8")
-            if file.tell() == 0:
+                self.tables[path] = file = path.open("a+", newline="", encoding="utf-8")
+            file.seek(0)
+            self._columns[path] = next(csv.reader(file), []) or columns
+            if file.seek(0, os.SEEK_END) == 0:
                 csv.writer(file, lineterminator="\n").writerow(columns)
-        csv.writer(file, lineterminator="\n").writerow([row[column] for column in columns])
+        csv.writer(file, lineterminator="\n").writerow([row.get(column, "") for column in self._columns[path]])
         file.flush()
 
     def _board(self, table: int, frame: int = 0) -> TensorBoard:

@@ -226,7 +226,7 @@ class Trial:
             display.say(_headline(metrics, self.spec, seconds))
             if graphs[0].is_file() and metrics["sessions"]:
                 display.say(f"open {shown.pop(1)}")
-            display.say(_summary(metrics, self.spec.session_frames))
+            display.say(_summary(metrics, self.spec.trial_frames))
         for line in shown:
             display.say(line)
         return metrics
@@ -237,11 +237,11 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
     sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
     if not sessions:
         return f"all sessions failed, after {duration(seconds)}"
-    mean = f" (mean of {sessions} sessions)" if sessions > 1 else ""
+    mean = f" (mean of {sessions} sessions)" if sessions > 1 and not spec.meta.distributed else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
     limit = spec.meta.max_seconds
-    timed_out = metrics["status"] == "done" and limit is not None and (frame or 0) < spec.session_frames
-    ended = f"; ended after {number(limit)} s of training (meta.max_seconds), before {spec.session_frames:,} frames" if timed_out else ""
+    timed_out = metrics["status"] == "done" and limit is not None and (frame or 0) < spec.trial_frames
+    ended = f"; ended after {number(limit)} s of training (meta.max_seconds), before {spec.trial_frames:,} frames" if timed_out else ""
     stopped = "; stopped early" if metrics["status"] == "stopped" else ""
     return f"{result} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
 

@@ -97,6 +97,11 @@ class Spec(SpecModel):
         return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
 
     @property
+    def trial_frames(self) -> int:
+        """Return the frames of what is trained independently: as session_frames, or with meta.distributed those of all Sessions."""
+        return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
+
+    @property
     def rollout_rows(self) -> int:
         """Return the vector steps of a rollout worker's rollout."""
         return self.agent.rollout_len if self.agent.algorithm.on_policy else REPLAY_ROWS

@@ -15,7 +15,7 @@ import pytest
 
 from slm_lab import cli
 from slm_lab.experiment.analysis.compare import SeedResult, Setting, differing_keys, read_settings, summarize
-from slm_lab.experiment.analysis.compare_report import AXES, compare, comparison_graphs
+from slm_lab.experiment.analysis.compare_report import AXES, METRICS, compare, comparison_graphs
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.run import load_run
 from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
@@ -36,10 +36,12 @@ def make_run(
     failed: int = 0,
     spec: dict[str, Any] | None = None,
     norms: Sequence[float] = (),
+    new: Sequence[Rows] = (),
 ) -> Path:
-    """A run's folder. Row i of a Session: frame 100 i, wall_t 2 i, opt_step 10 i.
+    """A run's folder, as an older version wrote it, without return_new. Row i of a Session: frame 100 i, wall_t 2 i, opt_step 10 i.
 
-    Where Sessions share a net, row i of Session s is written at global frame 200 i + 50 s.
+    Where Sessions share a net, row i of Session s is written at global frame 200 i + 50 s. With `new`, the version is the present one: the
+    returns of 5 new episodes in each row.
     """
     folder.mkdir(parents=True)
     paths = RunPaths(folder, name)
@@ -55,12 +57,13 @@ def make_run(
         paths.session_metrics(s).write_text('{"status": "stopped"}')
     for s, returns in enumerate(sessions):
         columns = [
-            *(name for name in COLUMNS if name not in ("global_frame", "staleness", "lock_wait")),
-            *(["global_frame"] if shared else []),
+            *(name for name in COLUMNS if new or name not in ("epi_new", "return_new")),
+            *(["global_frame", *(["worker_reward"] if new else [])] if shared else []),
         ]
         lines = [",".join(columns)]
         for i, value in enumerate(returns, 1):
             cells: dict[str, Any] = {"frame": 100 * i, "wall_t": 2 * i, "opt_step": 10 * i, "total_reward": value}
+            cells |= {"epi_new": 5, "return_new": new[s][i - 1]} if new else {}
             cells |= {"global_frame": 200 * i + 50 * s, "grad_norm": norms[s] if norms else 1.0}
             lines.append(",".join(str(cells.get(column, "")) for column in columns))
         paths.session_df(s).write_text("\n".join(lines) + "\n")
@@ -109,15 +112,37 @@ def test_a_distributed_run_is_one_sample(tmp_path: Path) -> None:
     assert summary.grad_norm == 2
 
 
-def test_the_curve_of_a_distributed_run_is_the_mean_over_its_sessions(tmp_path: Path) -> None:
-    """Each Session has global frames of its own: straight lines between them, over the range that both share."""
+def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The threshold is judged on ten of them, which the mean of the last 100 episodes reaches later; rows of evaluation come first."""
+    run = make_run(tmp_path / "a", [[10, 20, 30, 60], [10, 20, 30, 60]], shared=True, new=[[10, 60, 60, 70], [10, 60, 70, 80]])
+    (graph,) = (one for name, one in comparison_graphs([only(run)], "frame", metric="return_new").items() if name == "mean_returns")
+    assert (graph.panel.lines[0].curve.value.tolist(), graph.panel.y_label) == (
+        [10, 10, 60, 60, 60, 70, 70, 80],
+        "mean return (episodes since the last row)",
+    )
+    summary = summarize(only(run), 60, "return_new")
+    assert summary.steps_to_threshold == Estimate(600, None, None)  # row 3 of Session 0: 60 and 60
+    assert summary.final_return == Estimate(80, None, None)
+    assert cli.main(["compare", str(run), "--metric", "return_new", "--solve", "60", "--out", str(tmp_path / "out")]) == 0
+    assert "solved, a2c: judged on episodes since the last row, at least 10 of them\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["solved_by"] == "return_new"
+    RunPaths(run, "a2c").session_df(0, "eval").write_text("frame,global_frame,total_reward\n100,250,59\n200,450,61\n")
+    assert summarize(only(run), 60).steps_to_threshold == Estimate(450, None, None)
+    old = make_run(tmp_path / "old", [[10]])
+    assert cli.main(["compare", str(run), str(old), "--metric", "return_new"]) == 2
+    assert f"{old}: an older version wrote this run, without return_new; compare total_reward" in capsys.readouterr().err
+
+
+def test_the_curve_of_an_older_distributed_run_is_the_mean_over_its_sessions(tmp_path: Path) -> None:
+    """Of the last value of each, at the global frames of all."""
     run = make_run(tmp_path / "a", [[0, 20, 40], [100, 100, 100]], shared=True)
     (seed,) = only(run).seeds
     frame, value = seed.curve("total_reward", "global_frame")
-    assert frame.tolist() == [250, 400, 450, 600]
-    assert value.tolist() == [(5 + 100) / 2, (20 + 100) / 2, (25 + 100) / 2, (40 + 100) / 2]
+    assert frame.tolist() == [250, 400, 450, 600, 650]
+    assert value.tolist() == [(0 + 100) / 2, (20 + 100) / 2, (20 + 100) / 2, (40 + 100) / 2, (40 + 100) / 2]
     assert seed.curve("total_reward", "wall_t").frame.tolist() == [2, 4, 6]
-    assert seed.curve("total_reward", "frame").value.tolist() == [50, 60, 70]
+    assert seed.curve("total_reward", "frame").frame.tolist() == frame.tolist()
+    assert seed.curve("opt_step", "frame").value.tolist()[-1] == 60
 
 
 def test_of_rows_at_one_place_the_last_counts(tmp_path: Path) -> None:
@@ -137,7 +162,8 @@ def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
         ("a2c", 3, 3, "3 seeds"),
     ]
     aligned = settings[0].aligned("total_reward", "frame")
-    assert aligned.value_SF.tolist() == [[0, 20], [10, 30]]
+    assert aligned.frame.tolist() == [250, 400, 450]
+    assert aligned.value_SF.tolist() == [[0, 5, 20], [10, 15, 30]]
     assert summarize(settings[0], None).final_return == pytest.approx((25, 25 - 63.53, 25 + 63.53))
     assert summarize(settings[0], None).solved is None
 
@@ -262,16 +288,16 @@ def test_lines_of_the_graphs(tmp_path: Path) -> None:
     shared = make_run(tmp_path / "b", [[1, 1], [3, 3]], name="a3c", shared=True)
     graphs = comparison_graphs(read_settings([str(plain), str(shared)]), "frame", solve=9)
     threshold, one, other = graphs["mean_returns"].panel.lines
-    assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 200)
+    assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 450)
     assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
     assert one.band is not None
     assert [edge.tolist() for edge in one.band] == [[0, 10], [4, 20]]
-    assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed of 2 sessions)", [2, 2], None)
+    assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed of 2 sessions)", [2, 2, 2], None)
     assert one.colour != other.colour
     assert graphs["grad_norm"].panel.lines[0].curve.value.tolist() == [2, 2]
     (variance,) = graphs["return_variance"].panel.lines  # of one seed there is none
     assert variance.curve.value.tolist() == [8, 50]
-    assert {graph.panel.x_label for graph in graphs.values()} == {"frames (of each session)"}
+    assert {graph.panel.x_label for graph in graphs.values()} == {"global frames (of all workers together)"}
     assert "return_variance" not in comparison_graphs(read_settings([str(shared)]), "wall_t")
 
 
@@ -288,7 +314,8 @@ def test_files_and_text(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["name", "a2c", "a3c"]
     assert "2 of 2" in lines[1]
-    assert [Path(line).name for line in lines[4:]] == ["compare_table.json", "compare_table.csv", *names]
+    assert lines[4].startswith("solved, a2c, a3c: judged on mean of the last 100 episodes, since these rows")
+    assert [Path(line).name for line in lines[5:]] == ["compare_table.json", "compare_table.csv", *names]
     content = json.loads((folder / "compare_table.json").read_text())
     assert (content["by"], content["solve"]) == (by, -5)
     assert content["settings"][1]["runs"] == [str(runs[1])]
@@ -378,6 +405,10 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
         (["RUNS/broken"], "broken_spec.json cannot be read as a saved spec"),
         (["RUNS/two"], "'RUNS/two' contains 2 trials; expected one"),
         (["RUNS/good", "--by", "frames"], "invalid column 'frames'; expected one of frame, global_frame"),
+        (
+            ["RUNS/good", "--metric", "return"],
+            "invalid metric 'return'; expected one of total_reward, return_new; did you mean 'return_new'?",
+        ),
         (["RUNS/good", "--solve", "high"], "invalid return 'high'; expected a number, such as 195 or -200"),
         (["RUNS/good", "--solve=nan"], "invalid return 'nan'"),
         (["RUNS/good", "--label", "a", "--label", "b"], "--label is given 2 times for 1 RUN; expected one for each RUN, or none"),
@@ -416,6 +447,7 @@ def test_an_error_of_the_user(
 
 def test_the_columns_that_the_command_line_takes() -> None:
     assert list(AXES) == list(cli.parser.AXES)
+    assert list(METRICS) == list(cli.parser.METRICS)
     with pytest.raises(UserError, match="invalid column 'epi'; expected one of frame, global_frame"):
         compare(["x"], by="epi")
 

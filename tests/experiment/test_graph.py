@@ -20,7 +20,7 @@ from slm_lab.experiment.analysis.baseline import Baseline
 from slm_lab.experiment.analysis.curves import Curve
 from slm_lab.experiment.analysis.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
 from slm_lab.experiment.analysis.render_html import plotly_json, render_html
-from slm_lab.experiment.analysis.render_png import PNGRenderer, format_tick
+from slm_lab.experiment.analysis.render_png import PNGRenderer, _legend_of, format_tick
 from slm_lab.experiment.analysis.run import Run
 from slm_lab.experiment.analysis.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
 from slm_lab.experiment.observers.base import COLUMNS
@@ -156,42 +156,109 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
     assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes)"
 
 
-def write_shared(paths: RunPaths, index: int, returns: Sequence[float], lock_wait: float | str = 0.0, mode: DataMode = "train") -> None:
-    """Rows of a Session that trains one net with others: row i at global frame 200 i + 50 index and after i + index / 2 seconds."""
-    columns = ("frame", "global_frame", "wall_t", "opt_step", "total_reward", "total_reward_ma", "grad_norm", "staleness", "lock_wait")
+def write_shared(
+    paths: RunPaths, index: int, returns: Sequence[float], lock_wait: float | str = 0.0, mode: DataMode = "train", new: float | None = None
+) -> None:
+    """Rows of a Session that trains one net with others: row i at global frame 200 i + 50 index and after i + index / 2 seconds.
+
+    new: return of the new episodes of each row; None: an older version wrote the rows, without it.
+    """
+    columns = ["frame", "global_frame", "wall_t", "opt_step", "total_reward", "total_reward_ma", "grad_norm", "staleness", "lock_wait"]
+    columns += [] if new is None else ["worker_reward", "epi_new", "return_new", "loss"]
     rows = [
-        (100 * i, 200 * i + 50 * index, i + index / 2, 10 * i, value, value, 0.5, 1.0 + index, lock_wait)
+        (
+            100 * i,
+            200 * i + 50 * index,
+            i + index / 2,
+            10 * i,
+            value,
+            value,
+            0.5,
+            1.0 + index,
+            lock_wait,
+            value + index,
+            3,
+            new,
+            1.0 + index,
+        )
         for i, value in enumerate(returns, 1)
     ]
+    rows = [row[: len(columns)] for row in rows]
     lines = [",".join(map(str, row)) for row in (columns, *rows)]
     paths.session_df(index, mode).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.mark.usefixtures("pictures")
-def test_sessions_that_train_one_net_over_global_frames_and_time(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """Each Session has points of its own: the mean joins them with straight lines over the range that both share."""
-    write_shared(paths, 0, [0.0, 20.0, 40.0], lock_wait=0.25)
-    write_shared(paths, 1, [100.0, 100.0, 100.0])
-    analyze_trial(make_spec(), paths)
-    assert paths.trial_graph("mean_returns", "png", axis="global_frames").parent == paths.graph_dir
-    traces, layout = read_figure(paths.trial_graph("mean_returns", "html", axis="global_frames"))
-    by_name = {trace["name"]: trace for trace in traces}
-    assert by_name["session 1"]["x"] == [250, 450, 650]
-    assert by_name["mean of 2 sessions"]["x"] == [250, 400, 450, 600]
-    assert by_name["mean of 2 sessions"]["y"] == [52.5, 60, 62.5, 70]
-    assert by_name["±1 standard deviation"]["y"][:2] == [100, 100]
-    assert layout["xaxis"]["title"]["text"] == "global frames (of all sessions together)"
+def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """One curve over global frames and one over time, one set of metrics; a curve of each worker only where workers differ."""
+    write_shared(paths, 0, [30.0, 50.0, 70.0], lock_wait=0.25, new=60.0)
+    write_shared(paths, 1, [40.0, 60.0, 80.0], new=60.0)
+    spec = make_spec(meta={"distributed": "synced", "max_session": 2}, env={"max_frame": 600})
+    metrics = analyze_trial(spec, paths)
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    behind, line = traces
+    assert (behind["name"], behind["y"]) == ("episodes since the last row", [60] * 6)
+    assert (line["name"], line["x"]) == ("all workers (last 100 episodes)", [200, 250, 400, 450, 600, 650])
+    assert line["y"] == [30, 40, 50, 60, 70, 80]
+    assert layout["xaxis"]["title"]["text"] == "global frames (of all workers together)"
+    assert layout["yaxis"]["title"]["text"] == "mean return"
     traces, layout = read_figure(paths.trial_graph("mean_returns_ma", "html", axis="wall_t"))
-    assert traces[-1]["x"] == [1.5, 2, 2.5, 3]
+    assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [1, 1.5, 2, 2.5, 3, 3.5])]
     assert layout["xaxis"]["title"]["text"] == "wall-clock time (s)"
-    assert read_figure(paths.trial_graph("mean_returns", "html"))[1]["xaxis"]["title"]["text"] == "frames (of each session)"
     for what, y_label in (
         ("grad_norm", "norm of the gradient before clipping"),
         ("staleness", "staleness (updates by others, pull to push)"),
         ("lock_wait", "waiting time of an update for the lock (ms)"),
     ):
-        assert read_figure(paths.trial_graph(what, "html"))[1]["yaxis"]["title"]["text"] == y_label
-        assert all(paths.session_graph(index, what, ext).exists() for index in (0, 1) for ext in ("html", "png"))
+        traces, layout = read_figure(paths.trial_graph(what, "html"))
+        assert layout["yaxis"]["title"]["text"] == y_label
+        assert {"worker 0", "worker 1", "mean of 2 workers"} <= {trace["name"] for trace in traces}
+        assert paths.trial_graph(what, "png").exists()
+    assert [trace["name"] for trace in read_figure(paths.trial_graph("loss", "html"))[0]] == ["all workers"]
+    assert read_figure(paths.trial_graph("loss", "html"))[0][0]["y"] == [1.5] * 4
+    assert not list(paths.graph_dir.glob("*session_graph*"))
+    assert metrics["consistency"] is None
+    assert (metrics["strength"], metrics["final_return"], metrics["frame"], metrics["sessions"]) == (35, 80, 650, 2)
+    assert metrics["sample_efficiency"] == pytest.approx(
+        (10 / 200 + 20 / 250 + 30 / 400 + 40 / 450 + 50 / 600 + 60 / 650) / (10 + 20 + 30 + 40 + 50 + 60)
+    )
+    worker = json.loads(paths.session_metrics(1).read_text())
+    assert (worker["strength"], worker["final_return"], worker["frame"], worker["status"]) == (None, None, 300, "done")
+    assert not paths.trial_graph("consistencies", "png").exists()
+
+
+def test_workers_of_an_older_version(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """Their total_reward was over their own episodes: the curve is the mean over the workers, and says so. A failed worker's rows count."""
+    write_shared(paths, 0, [30.0, 50.0, 70.0])
+    write_shared(paths, 1, [40.0, 60.0, 80.0])
+    metrics = analyze_trial(make_spec(meta={"distributed": "synced", "max_session": 2}), paths, failed={1: "killed"})
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert [(trace["name"], trace["y"]) for trace in traces] == [("all workers, 1 failed", [35, 45, 55, 65, 75])]
+    assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes of each worker)"
+    assert (metrics["final_return"], metrics["sessions"], metrics["failed"]) == (75, 1, 1)
+
+
+@pytest.mark.usefixtures("pictures")
+def test_new_episodes_behind_the_mean_return(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """Where the two differ visibly; of several Sessions their mean, which the legend names however many Sessions there are."""
+    for index in range(5):
+        text = ["frame,total_reward,total_reward_ma,return_new,epi_new"]
+        text += [f"{1000 * i},{10 * i},{10 * i},{10 * i + index},3" for i in range(1, 9)]
+        paths.session_df(index).write_text("\n".join(text) + "\n")
+    analyze_trial(make_spec(meta={"max_session": 5}), paths)
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    behind = next(trace for trace in traces if trace["name"] == "episodes since the last row")
+    assert behind["y"] == [10 * i + 2 for i in range(1, 9)]
+    assert traces[-1]["name"] == "mean of 5 sessions (last 100 episodes)"
+    assert (layout["yaxis"]["title"]["text"], layout["hovermode"]) == ("mean return", "x unified")
+    point = Curve(np.ones(1), np.ones(1))
+    lines = [Line(f"session {i}", point, faint=True, group="new" if i == 4 else "") for i in range(5)]
+    assert list(_legend_of((Panel("", lines),))) == ["4 sessions", "new"]
+    (main,) = read_figure(paths.session_graph(0, "mean_returns", "html"))[0]  # equal to it
+    assert main["name"] == "session 0"
+    names = [trace["name"] for trace in read_figure(paths.session_graph(4, "mean_returns", "html"))[0]]
+    assert names == ["episodes since the last row", "session 4 (last 100 episodes)"]
+    assert not list(paths.root.rglob("*new_returns*"))
 
 
 @pytest.mark.parametrize("lock_wait", ["", 0.0])
@@ -217,8 +284,8 @@ def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, mak
     write_shared(paths, 1, [2.0])
     write_shared(paths, 2, [])
     analyze_trial(make_spec(), paths)
-    traces, _ = read_figure(paths.trial_graph("mean_returns", "html", axis="global_frames"))
-    assert [trace["name"] for trace in traces] == ["session 0", "session 1"]
+    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [250])]
     for index in range(3):
         write_shared(paths, index, [float("nan"), float("nan")])
     for path in paths.graph_dir.iterdir():

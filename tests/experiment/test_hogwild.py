@@ -24,14 +24,16 @@ import torch
 
 from slm_lab.experiment import engine, state
 from slm_lab.experiment.paths import DataMode, RunPaths, new_run
-from slm_lab.experiment.plan import TrialFailed
+from slm_lab.experiment.plan import TrialFailed, UserError
 from slm_lab.experiment.process.supervisor import Child
+from slm_lab.experiment.resume import read_run
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.session_process import shared_arrays
 from slm_lab.experiment.sink import LocalSink
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
@@ -451,6 +453,20 @@ def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
     Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1).run(LocalSink(paths))
     assert [row["frame"] for row in table(paths, 0)] == [200, 400]
     os.close(fd)
+
+
+def test_a_checkpoint_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    """In it each worker had a total_reward of its own: the tables would mix the two."""
+    paths, fd, spec = new_run(tmp_path, "small"), shared_file(), spec_of(frames=400, meta={"max_session": 1})
+    paths.spec.write_text(json.dumps(dump_spec(spec)))
+    Session(spec, 0, store=shared_arrays(spec, fd, 0)).run(LocalSink(paths))
+    os.close(fd)
+    assert read_run(paths).starts[0].status == "finished"
+    bundle = state.load(paths.trial_checkpoint())
+    bundle["arrays"] = {name: array for name, array in bundle["arrays"].items() if not name.startswith("episodes/")}
+    state.save(paths.trial_checkpoint(), bundle)
+    with pytest.raises(UserError, match=r"each worker had its own total_reward; start a new run with its weights: --set meta.init_from="):
+        read_run(paths)
 
 
 def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:

@@ -114,12 +114,12 @@ def test_evaluator_rows_are_due_by_frames_and_at_the_end_but_not_after_an_interr
     def frames(interrupted: bool) -> list[Any]:
         rows = Rows()
         clock = Clock()
-        evaluator = Evaluator(clock, Rates(), 10, rows, lambda: 7.0)
+        evaluator = Evaluator(clock, Rates(), 10, rows, lambda: [6.0, 8.0])
         drive(clock, evaluator, 25, 1)
         if interrupted:
             evaluator.on_interrupt()
         evaluator.on_end()
-        assert all(row["total_reward"] == 7.0 for row in rows)
+        assert all((row["total_reward"], row["epi_new"], row["return_new"]) == (7.0, 2, 7.0) for row in rows)
         return [row["frame"] for row in rows]
 
     assert frames(False) == [10, 20, 25]
@@ -284,7 +284,7 @@ def test_a_table_continues_from_its_rows() -> None:
     assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
     assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
     fresh.clock.frame = 800
-    assert fresh.row(41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
+    assert fresh.row(41.0, 1, 41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
 
     saved = Table(Clock(), Rates())
     saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
@@ -321,7 +321,8 @@ def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
     recorder.on_step(episodes(1.0, 2.0))
     recorder.forget_episodes()
     recorder.on_step(episodes(7.0))
-    assert list(recorder.returns) == [7.0]
+    assert recorder.window.returns == [7.0]
+    assert recorder.window.new() == (1, 7.0)
 
 
 def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:

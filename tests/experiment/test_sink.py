@@ -31,8 +31,9 @@ def test_rows_have_their_columns_in_order_and_one_format(paths: RunPaths) -> Non
     row = dict.fromkeys(COLUMNS) | {"frame": 1000, "wall_t": 1.23456, "fps": 999.96, "total_reward": 1 / 3, "loss": 1e-9}
     sink(Row(0, "train", row))
     lines = paths.session_df(0).read_text().splitlines()
-    assert lines[0] == "frame,epi,t,wall_t,fps,opt_step,total_reward,total_reward_ma,loss,lr,grad_norm,entropy,explore_var,entropy_coef"
-    assert lines[1] == "1000,,,1.235,1000.0,,0.33333333,,1e-09,,,,,"
+    returns = "total_reward,total_reward_ma,epi_new,return_new"
+    assert lines[0] == f"frame,epi,t,wall_t,fps,opt_step,{returns},loss,lr,grad_norm,entropy,explore_var,entropy_coef"
+    assert lines[1] == "1000,,,1.235,1000.0,,0.33333333,,,,1e-09,,,,,"
     assert not paths.session_df(0, "eval").exists()
     sink.close()
     sink = LocalSink(paths)
@@ -42,6 +43,15 @@ def test_rows_have_their_columns_in_order_and_one_format(paths: RunPaths) -> Non
     sink.close()
     assert [line.split(",")[0] for line in paths.session_df(0).read_text().splitlines()] == ["frame", "1000", "2000"]
     assert [len(sink.rows(table, mode)) for table, mode in ((0, "train"), (0, "eval"), (1, "train"), (2, "train"))] == [2, 1, 1, 0]  # type: ignore[arg-type]
+
+
+def test_a_table_that_an_older_version_began_keeps_its_columns(paths: RunPaths) -> None:
+    paths.session_df(0).write_text("frame,epi,lr\n100,2,0.5\n")
+    sink = LocalSink(paths)
+    sink(Row(0, "train", dict.fromkeys(COLUMNS) | {"frame": 200, "lr": 0.25}))
+    sink(Row(0, "train", dict.fromkeys(COLUMNS) | {"frame": 300, "epi": 5}))
+    sink.close()
+    assert paths.session_df(0).read_text() == "frame,epi,lr\n100,2,0.5\n200,,0.25\n300,5,\n"
 
 
 @pytest.mark.parametrize("torn", ["800,1", "800,12,400,4.000,50,40.0", "8"])

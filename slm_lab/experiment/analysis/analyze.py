@@ -21,12 +21,13 @@ from slm_lab.experiment.analysis.metrics import (
     mean_scalars,
     session_metrics,
 )
-from slm_lab.experiment.analysis.run import Run, Status, distributed, last_frame
+from slm_lab.experiment.analysis.one_net import ALL_WORKERS, distributed, own_windows
+from slm_lab.experiment.analysis.run import Run, Status, last_frame
 from slm_lab.experiment.analysis.sampler import draw_sampler, sampler_metrics
 from slm_lab.experiment.analysis.trial_figures import (
     FRAMES,
+    GLOBAL_FRAMES,
     POLICY_FRAMES,
-    SESSION_FRAMES,
     Labels,
     common_strengths,
     draw_returns,
@@ -41,6 +42,8 @@ from slm_lab.spec.spec import Spec
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 EPISODES = "last 100 episodes"
 """Those of which a row's total_reward is the mean."""
+_OWN_EPISODES = "last 100 episodes of each worker"
+"""The same in a distributed run of an older version."""
 
 
 def analyze_trial(
@@ -74,7 +77,8 @@ def analyze_trial(
     Sessions' last), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last line
     of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
     if a Session trains several policies: policies and best_policy (see sampler_metrics), and the other means are over all policies of
-    all Sessions.
+    all Sessions. Sessions that train one net are one experiment: its metrics are those of the rows of all workers over global frames,
+    failed ones included, frame is the last global frame, and there is no consistency.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -83,6 +87,7 @@ def analyze_trial(
     if baseline is None and recorded_baseline is not None:
         baseline = Baseline(recorded_baseline)
     mean_return = baseline.mean_return if baseline else None
+    episodes = _OWN_EPISODES if own_windows(trial.train) else episodes
     trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():
@@ -110,7 +115,8 @@ class _Trial:
         self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
         """Of the tables from which the metrics are made."""
         self.failures = {s: failures[s] for s in sorted(failures)}
-        self.train, self.metric_tables = run.tables("train"), run.tables(self.mode)
+        self.train, self.metric_tables = run.tables("train"), run.independent(self.mode)
+        self.distributed = distributed(self.train)
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
         self.good = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
@@ -121,8 +127,9 @@ class _Trial:
             len(self.failures),
             spec.policies,
             spec.meta.max_session,
-            SESSION_FRAMES if distributed(self.train) else frames,
+            GLOBAL_FRAMES if self.distributed else frames,
             failed_tables,
+            workers=self.distributed,
         )
 
     @property
@@ -139,16 +146,17 @@ class _Trial:
     def write_metrics(self, baseline: float | None, writer: Writer) -> dict[str, Any]:
         """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
         policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
-        rows = {index: self._scalars(index, strengths[index]) for index in self.train}
-        train, metric_tables = ({index: tables[index] for index in self.good} for tables in (self.train, self.metric_tables))
+        rows = {index: self._scalars(index, strengths) for index in self.train}
+        train = {index: self.train[index] for index in self.good}
+        metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.good, ALL_WORKERS)}
         sessions = {index // policies for index in self.good}
         failures = {str(s): _last_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
         may_be_missing = self.stop is None or self.stop_requested
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
         metrics: dict[str, Any] = {
-            **(mean_scalars([rows[index] for index in self.good]) or _NO_SCALARS),
-            "consistency": consistency(common_strengths([strengths[index] for index in self.good])),
+            **(mean_scalars([self._scalars(index, strengths) for index in metric_tables]) or _NO_SCALARS),
+            "consistency": None if self.distributed else consistency(common_strengths([strengths[index] for index in self.good])),
             "random_baseline": baseline,
             "sessions": len(sessions),
             "status": "failed" if self.failures else "stopped" if stopped else "done",
@@ -166,12 +174,16 @@ class _Trial:
             writer.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
         return metrics
 
-    def _scalars(self, index: int, strengths: Strengths) -> Scalars:
+    def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
+        """Return the metrics of a table; of a worker of one net its frame alone, since it is no experiment of its own."""
+        frame = last_frame(self.train[index] if index in self.train else self.run.independent("train")[index])
+        if index not in self.metric_tables:
+            return {**_NO_SCALARS, "frame": frame}
         return {
             "final_return": last_value(self.metric_tables[index], "total_reward"),
             "total_reward_ma": last_value(self.metric_tables[index], "total_reward_ma"),
-            **session_metrics(strengths),
-            "frame": last_frame(self.train[index]),
+            **session_metrics(strengths[index]),
+            "frame": frame,
         }
 
     def _status(self, index: int) -> Status:

@@ -17,38 +17,63 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, curve, interpolate
+from slm_lab.experiment.analysis.one_net import global_table
 from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
 from slm_lab.experiment.analysis.statistics import Estimate, average, estimate
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 
+SOLVE_EPISODES = 10
+"""Least number of episodes whose mean return is compared with a threshold."""
 _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
 """Maximum number of keys in the name of a setting, and of letters of each value."""
 
 
+RULES = {
+    "evaluation": "rows of evaluation",
+    "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
+    "total_reward": "mean of the last 100 episodes, since these rows of an older version have no return_new",
+}
+"""What a threshold is judged on → description."""
+
+
 @dataclass(frozen=True)
 class SeedResult:
-    """Results of one seed: the tables of its Sessions or policies."""
+    """Results of one seed: the tables of its policies, or the one of its Session, or of all workers of one net."""
 
     tables: list[Table]
     status: Status = "done"
+    rows: Sequence[Table] = ()
+    """The tables as they were written, one of each worker; empty: as `tables`."""
+    evaluation: Sequence[Table] = ()
+    """Tables of evaluation that have rows."""
 
     def curve(self, column: str, x_column: str) -> Curve:
         """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean if all have it."""
         curves = [_curve(table, column, x_column) for table in self.tables]
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
+    @property
+    def solved_by(self) -> str:
+        """What a threshold is judged on, a key of RULES: never a mean over episodes of long ago, if there is anything else."""
+        if self.evaluation:
+            return "evaluation"
+        return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
+
     def first_reached(self, threshold: float | None, x_column: str) -> float | None:
-        """Return the value of `x_column` at which the first table reached this total_reward; None: none did."""
+        """Return the value of `x_column` at which the first table reached this return, by the rule of `solved_by`; None: none did."""
         if threshold is None:
             return None
-        curves = (_curve(table, "total_reward", x_column) for table in self.tables)
+        if self.solved_by == "return_new":  # the rows of one worker count each episode of all workers once
+            curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
+        else:
+            curves = [_curve(table, "total_reward", x_column) for table in self.evaluation or self.rows or self.tables]
         reached = [float(one.frame[one.value >= threshold][0]) for one in curves if (one.value >= threshold).any()]
         return min(reached, default=None)
 
-    def final_return(self) -> float | None:
-        """Return the last total_reward, mean over the tables; None if no episode ended."""
-        rows = [curve(table, "total_reward").value for table in self.tables]
+    def final_return(self, metric: str = "total_reward") -> float | None:
+        """Return the last total_reward (or another column), mean over the tables; None if no episode ended."""
+        rows = [curve(table, metric).value for table in self.tables]
         return average(row[-1] for row in rows if len(row))
 
     def grad_norm(self) -> float | None:
@@ -89,7 +114,7 @@ class Setting:
 
     @property
     def sessions(self) -> int:
-        return sum(len(seed.tables) if self.distributed else 1 for seed in self.seeds)
+        return sum(len(seed.rows) or 1 for seed in self.seeds)
 
     @property
     def distributed(self) -> bool:
@@ -113,13 +138,17 @@ class Setting:
 
 def seeds_of(run: Run) -> list[SeedResult]:
     """Return the seeds of a run that have rows."""
-    tables = {index: table for index, table in run.tables("train").items() if len(table["frame"])}
+    tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.distributed:
-        return [SeedResult(list(tables.values()), run.status)] if tables else []
-    of_session: dict[int, list[Table]] = {}
-    for index, table in tables.items():
-        of_session.setdefault(index // run.policies, []).append(table)
-    return [SeedResult(own, run.sessions[s]) for s, own in of_session.items()]
+        rows = list(tables.values())
+        return [SeedResult([global_table(tables)], run.status, rows, list(evaluation.values()))] if tables else []
+    of_session: dict[int, list[int]] = {}
+    for index in tables:
+        of_session.setdefault(index // run.policies, []).append(index)
+    return [
+        SeedResult([tables[i] for i in own], run.sessions[s], evaluation=[evaluation[i] for i in own if i in evaluation])
+        for s, own in of_session.items()
+    ]
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
@@ -237,6 +266,8 @@ class Summary(NamedTuple):
     """How its seeds ended (see Setting.status)."""
     solved: int | None
     """Seeds that reached the threshold; None without one."""
+    solved_by: str | None
+    """What that was judged on, see RULES; of seeds that differ in it all, joined by " and "."""
     steps_to_threshold: Estimate | None
     """Median over the seeds that solved, in global frames."""
     seconds_to_threshold: Estimate | None
@@ -248,11 +279,14 @@ class Summary(NamedTuple):
     grad_norm: float | None
 
 
-def summarize(setting: Setting, threshold: float | None) -> Summary:
-    """Return the numbers of a setting; a seed has solved once a row of one of its Sessions has a total_reward of at least `threshold`."""
+def summarize(setting: Setting, threshold: float | None, metric: str = "total_reward") -> Summary:
+    """Return the numbers of a setting; a seed has solved once a table of it reaches `threshold` (see SeedResult.first_reached).
+
+    `metric`: the column of which final_return is the last value.
+    """
     seeds = setting.seeds
     steps = [seed.first_reached(threshold, "global_frame") for seed in seeds]
-    finals = [seed.final_return() for seed in seeds]
+    finals = [seed.final_return(metric) for seed in seeds]
     return Summary(
         name=setting.name,
         env=setting.env,
@@ -260,6 +294,7 @@ def summarize(setting: Setting, threshold: float | None) -> Summary:
         sessions=setting.sessions,
         status=setting.status,
         solved=None if threshold is None else sum(value is not None for value in steps),
+        solved_by=None if threshold is None else " and ".join(sorted({seed.solved_by for seed in seeds})),
         steps_to_threshold=estimate(steps, "median"),
         seconds_to_threshold=estimate([seed.first_reached(threshold, "wall_t") for seed in seeds], "median"),
         final_return=estimate(finals, "mean"),
@@ -267,6 +302,18 @@ def summarize(setting: Setting, threshold: float | None) -> Summary:
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
         grad_norm=average(seed.grad_norm() for seed in seeds),
     )
+
+
+def recent_returns(table: Table, x_column: str) -> Curve:
+    """Return at each row the mean return of the newest episodes: of the row and of as many before it as have SOLVE_EPISODES together."""
+    counts = np.nan_to_num(table["epi_new"])
+    episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
+    # the last row before those that are needed: up to it there are at most so many episodes
+    before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
+    enough = before >= 0
+    number = episodes - np.append(0.0, episodes)[before]
+    mean = (total - np.append(0.0, total)[before]) / np.maximum(number, 1.0)
+    return _curve({**table, "recent": np.where(enough, mean, np.nan)}, "recent", x_column)
 
 
 def _curve(table: Table, column: str, x_column: str) -> Curve:

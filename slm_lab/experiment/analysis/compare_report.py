@@ -14,18 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.analysis.compare import Setting, Summary, read_settings, summarize
+from slm_lab.experiment.analysis.compare import RULES, Setting, Summary, read_settings, summarize
 from slm_lab.experiment.analysis.curves import Aligned, Curve
 from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.analysis.statistics import INTERVAL, Estimate
-from slm_lab.experiment.analysis.trial_figures import FRAMES, SESSION_FRAMES, SHARED_AXES, Axis
+from slm_lab.experiment.analysis.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import ComparisonPaths, file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
 
-AXES = {axis.column: axis for axis in (FRAMES, *SHARED_AXES, Axis("opt_steps", "opt_step", "optimizer steps"))}
+AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
+METRICS = {"total_reward": "mean return (last 100 episodes)", "return_new": "mean return (episodes since the last row)"}
+"""Values of --metric → vertical axis."""
 _COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 _BAND = "mean ± 1 standard deviation over seeds"
 
@@ -34,6 +36,7 @@ def compare(
     run_patterns: Sequence[str],
     *,
     by: str = "frame",
+    metric: str = "total_reward",
     solve: float | None = None,
     labels: Sequence[str] = (),
     data_dir: Path = Path("data"),
@@ -41,20 +44,25 @@ def compare(
 ) -> str:
     """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return the table as text, with the files written.
 
-    `solve` is the total_reward that counts as solved, `labels` one name per pattern, `out` the folder to write in instead of a new one in
-    `data_dir`. Raises UserError, with nothing written. A file or graph that fails is a notice.
+    `metric` is the column of METRICS that is drawn, `solve` the return that counts as solved, `labels` one name per pattern, `out` the
+    folder to write in instead of a new one in `data_dir`. Raises UserError, with nothing written. A file or graph that fails is a notice.
     """
     if by not in AXES:
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
+    if metric not in METRICS:
+        raise UserError(f"invalid metric '{metric}'; expected one of {', '.join(METRICS)}")
     settings = read_settings(run_patterns, labels)
-    summaries = [summarize(setting, solve) for setting in settings]
-    graphs = comparison_graphs(settings, by, solve)
+    for setting in settings:
+        if metric == "return_new" and (old := [run.paths.root for run in setting.runs if not run.has_new_returns]):
+            raise UserError(f"{old[0]}: an older version wrote this run, without return_new; compare total_reward")
+    summaries = [summarize(setting, solve, metric) for setting in settings]
+    graphs = comparison_graphs(settings, by, solve, metric)
     try:
         paths = new_comparison(data_dir, out)
     except OSError as error:
         raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
     axis, writer = AXES[by], Writer(paths.root)
-    writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve)))
+    writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve, metric)))
     writer.write("table not written", (paths.table("csv"), lambda: _csv(summaries)))
     with writer.drawing():
         writer.draw(graphs, partial(paths.graph, axis=axis.name))
@@ -62,7 +70,7 @@ def compare(
     return "\n".join([text_table(summaries), *_files(paths, graphs, axis)])
 
 
-def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None) -> dict[str, Figure]:
+def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "total_reward") -> dict[str, Figure]:
     """Return figures of the return, the gradient norm and the variance of the return between seeds, each if a setting has it.
 
     Each env has figures of its own: with several, the env is part of a figure's name.
@@ -71,18 +79,19 @@ def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None 
     return {
         f"{name}_{file_stem(env)}" if len(envs) > 1 else name: figure
         for env, of_env in envs.items()
-        for name, figure in _graphs(of_env, env, by, solve).items()
+        for name, figure in _graphs(of_env, env, by, solve, metric).items()
     }
 
 
-def _graphs(settings: Sequence[Setting], title: str, by: str, solve: float | None) -> dict[str, Figure]:
-    axis = _axis(by, settings)
-    returns = [setting.aligned("total_reward", by) for setting in settings]
+def _graphs(settings: Sequence[Setting], title: str, by: str, solve: float | None, metric: str) -> dict[str, Figure]:
+    shared = by == "frame" and any(setting.distributed for setting in settings)
+    axis = GLOBAL_FRAMES if shared else AXES[by]
+    returns = [setting.aligned(metric, by) for setting in settings]
     norms = [setting.aligned("grad_norm", by) for setting in settings]
     styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(_COLOURS))]
     variance = "variance of the return between seeds"
     texts = {
-        "mean_returns": (f"return, {_BAND}", "mean return (last 100 episodes)", [*_threshold(returns, solve), *_lines(styles, returns)]),
+        "mean_returns": (f"return, {_BAND}", METRICS[metric], [*_threshold(returns, solve), *_lines(styles, returns)]),
         "grad_norm": (f"gradient norm, {_BAND}", "norm of the gradient before clipping", _lines(styles, norms)),
         "return_variance": (variance, "variance of the mean return between seeds", _variances(styles, returns)),
     }
@@ -113,14 +122,9 @@ def text_table(summaries: Sequence[Summary]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     explained = "; global frames and seconds to solve: median over the seeds that solved" if has_threshold else ""
-    return "\n".join([*rows, f"[low, high]: {INTERVAL}{explained}"])
-
-
-def _axis(by: str, settings: Sequence[Setting]) -> Axis:
-    shared = any(setting.distributed for setting in settings)
-    if shared and by == "opt_step":
-        return replace(AXES[by], label="optimizer steps (of each session)")
-    return SESSION_FRAMES if shared and by == "frame" else AXES[by]
+    judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
+    rules = [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
+    return "\n".join([*rows, f"[low, high]: {INTERVAL}{explained}", *rules])
 
 
 def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
@@ -158,9 +162,9 @@ def _row(one: Summary) -> dict[str, Any]:
     return row
 
 
-def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, solve: float | None) -> bytes:
+def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, solve: float | None, metric: str) -> bytes:
     rows = [_row(one) | {"runs": [str(run.paths.root) for run in setting.runs]} for setting, one in zip(settings, summaries, strict=True)]
-    content = {"by": by, "solve": solve, "interval": INTERVAL, "settings": rows}
+    content = {"by": by, "metric": metric, "solve": solve, "interval": INTERVAL, "settings": rows}
     return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

@@ -15,6 +15,8 @@ from slm_lab.experiment.analysis.curves import Curve
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 """Okabe and Ito's palette, distinguishable with colour blindness too."""
+NEW_COLOUR = "#D55E00"
+"""Of the returns of new episodes, behind the mean return."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5

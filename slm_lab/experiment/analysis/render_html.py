@@ -72,7 +72,7 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
 
 def _layout(figure: Figure) -> dict[str, Any]:
     bars = any(panel.bars for panel in figure.panels)
-    grouped = any(line.group for panel in figure.panels for line in panel.lines)
+    grouped = any(line.group not in ("", line.name) for panel in figure.panels for line in panel.lines)
     heights = [panel.height or (_PANEL if len(figure.panels) > 1 else _SINGLE_PANEL) for panel in figure.panels]
     layout = page_layout(figure.title, figure.subtitle, max(sum(heights) * (1 + _GAP), 300))
     if any(panel.best_last for panel in figure.panels):
@@ -127,8 +127,8 @@ def _traces(panel: Panel) -> list[dict[str, Any]]:
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     grouped: set[str] = set()
     for line, trace in ((line, trace) for line in lines for trace in traces if line.group and trace["name"] == line.name):
-        hover = {"hovertemplate": f"%{{x}}, %{{y}}<extra>{html.escape(line.name)}</extra>", "showlegend": line.group not in grouped}
-        trace |= {"name": line.group, "legendgroup": line.group, **hover}
+        hover = {"hovertemplate": f"%{{x}}, %{{y}}<extra>{html.escape(line.name)}</extra>"} if line.name != line.group else {}
+        trace |= {"name": line.group, "legendgroup": line.group, "showlegend": line.group not in grouped, **hover}
         grouped.add(line.group)
     marked = [line for line in lines if line.marks]
     legend = [_mark_trace(Line(figures.MARK, marked[0].curve, "#FFFFFF"), legend=True)] if marked else []

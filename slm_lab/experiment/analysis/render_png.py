@@ -175,7 +175,7 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
 
 def _names(panel: Panel) -> dict[str, str]:
     """Return the names of the lines → those of the legend, if many faint lines have one together."""
-    faint = [line.name for line in panel.lines if line.faint]
+    faint = [line.name for line in panel.lines if line.faint and not line.group]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 

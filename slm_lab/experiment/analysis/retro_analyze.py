@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from slm_lab.experiment.analysis.analyze import EPISODES, analyze_trial
+from slm_lab.experiment.analysis.one_net import own_windows
 from slm_lab.experiment.analysis.run import Run, last_frame, read_json
 from slm_lab.experiment.analysis.slm_lab_run import LAST_EPISODES, import_run, is_slm_lab_run
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
@@ -72,7 +73,9 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
         raise UserError(f"cannot write the metrics of {paths.root}: {paths.trial_metrics(t).name} was not replaced")
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
     files = [str(file) for file in (*graphs, paths.trial_metrics(t)) if file.is_file()]
-    return "\n".join([_headline(run, spec, metrics, several), *filter(None, [_summary(metrics)]), *files])
+    older = "note: an older version wrote this run: total_reward is the mean over the workers of each one's last 100 episodes"
+    notes = [older] if own_windows(run.tables("train")) else []
+    return "\n".join([_headline(run, spec, metrics, several), *filter(None, [_summary(metrics)]), *files, *notes])
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
@@ -120,9 +123,13 @@ def _check_writable(paths: RunPaths) -> None:
 def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -> str:
     """Return the final return, and how the Sessions ended."""
     sessions, final = metrics["sessions"], metrics["final_return"]
-    mean = f" (mean of {sessions} sessions)" if sessions > 1 else ""
+    mean = f" (mean of {sessions} sessions)" if sessions > 1 and not run.distributed else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
-    result = f"{result} after {metrics['frame'] or 0:,} of {spec.session_frames:,} frames; " if sessions else ""
+    result = (
+        f"{result} after {metrics['frame'] or 0:,} of {spec.trial_frames if run.distributed else spec.session_frames:,} frames; "
+        if sessions
+        else ""
+    )
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
     missing = spec.meta.max_session - sum(statuses.values())
     parts = [f"{count} {status}" for status, count in statuses.items()] + ([f"{missing} without rows"] if missing > 0 else [])

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.analysis.curves import Table, curve
+from slm_lab.experiment.analysis.one_net import distributed, independent
 from slm_lab.experiment.lock import in_use
 from slm_lab.experiment.paths import DataMode, RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
@@ -113,12 +114,21 @@ class Run:
         """Whether the Sessions train one net together."""
         return distributed(self.tables("train"))
 
+    @property
+    def has_new_returns(self) -> bool:
+        """Whether the rows of training have return_new: not if an older version, or SLM Lab, wrote one of the tables."""
+        return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
+
     def tables(self, mode: DataMode) -> dict[int, Table]:
         """Tables by index (see RunPaths.session_df) of all Sessions that have one of training; one that cannot be read is a notice."""
         if mode not in self._tables:
             indices = self.paths.sessions("train", self.trial)
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
+
+    def independent(self, mode: DataMode) -> dict[int, Table]:
+        """Return the tables of what was trained independently: of all workers of one net together (index ALL_WORKERS), else as `tables`."""
+        return independent(self.tables(mode), mode)
 
     @cached_property
     def mode(self) -> str:
@@ -259,11 +269,6 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return np.nan
-
-
-def distributed(tables: Mapping[int, Table]) -> bool:
-    """Whether the Sessions of these tables train one net together."""
-    return any("global_frame" in table for table in tables.values())
 
 
 def last_frame(table: Table) -> int | None:

@@ -177,7 +177,7 @@ def return_figures(
 
 def trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
     """Return the mean returns of a trial over its Sessions, from its tables; {} if it has none."""
-    tables = [return_curves(table) for table in Run(paths, trial).tables(mode).values()]
+    tables = [return_curves(table) for table in Run(paths, trial).independent(mode).values()]
     result = {}
     for name in _RETURN_LABELS:
         curves = [one[name] for one in tables if len(one[name].frame)]

@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 
 from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
-from slm_lab.experiment.analysis.figure import GREY, POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.analysis.figure import GREY, MEAN_COLOUR, NEW_COLOUR, POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.analysis.metrics import Strengths, consistency_curve, metric_curves
-from slm_lab.experiment.analysis.run import Run, distributed
+from slm_lab.experiment.analysis.one_net import ALL_WORKERS
+from slm_lab.experiment.analysis.run import Run
 from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.observers.base import info_column
 from slm_lab.experiment.paths import DataMode
@@ -22,6 +23,11 @@ Curves = dict[str, Curve]
 BASELINE = "random baseline"
 """Name of its line."""
 RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
+NEW = "new_returns"
+"""Curve that is drawn behind that of mean_returns, and has no figure of its own."""
+_NEW_NAME = "episodes since the last row"
+_VISIBLE = 0.02
+"""Least difference that a curve of new episodes is drawn for, as a share of the range of the returns."""
 _POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
 """Names of figures with a curve per policy → those with a curve per table."""
 _TRAINING_COLUMNS = ("loss", "entropy", "explore_var")
@@ -60,15 +66,12 @@ class Axis:
 
 
 FRAMES = Axis("frames", "frame", "frames")
-SESSION_FRAMES = Axis("frames", "frame", "frames (of each session)")
+GLOBAL_FRAMES = Axis("global_frames", "global_frame", "global frames (of all workers together)")
 """If the Sessions train one net."""
 POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
 """If a Session trains several policies."""
-SHARED_AXES = (
-    Axis("global_frames", "global_frame", "global frames (of all sessions together)"),
-    Axis("wall_t", "wall_t", "wall-clock time (s)"),
-)
-"""Additional axes for the returns if the Sessions train one net."""
+WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
+"""Additional axis for the returns if the Sessions train one net."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,13 @@ class Labels:
     """Indices of the tables of failed Sessions."""
     baseline: float | None = None
     """The env's random baseline, a line in figures of returns; None: not known."""
+    workers: bool = False
+    """The Sessions train one net."""
 
     def describe(self, index: int) -> str:
         """Return the Session, and its policy, that the table of this index belongs to."""
+        if self.workers:
+            return f"all workers{self.missing}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
         return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
 
@@ -104,7 +111,7 @@ class Labels:
     @property
     def each(self) -> str:
         """What the tables belong to."""
-        return "policies" if self.policies > 1 else "sessions"
+        return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
 
     @property
     def missing(self) -> str:
@@ -114,20 +121,24 @@ class Labels:
 
     def count(self, tables: int) -> str:
         """Return "2 sessions, 1 failed", or "6 policies, 1 session failed"."""
-        return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else 'session'}{self.missing}"
+        return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else self.each[:-1]}{self.missing}"
 
 
 def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
     """Draw what needs no random baseline; `mode` is that of the tables from which the metrics are made."""
-    train, metric_tables, graph = run.tables("train"), run.tables(mode), partial(run.paths.trial_graph, t=run.trial)
-    learning = learning_curves(train)
+    train, metric_tables, graph = run.tables("train"), run.independent(mode), partial(run.paths.trial_graph, t=run.trial)
     returns = {index: return_curves(table) for index, table in metric_tables.items()}
     draw_returns(writer, run, labels, mode)
+    if labels.workers:
+        for columns in (_DISTRIBUTED_COLUMNS, _TRAINING_COLUMNS):
+            figures = worker_figures(learning_curves(train, columns, "global_frame"), labels, each=columns is _DISTRIBUTED_COLUMNS)
+            writer.draw(figures, graph)
+        over = {index: return_curves(table, WALL_CLOCK.column) for index, table in metric_tables.items()}
+        writer.draw(trial_figures(over, labels, mode, WALL_CLOCK), partial(graph, axis=WALL_CLOCK.name))
+        return
+    learning = learning_curves(train, _TRAINING_COLUMNS)
     writer.draw(trial_figures(learning, labels, "train"), graph)
     writer.draw(policy_figures(returns, labels, mode), graph)
-    for axis in SHARED_AXES if distributed(train) else ():
-        over = {index: return_curves(table, axis.column) for index, table in metric_tables.items()}
-        writer.draw(trial_figures(over, labels, mode, axis), partial(graph, axis=axis.name))
     for index, table in train.items():
         _draw_session(writer, run, index, returns[index], labels, mode)
         _draw_session(writer, run, index, learning[index], labels, "train")
@@ -137,7 +148,7 @@ def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> Non
 
 def draw_returns(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
     """Draw the returns of the trial over frames."""
-    returns = {index: return_curves(table) for index, table in run.tables(mode).items()}
+    returns = {index: return_curves(table) for index, table in run.independent(mode).items()}
     writer.draw(trial_figures(returns, labels, mode), partial(run.paths.trial_graph, t=run.trial))
 
 
@@ -147,7 +158,7 @@ def draw_strengths(writer: Writer, run: Run, labels: Labels, mode: DataMode, str
     common = common_strengths([one for index, one in strengths.items() if index not in labels.failed_tables])
     writer.draw(trial_figures(curves, labels, mode), graph)
     writer.draw(consistency_figures(common, labels, mode), graph)
-    for index, one in curves.items():
+    for index, one in curves.items() if not labels.workers else ():
         _draw_session(writer, run, index, one, labels, mode)
 
 
@@ -156,24 +167,41 @@ def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: 
     writer.draw(drawn, partial(run.paths.session_graph, index, mode=mode, t=run.trial))
 
 
-def learning_curves(tables: Mapping[int, Table]) -> dict[int, Curves]:
-    """Return the curves of each table that describe its updates; without waits for the lock if there are none."""
+def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: str = "frame") -> dict[int, Curves]:
+    """Return the curves of each table that describe its updates; without waits for the lock if there are none.
+
+    With those of training also the entries of `info` (meta.log_info).
+    """
     waits = any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values())
-    shared = _DISTRIBUTED_COLUMNS if waits else _DISTRIBUTED_COLUMNS[:-1]
     infos = dict.fromkeys(name for table in tables.values() for name in table if name.startswith(info_column("")))
-    columns = (*_TRAINING_COLUMNS, *(shared if distributed(tables) else ()), *infos)
-    return {index: {column: curve(table, column) for column in columns} for index, table in tables.items()}
+    names = [name for name in columns if name != "lock_wait" or waits] + (list(infos) if columns is _TRAINING_COLUMNS else [])
+    return {index: {name: curve(table, name, over) for name in names} for index, table in tables.items()}
+
+
+def worker_figures(tables: Mapping[int, Curves], labels: Labels, *, each: bool) -> dict[str, Figure]:
+    """Return figures of the mean over the workers of one net over global frames; with `each` and the curve of each worker."""
+    if each:
+        return trial_figures(tables, labels, "train", GLOBAL_FRAMES)
+    good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
+    means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
+    return trial_figures({ALL_WORKERS: means}, labels, "train")
 
 
 def return_curves(table: Table, over: str = "frame") -> Curves:
-    return {name: curve(table, column, over) for name, column in RETURNS.items()}
+    """Return the curves of RETURNS, and that of the new episodes of each row."""
+    return {name: curve(table, column, over) for name, column in (RETURNS | {NEW: "return_new"}).items()}
 
 
 def session_figures(index: int, curves: Curves, labels: Labels, mode: DataMode) -> dict[str, Figure]:
     """Return the figures of those curves that have points."""
     suffix = ", evaluation" if mode == "eval" else ""
     titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
-    return {name: _figure(name, [Line(labels.name(index), one)], titled, mode) for name, one in curves.items() if len(one.frame)}
+    figures = {}
+    for name, one in curves.items():
+        if len(one.frame) and name != NEW:
+            lines = _with_new(name, [Line(labels.name(index), one)], [curves], labels.episodes[mode])
+            figures[name] = _figure(name, lines, titled, mode)
+    return figures
 
 
 def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, axis: Axis | None = None) -> dict[str, Figure]:
@@ -183,8 +211,12 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, 
     """
     figures = {}
     for name in next(iter(tables.values()), {}):
+        if name == NEW:
+            continue
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
-        if lines or (name in RETURNS and axis not in SHARED_AXES):
+        good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
+        lines = _with_new(name, lines, good, labels.episodes[mode])
+        if lines or (name in RETURNS and axis is not WALL_CLOCK):
             figures[name] = _figure(name, lines, labels, mode, axis)
     return figures
 
@@ -201,7 +233,9 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode)
             aligned = together if len(together.frame) else align(curves)
             band = aligned.band() if len(curves) > 1 else None
             colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
-            lines += [Line(f"policy {policy}", aligned.mean(), colour, band)] if len(aligned.frame) else []
+            line = [Line(f"policy {policy}", aligned.mean(), colour, band)] if len(aligned.frame) else []
+            good = [one for index, one in tables.items() if index % labels.policies == policy and index not in labels.failed_tables]
+            lines += _with_new(of_table, line, good, labels.episodes[mode])
         figure = _figure(name, lines, labels, mode)
         several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
         figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
@@ -225,8 +259,8 @@ def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
     """Return a line of each table and their mean, which leaves out those of failed Sessions.
 
-    The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over axes other than frames
-    each Session has another grid, and the mean goes over the range that all cover.
+    The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over global frames each
+    worker has another grid, and the mean goes over the range that all cover.
     """
     good = {index: one for index, one in curves.items() if index not in labels.failed_tables}
     name = f"mean of {labels.count(len(good))}"
@@ -237,15 +271,37 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
     if len(good) == 1:
         ((index, one),) = good.items()
         failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
-        return [*failed, Line(name if labels.failed else labels.name(index), one)]
-    aligned = interpolate(list(good.values())) if axis in SHARED_AXES else align_or_interpolate(list(good.values()), 2)
+        return [*failed, Line(name if labels.failed and not labels.workers else labels.name(index), one)]
+    aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()), 2)
     return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
+
+
+def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], episodes: str) -> list[Line]:
+    """Return the lines of a figure with the returns of new episodes behind the last, the mean return, if they differ visibly.
+
+    Args:
+        tables: those whose mean is drawn.
+        episodes: those that the mean return is over.
+    """
+    new = [one[NEW] for one in tables if NEW in one and len(one[NEW].frame)] if name == "mean_returns" else []
+    if not new or not lines or lines[-1].faint:
+        return lines
+    *others, main = lines
+    curve = align_or_interpolate(new, min(len(new), 2)).mean()
+    if not len(curve.frame):
+        return lines
+    apart = np.abs(curve.value - np.interp(curve.frame, *main.curve)).max()
+    if apart <= _VISIBLE * np.ptp(np.concatenate([curve.value, main.curve.value])):
+        return lines
+    colour = NEW_COLOUR if main.colour == MEAN_COLOUR else main.colour
+    behind = Line(_NEW_NAME, curve, colour, faint=True, group=_NEW_NAME)
+    return [*others, behind, replace(main, name=f"{main.name} ({episodes})")]
 
 
 def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis | None = None) -> Figure:
     key = name.removeprefix(info_column(""))
     what, y_label = _TEXTS.get(name, (key, f"{key} at the end of episodes (last 100 episodes)"))
-    y_label = y_label.format(episodes=labels.episodes[mode])
+    y_label = "mean return" if any(line.name == _NEW_NAME for line in lines) else y_label.format(episodes=labels.episodes[mode])
     if labels.baseline is not None and lines and (name in RETURNS or name in _POLICY_RETURNS):
         frame = max(float(line.curve.frame[-1]) for line in lines)
         across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))

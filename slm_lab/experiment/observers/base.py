@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 EmitRow = Callable[[Row], None]
 
 COLUMNS = (
-    *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma"),
+    *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma", "epi_new", "return_new"),
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
-SHARED_COLUMNS = ("global_frame", "staleness", "lock_wait")
-"""Further columns if several Sessions train one net: frames of all Sessions; means per update of the global updates by others between
-pull and push, and of the milliseconds that the update waited for the lock."""
+"""Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
+return of the episodes since the row before. All three are over the episodes of all Sessions that train the net. In a row of evaluation
+all are those of its episodes."""
+SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait")
+"""Further columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; means
+per update of the global updates by others between pull and push, and of the milliseconds that the update waited for the lock."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 from slm_lab.experiment.events import Mode, Row, Values
 from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EPISODES, EpisodeWindow
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import Episode, Metrics
 
-_EPISODES = 100
-"""Number of finished episodes that total_reward is the mean of."""
 _ROWS = 100
 """Number of rows that total_reward_ma is the mean of."""
 
@@ -40,7 +39,7 @@ class Table:
         """Frame of the last row."""
         self.wall_t = 0.0
 
-    def row(self, total_reward: float | None) -> Values:
+    def row(self, total_reward: float | None, epi_new: int, return_new: float | None) -> Values:
         """The next row, at the clock's frame; columns of the update are None."""
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
@@ -51,7 +50,7 @@ class Table:
         if "global_frame" in row:
             row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
-        row.update(total_reward=total_reward, total_reward_ma=mean(self.rewards))
+        row.update(total_reward=total_reward, total_reward_ma=mean(self.rewards), epi_new=epi_new, return_new=return_new)
         row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
         return row
 
@@ -87,7 +86,8 @@ class Recorder(Observer):
     Args:
         columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
         index: of the table, see events.Row.
-        infos: entries of Episode.info, whose means over the same episodes as total_reward are columns too (see info_column).
+        infos: entries of Episode.info, whose means over the last 100 episodes of this Session are columns too (see info_column).
+        window: the episodes that total_reward is the mean of, shared with the other Sessions that train the net; None: one of its own.
     """
 
     mode: Mode = "train"
@@ -101,19 +101,20 @@ class Recorder(Observer):
         columns: Sequence[str] = COLUMNS,
         index: int = 0,
         infos: Sequence[str] = (),
+        window: EpisodeWindow | None = None,
     ) -> None:
         self.clock, self.every, self.emit, self.index = clock, every, emit, index
         self.table = Table(clock, rates, columns)
-        self.returns: deque[float] = deque(maxlen=_EPISODES)
-        self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=_EPISODES) for key in infos}
-        extra = [name for name in columns if name not in (*COLUMNS, "global_frame", *map(info_column, infos))]
+        self.window = window or EpisodeWindow()
+        self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
+        extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
         self.scalars: dict[str, Mean] = {}
         """Means of what else updates report."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if episodes:
-            self.returns.extend([episode.total_reward for episode in episodes])
+            self.window.record([episode.total_reward for episode in episodes], self.clock.global_frame)
             for key, values in self.infos.items():
                 values.extend([getattr(episode, "info", {}).get(key) for episode in episodes])
         if self.clock.due(self.every):
@@ -134,7 +135,7 @@ class Recorder(Observer):
 
     def on_end(self) -> None:
         if self.table.frame != self.clock.frame:
-            self._write()
+            self._write(last=True)
         for key, values in self.infos.items():
             if values and all(value is None for value in values):
                 notice(f"meta.log_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
@@ -149,8 +150,11 @@ class Recorder(Observer):
         if self.clock.frame // self.every > self.table.frame // self.every:
             self._write()
 
-    def _write(self) -> None:
-        row = self.table.row(mean(self.returns))
+    def _write(self, *, last: bool = False) -> None:
+        """Write a row. A continued run does not have the `last` one: there, the next row counts its episodes."""
+        row = self.table.row(mean(self.window.returns), *self.window.new(count_again=last))
+        if "worker_reward" in row:
+            row["worker_reward"] = mean(self.window.own_returns)
         row.update((name, mean.drain()) for name, mean in self.means.items())
         for key, values in self.infos.items():
             row[info_column(key)] = mean([value for value in values if value is not None])
@@ -159,25 +163,29 @@ class Recorder(Observer):
     def state_dict(self) -> dict[str, Any]:
         means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
         infos = {key: list(values) for key, values in self.infos.items()}
-        return {"table": self.table.state_dict(), "returns": list(self.returns), "means": means, "infos": infos}
+        return {"table": self.table.state_dict(), "episodes": self.window.state_dict(), "means": means, "infos": infos}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.table.load_state_dict(state["table"])
-        self.returns = deque(state["returns"], maxlen=_EPISODES)
+        if "returns" in state:  # of a version that did not count the episodes since the last row
+            self.window.record(state["returns"], 0)
+            self.window.new()
+        else:
+            self.window.load_state_dict(state["episodes"])
         for key, values in state.get("infos", {}).items():
-            self.infos[key] = deque(values, maxlen=_EPISODES)
+            self.infos[key] = deque(values, maxlen=EPISODES)
         for name, (total, count) in state["means"].items():
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
         """Start the history of episodes anew: from here on another policy plays."""
-        self.returns.clear()
+        self.window.clear()
         for values in self.infos.values():
             values.clear()
 
 
 class Evaluator(Observer):
-    """Makes a row of the evaluation table each `every` frames and at the end: the mean return of `evaluate()`."""
+    """Makes a row of the evaluation table each `every` frames and at the end: the mean of the returns from `evaluate()`."""
 
     mode: Mode = "eval"
 
@@ -187,7 +195,7 @@ class Evaluator(Observer):
         rates: Rates,
         every: int,
         emit: EmitRow,
-        evaluate: Callable[[], float | None],
+        evaluate: Callable[[], Sequence[float]],
         columns: Sequence[str] = COLUMNS,
         index: int = 0,
     ) -> None:
@@ -213,10 +221,11 @@ class Evaluator(Observer):
             self._write()
 
     def _write(self) -> None:
-        total_reward = self.evaluate()
-        self.pending = total_reward is None
-        if total_reward is not None:
-            self.emit(Row(self.index, self.mode, self.table.row(total_reward)))
+        returns = self.evaluate()
+        self.pending = not returns
+        if returns:
+            value = sum(returns) / len(returns)
+            self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value)))
 
     def catch_up(self) -> None:
         """Evaluate if that was broken off."""

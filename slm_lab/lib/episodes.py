@@ -1,0 +1,119 @@
+"""The last episodes of a policy, of all processes that train its net."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+
+EPISODES = 100
+"""Number of finished episodes in the window."""
+_RING = 256
+"""Entries of each process. Those beyond the window give a reader the time to copy it before its oldest entry is overwritten."""
+_FRAME, _RETURN, _TOTAL = range(3)
+"""Columns of an entry: global frame at the end of the episode, its return, and the sum of this and all earlier returns of the process."""
+
+
+class EpisodeWindow:
+    """Keeps the returns of the last EPISODES episodes in order of global frames, and counts those since the last row.
+
+    With `attach`, the episodes of all processes that train one net are in shared memory. Each process writes its own ring only, the entry
+    first and then the count, so that nobody needs a lock; a reader merges the rings. A process that takes over from one that died continues
+    its ring.
+    """
+
+    def __init__(self) -> None:
+        self._index = 0
+        self._store: SharedArrays | None = None
+        self._count_W = np.zeros(1, np.int64)
+        """Episodes of each process."""
+        self._mark_WX = np.zeros((1, 2))
+        """Number of episodes of all processes, and sum of their returns, at the last row of each process."""
+        self._ring_WRX = np.zeros((1, _RING, 3))
+
+    def shared_arrays(self) -> Named:
+        # a snapshot copies them in the order of their names: `count` before the entries that it counts
+        return {
+            "count": SharedArray(self._count_W[[self._index]], "own"),
+            "mark": SharedArray(self._mark_WX[self._index], "own"),
+            "ring": SharedArray(self._ring_WRX[self._index], "own"),
+        }
+
+    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+        self._index, self._store = store.index, store
+        self._count_W, self._mark_WX, self._ring_WRX = arrays["count"][:, 0], arrays["mark"], arrays["ring"]
+
+    def record(self, returns: Sequence[float], frame: int) -> None:
+        """Add episodes of this process that ended at a global frame."""
+        ring, count = self._ring_WRX[self._index], int(self._count_W[self._index])
+        total = float(ring[(count - 1) % _RING, _TOTAL])
+        for value in returns:
+            total += value
+            ring[count % _RING] = frame, value, total
+            count += 1
+            self._barrier()
+            self._count_W[self._index] = count
+
+    @property
+    def returns(self) -> list[float]:
+        """Returns of the last EPISODES episodes of all processes, in order of the global frames at which they ended."""
+        entries = np.concatenate([self._last(worker)[1] for worker in range(len(self._count_W))])
+        return list(map(float, entries[np.argsort(entries[:, _FRAME], kind="stable"), _RETURN][-EPISODES:]))
+
+    @property
+    def own_returns(self) -> list[float]:
+        """Returns of the last EPISODES episodes of this process."""
+        return list(map(float, self._last(self._index)[1][:, _RETURN]))
+
+    def new(self, *, count_again: bool = False) -> tuple[int, float | None]:
+        """Return number and mean return of the episodes of all processes since this process's last call, None for no episodes.
+
+        `count_again`: the next call counts these episodes too.
+        """
+        episodes, total = 0, 0.0
+        for worker in range(len(self._count_W)):
+            count, entries = self._last(worker)
+            if count:
+                episodes, total = episodes + count, total + float(entries[-1, _TOTAL])
+        mark = self._mark_WX[self._index]
+        count = episodes - int(mark[0])
+        mean = (total - float(mark[1])) / count if count > 0 else None
+        if not count_again:
+            mark[:] = episodes, total
+        return max(count, 0), mean
+
+    def clear(self) -> None:
+        """Forget all episodes of this process: from here on another policy plays."""
+        self._count_W[self._index] = 0
+        self._mark_WX[self._index] = 0.0
+        self._ring_WRX[self._index] = 0.0
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the episodes in plain Python; None if they are in shared memory, whose snapshot holds them."""
+        if self._store is not None:
+            return None
+        count, entries = self._last(0)
+        return {"last": entries.tolist(), "count": count, "mark": self._mark_WX[0].tolist()}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            count, last = state["count"], state["last"]
+            self._count_W[0], self._mark_WX[0] = count, state["mark"]
+            self._ring_WRX[0, np.arange(count - len(last), count) % _RING] = np.reshape(last, (-1, 3))
+
+    def _last(self, worker: int) -> tuple[int, np.ndarray]:
+        """Return the number of episodes of a process, and its last EPISODES entries, oldest first, [≤ EPISODES, 3]."""
+        while True:
+            count = int(self._count_W[worker])
+            self._barrier()
+            entries: np.ndarray = self._ring_WRX[worker, np.arange(max(count - EPISODES, 0), count) % _RING]
+            self._barrier()
+            if int(self._count_W[worker]) - count < _RING - EPISODES:  # the writer has not come round to them meanwhile
+                return count, entries
+
+    def _barrier(self) -> None:
+        if self._store is not None:
+            self._store.barrier()

@@ -1,0 +1,172 @@
+"""A trial of several workers that train one net is one experiment: made-up trials, on the numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.analysis.compare import SeedResult, recent_returns
+from slm_lab.experiment.analysis.curves import Table
+from slm_lab.experiment.analysis.one_net import ALL_WORKERS, global_table, independent
+from slm_lab.experiment.events import Row, Values
+from slm_lab.experiment.observers.base import COLUMNS, SHARED_COLUMNS
+from slm_lab.experiment.observers.rows import Recorder
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EpisodeWindow
+from slm_lab.lib.records import Episode
+from slm_lab.lib.store import SharedArrays, shared_file
+
+STEP, EPISODE, JUMP, END, ROWS = 10, 90, 50_000, 80_000, 1000
+"""In global frames: of a vector step, of an episode, where the return jumps, of the trial, and between two rows of one worker."""
+
+
+def return_at(frame: int) -> float:
+    return (20.0 if frame <= JUMP else 500.0) + frame % 7 / 10
+
+
+class Rates:
+    lr, explore_var, entropy_coef = 0.001, None, None
+
+
+class Worker:
+    def __init__(self, fd: int, index: int, workers: int, rows: list[Values], *, fresh: bool = True) -> None:
+        self.clock, self.window = Clock(), EpisodeWindow()
+        SharedArrays(fd, index, workers, fresh=fresh).attach({"clock": self.clock, "episodes": self.window})
+        self.recorder = Recorder(
+            self.clock, Rates(), ROWS // workers, lambda row: rows.append(row.values), (*COLUMNS, *SHARED_COLUMNS), window=self.window
+        )
+        if not fresh:  # as a Session does that takes over from one that died, without a checkpoint
+            self.clock.resume_shared({}, 1)
+            self.recorder.resume([{name: str(value) for name, value in row.items()} for row in rows])
+
+
+def trial(workers: int, killed_at: int | None = None) -> dict[int, Table]:
+    """Workers step in turn; an episode ends every EPISODE global frames, in whichever worker steps then."""
+    fd = shared_file()
+    rows: list[list[Values]] = [[] for _ in range(workers)]
+    made = [Worker(fd, index, workers, rows[index]) for index in range(workers)]
+    for step in range(END // STEP):
+        frame, index = (step + 1) * STEP, step % workers
+        if frame == killed_at:
+            made[-1] = Worker(fd, workers - 1, workers, rows[-1], fresh=False)
+        made[index].clock.tick(STEP)
+        made[index].recorder.on_step([Episode(0, return_at(frame), 9)] if frame % EPISODE == 0 else [])
+    for one in made:
+        one.recorder.on_end()
+    os.close(fd)
+    return {index: table_of(one) for index, one in enumerate(rows)}
+
+
+def table_of(rows: list[Values]) -> Table:
+    return {name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64) for name in rows[0]}
+
+
+def expected(frame: float) -> float:
+    """Mean of the last 100 episodes of all workers up to a global frame."""
+    ends = np.arange(EPISODE, int(frame) + 1, EPISODE)[-100:]
+    return float(np.mean([return_at(int(end)) for end in ends]))
+
+
+@pytest.mark.parametrize(("workers", "killed_at"), [(1, None), (2, None), (4, None), (2, 40_000), (4, 50_440)])
+def test_the_global_curve_does_not_depend_on_the_number_of_workers(workers: int, killed_at: int | None) -> None:
+    """Also if a worker is killed: the window goes on without a gap, and the rows of each worker count every episode once."""
+    tables = trial(workers, killed_at)
+    one = global_table(tables)
+    assert np.array_equal(one["frame"], one["global_frame"])
+    assert set(range(ROWS, END + 1, ROWS)) <= set(one["frame"].tolist())
+    assert one["total_reward"] == pytest.approx([expected(frame) for frame in one["frame"]], rel=1e-12)
+    passed = one["frame"][one["total_reward"] >= 250][0]
+    assert JUMP < passed <= JUMP + 100 * EPISODE
+    for table in tables.values():
+        assert table["epi_new"].sum() == table["global_frame"][-1] // EPISODE
+        after = np.flatnonzero(table["global_frame"] > JUMP)[0]
+        assert int(table["return_new"][after]) == 500
+        assert np.all(table["return_new"][:after] < 21)
+    solved = SeedResult([one], rows=list(tables.values())).first_reached(250, "global_frame")
+    assert solved is not None
+    assert JUMP < solved <= JUMP + ROWS
+
+
+def test_a_worker_has_its_own_episodes_in_a_column() -> None:
+    (one, other) = trial(2).values()
+    assert not np.allclose(one["worker_reward"], other["worker_reward"])
+    played = [frame for frame in range(EPISODE, END + 1, EPISODE) if frame // STEP % 2 == 1][-100:]
+    assert one["worker_reward"][-1] == pytest.approx(np.mean([return_at(frame) for frame in played]))
+
+
+def older(returns: Mapping[int, list[float]]) -> dict[int, Table]:
+    """Tables in which total_reward is over a worker's own episodes: row i of worker w at global frame 200 i + 50 w."""
+    tables: dict[int, Table] = {}
+    for worker, values in returns.items():
+        count = np.arange(1.0, len(values) + 1)
+        columns: dict[str, Any] = {"frame": 100 * count, "global_frame": 200 * count + 50 * worker, "opt_step": 10 * count}
+        tables[worker] = columns | {"total_reward": np.array(values), "total_reward_ma": np.array(values)}
+    return tables
+
+
+def test_tables_of_an_older_version_are_joined_by_the_mean_over_the_workers() -> None:
+    """Of the last value of each; before all have one there is none. Rows of evaluation are of the one net in any version."""
+    tables = older({0: [0.0, 20.0, 40.0], 1: [100.0, 200.0]})
+    one = global_table(tables)
+    assert one["frame"].tolist() == [200, 250, 400, 450, 600]
+    assert one["total_reward"].tolist()[1:] == [50, 60, 110, 120]
+    assert np.isnan(one["total_reward"][0])
+    assert one["opt_step"].tolist() == [18, 22, 38, 42, 50]  # of both workers, between the rows by straight lines
+    assert global_table(tables, "eval")["total_reward"].tolist() == [0, 100, 20, 200, 40]
+    assert list(independent(tables, "train")) == [ALL_WORKERS]
+    assert len(global_table({0: tables[0], 1: {"frame": np.empty(0)}})["frame"]) == 3
+    assert list(global_table({0: {"frame": np.empty(0), "global_frame": np.empty(0)}})) == ["frame"]
+
+
+def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:
+    table = {
+        "frame": np.arange(1.0, 8.0),
+        "epi_new": np.array([4.0, 5, 1, 0, 12, 3, 8]),
+        "return_new": np.array([1.0, 2, 6, np.nan, 5, 9, 3]),
+        "total_reward": np.zeros(7),
+    }
+    frame, value = recent_returns(table, "frame")
+    assert frame.tolist() == [3, 4, 5, 6, 7]
+    assert value == pytest.approx([2.0, 2.0, 5.0, (60 + 27) / 15, (27 + 24) / 11])
+    seed = SeedResult([table])
+    assert (seed.solved_by, seed.first_reached(5, "frame"), seed.first_reached(6, "frame")) == ("return_new", 5, None)
+    evaluated = SeedResult([table], evaluation=[{"frame": np.array([2.0, 4]), "total_reward": np.array([3.0, 6])}])
+    assert (evaluated.solved_by, evaluated.first_reached(6, "frame")) == ("evaluation", 4)
+    old = SeedResult([{"frame": np.array([2.0, 4]), "total_reward": np.array([3.0, 6])}])
+    assert (old.solved_by, old.first_reached(6, "frame")) == ("total_reward", 4)
+
+
+def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
+    """Each once; a continued recorder counts on, with the episodes before the last row that is off the grid."""
+    rows: list[Row] = []
+    clock = Clock()
+    recorder = Recorder(clock, Rates(), 10, rows.append)
+    for frame in range(1, 16):
+        clock.tick(1)
+        recorder.on_step([Episode(0, float(frame), 1)] if frame % 2 else [])
+    state, counted = recorder.state_dict(), clock.state_dict()
+    recorder.on_end()
+    assert [(row.values["epi_new"], row.values["return_new"]) for row in rows] == [(5, 5.0), (3, 13.0)]
+    clock = Clock()
+    clock.load_state_dict(counted)
+    recorder = Recorder(clock, Rates(), 10, rows.append)
+    recorder.load_state_dict(state)
+    for _ in range(15):
+        clock.tick(1)
+        recorder.on_step([])
+    assert [(row.values["epi_new"], row.values["return_new"]) for row in rows[2:]] == [(3, 13.0), (0, None)]
+
+
+def test_the_state_of_an_older_version_has_no_count() -> None:
+    clock, rows = Clock(), list[Row]()
+    recorder = Recorder(clock, Rates(), 10, rows.append)
+    state = recorder.state_dict()
+    del state["episodes"]
+    recorder.load_state_dict(state | {"returns": [2.0, 4.0]})
+    clock.tick(10)
+    recorder.on_step([Episode(0, 9.0, 1)])
+    assert (rows[0].values["total_reward"], rows[0].values["epi_new"], rows[0].values["return_new"]) == (5.0, 1, 9.0)

@@ -1,0 +1,114 @@
+"""The window of episodes, alone and in shared memory."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from slm_lab.lib.episodes import EPISODES, EpisodeWindow
+from slm_lab.lib.store import SharedArrays, shared_file
+
+WRITER = """
+import sys
+from slm_lab.lib.episodes import EpisodeWindow
+from slm_lab.lib.store import SharedArrays
+window = EpisodeWindow()
+SharedArrays(int(sys.argv[1]), 1, 2).attach({"episodes": window})
+print("begins", flush=True)
+for count in range(1, 20_001):
+    window.record([float(count)], count)
+"""
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    file = shared_file()
+    yield file
+    os.close(file)
+
+
+def shared(fd: int, index: int, workers: int, *, fresh: bool = True) -> tuple[EpisodeWindow, SharedArrays]:
+    window, store = EpisodeWindow(), SharedArrays(fd, index, workers, fresh=fresh)
+    store.attach({"clock": EpisodeWindow(), "episodes": window} if index else {"episodes": window, "clock": EpisodeWindow()})
+    return window, store
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_last_episodes_of_all_workers_in_order_of_global_frames(fd: int, workers: int) -> None:
+    """Whoever played them, in whatever order they are written, and built in whatever order: the same window and the same new episodes."""
+    windows = [shared(fd, index, workers)[0] for index in range(workers)]
+    rng, played = random.Random(workers), 0
+    for frame in range(1, 500):
+        windows[rng.randrange(workers)].record([float(frame)], frame)
+        played += 1
+        if rng.random() < 0.02:
+            for one in windows:
+                assert one.returns == [float(value) for value in range(max(frame - EPISODES, 0) + 1, frame + 1)]
+                new, mean = one.new()
+                assert (new, mean) == (played, pytest.approx(frame - (played - 1) / 2))
+                assert one.new() == (0, None)
+            played = 0
+
+
+def test_more_episodes_since_the_last_row_than_the_window_holds(fd: int) -> None:
+    one, other = (shared(fd, index, 2)[0] for index in (0, 1))
+    one.record([1.0] * 3, 1)
+    assert one.new() == (3, 1.0)
+    other.record([2.0] * 5000, 2)
+    one.record([8.0] * 5000, 3)
+    assert one.new(count_again=True) == one.new() == (10_000, 5.0)
+    assert other.new() == (10_003, pytest.approx((3 + 50_000) / 10_003))
+    assert one.returns == one.own_returns == [8.0] * 100
+    assert other.own_returns == [2.0] * 100
+
+
+def test_a_process_that_takes_over_and_a_snapshot_lose_nothing(fd: int) -> None:
+    one, store = shared(fd, 0, 2)
+    other, _ = shared(fd, 1, 2)
+    for frame in range(300):
+        (one, other)[frame % 2].record([frame / 7], frame)
+    assert other.new()[0] == 300
+    other.record([5.0], 300)
+    successor, _ = shared(fd, 1, 2, fresh=False)
+    saved = {name: array.copy() for name, array in store.snapshot().items()}
+    for again in (False, True):
+        assert successor.returns == one.returns == [*(frame / 7 for frame in range(201, 300)), 5.0]
+        successor.record([7.0], 301)
+        assert successor.new() == (2, 6.0)
+        assert one.returns[-2:] == [5.0, 7.0]
+        if not again:
+            store.restore(saved)
+
+
+def test_a_reader_meets_no_entry_that_is_half_written(fd: int) -> None:
+    window, _ = shared(fd, 0, 2)
+    code = WRITER.replace('{"episodes": window}', '{"episodes": window, "clock": EpisodeWindow()}')
+    with subprocess.Popen([sys.executable, "-c", code, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "begins\n"
+        new, total = 0, 0.0
+        while writer.poll() is None:
+            returns = window.returns
+            assert returns == [returns[0] + step for step in range(len(returns))] if returns else True
+            count, mean = window.new()
+            new, total = new + count, total + count * (mean or 0.0)
+    count, mean = window.new()
+    assert new + count == 20_000
+    assert total + count * (mean or 0.0) == pytest.approx(20_000 * 20_001 / 2)
+
+
+def test_state_round_trip() -> None:
+    for played in (0, 30, 430):
+        window, other = EpisodeWindow(), EpisodeWindow()
+        window.record([value / 3 for value in range(played)], 1)
+        window.new()
+        window.record([0.1], 2)
+        other.load_state_dict(window.state_dict())
+        for one in (window, other):
+            one.record([0.2], 3)
+        assert other.returns == window.returns
+        assert other.new() == window.new() == (2, pytest.approx(0.15))
+        assert other.state_dict() == window.state_dict()

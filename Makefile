@@ -3,8 +3,9 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 JOBS ?= 4
+PY ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 
-.PHONY: demo setup test slow check format schema docs bench clean
+.PHONY: demo setup test slow check format schema docs bench gpu clean
 
 demo: setup
 	$(BIN)/python run_lab.py
@@ -45,6 +46,9 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m bench.speed
+
+gpu: # no setup: the Python at hand has a torch of its own, for its GPU (another one: make gpu PY=...)
+	$(PY) -m bench.gpu
 
 clean:
 	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -45,6 +45,9 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
 
     Raises SpecError if algorithm, net and env do not fit each other.
     """
+    if device == "cpu" and spec.agent.net is not None and spec.agent.net.tf32:
+        message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
+        raise SpecError("agent", [Problem("agent.net.tf32", message)])
     torch.manual_seed(seeds.net)
     model = spec.agent.algorithm
     policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)

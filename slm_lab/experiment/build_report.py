@@ -56,7 +56,7 @@ class _Speed(Observer):
 def build_report(session: Session) -> str:
     """Return one line on a Session that is built; train it for at most 3 s to measure its speed, without the user's observers."""
     spec, algorithm = session.spec, session.agent.algorithm
-    flats = {id(part.flat): part.flat.param.numel() for part in algorithm.parts().values() if isinstance(part, Trainer)}
+    flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
     if spec.meta.sampler is not None:
         stored += rollout_bytes(spec, session.info)

@@ -257,7 +257,7 @@ class Session:
         replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
         if replay is not None:
             fewer = "use fewer sessions (meta.max_session)" if self.store is not None else "run fewer sessions at a time (--jobs)"
-            check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}")
+            check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}", replay.device)
 
     def run(self, sink: RunSink | None = None) -> SessionResult:
         """Train, then release envs and processes; see `train`."""

@@ -29,6 +29,8 @@ class ReplayKeys(SpecModel):
     """Maximum number of transitions; the oldest are overwritten. Memory is allocated for at most the frames of the Session."""
     use_cer: Flag = False
     """Combined experience replay (arXiv:1712.01275): include the newest transition in every batch."""
+    on_device: Flag = False
+    """Keep the transitions in the memory of the CUDA device that computes, instead of uploading each batch. On the CPU it is an error."""
 
 
 class PriorityKeys(SpecModel):

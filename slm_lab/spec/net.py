@@ -106,6 +106,9 @@ class NetSpec(Component):
     """Compute on a CUDA device; "auto": if there is one."""
     cuda_id: Count | None = None
     """Index of the CUDA device; absent: Sessions are spread over all devices."""
+    tf32: Flag = False
+    """On a CUDA device: round the inputs of matrix products and convolutions to 10 bits of mantissa (TensorFloat-32), which is faster on
+    Ampere and later; false: full float32 precision, also in convolutions. On the CPU it is an error."""
 
 
 class LayersSpec(NetSpec):

@@ -107,7 +107,7 @@ class Stepped:
         self.optimizer = make(param, self.grad)
 
     def shared_arrays(self) -> Named:
-        return {"param": SharedArray(self.param.numpy(), "step"), **shared_statistics(self.optimizer)}
+        return {"param": SharedArray(self.param.numpy(), "step"), **shared_statistics(self.optimizer.statistics)}
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self.param = torch.from_numpy(arrays["param"])

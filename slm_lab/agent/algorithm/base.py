@@ -78,7 +78,7 @@ class Algorithm:
         self._untuned = self.spec
         if policy.flat is not None and agent.net is not None:
             self.trainer = Trainer(policy.flat, agent.net, optimizer_parts(agent))
-        self.memory = agent_memory(agent, info, clock, seeds, policy.state_size)
+        self.memory = agent_memory(agent, info, clock, seeds, policy.state_size, device)
         self.replay = self.memory if isinstance(self.memory, Replay) else None
         self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
         """Steps of the sequences that a recurrent net learns from; else 1."""

@@ -20,6 +20,7 @@ from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.algorithm.common.value_scale import build_value_scale
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
+from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.ops.targets import action_value
 from slm_lab.agent.optim.flat import FlatParams
@@ -30,6 +31,9 @@ from slm_lab.lib.store import Arrays, SharedArrays
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import AgentSpec
+
+ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
+"""Loss, entropy and gradient norm of a step of the actor."""
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "min": lambda q_CX: torch.minimum(*q_CX),
@@ -75,7 +79,7 @@ class SoftActorCritic(Algorithm):
         self.meter = GradientMeter(self.trainer, self.clock)
         self.reduce = REDUCTIONS[self.spec.critic_reduction]
         self.scale = build_value_scale(self.spec.symlog, normalize=False)
-        self.temperature = Temperature(self.spec, info)
+        self.temperature = Temperature(self.spec, info, device)
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
         self.frame = 0
@@ -86,17 +90,17 @@ class SoftActorCritic(Algorithm):
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         self.meter.begin()
         self.actor_trainer.begin(self.clock.global_frame)
-        reports = []
+        reports: list[ActorReport] = []
         for frame in self._frames():
             batch = self.memory.sample().to(self.device)
             alpha = self.temperature.value(frame)
             self._critic_step(batch, alpha)
             if self.critic_steps % self.spec.policy_delay == 0:
-                self.actor_report = self._actor_step(batch, alpha)
-                self.temperature.step(self.actor_report[1], frame, self.actor_trainer.lr)
-                reports.append(self.actor_report)
+                reports.append(self._actor_step(batch, alpha))
+                self.temperature.step(reports[-1][1], frame, self.actor_trainer.lr)
             if self.target is not None:
                 self.target.update(frame)
+        self.actor_trainer.end()
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _frames(self) -> list[int]:
@@ -106,7 +110,7 @@ class SoftActorCritic(Algorithm):
         before, self.frame = max(self.frame, now - self.longest_gap), now
         return [before + (self.frame - before) * (i + 1) // self.steps_per_update for i in range(self.steps_per_update)]
 
-    def _critic_step(self, batch: Transitions, alpha: float) -> None:
+    def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> None:
         self.trainer.refresh()
         if self.target is not None:
             self.target.refresh()
@@ -132,14 +136,14 @@ class SoftActorCritic(Algorithm):
         q_CB, next_q_CB = self.critics(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD).split(len(batch.obs_B), dim=1)
         return q_CB, next_q_CB.detach()
 
-    def _continuous_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Return Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
         with torch.no_grad():
             next_action_BD, next_logp_B = self._act(batch.next_obs_B)
         q_CB, next_q_CB = self._values(batch, next_action_BD)
         return q_CB, self.reduce(self.scale.decode(next_q_CB)) - alpha * next_logp_B  # eq. 3
 
-    def _discrete_values(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+    def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Return Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
         with torch.no_grad():
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
@@ -148,7 +152,7 @@ class SoftActorCritic(Algorithm):
         next_q_BA = self.reduce(self.scale.decode(next_q_CBA))
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
-    def _actor_step(self, batch: Transitions, alpha: float) -> tuple[float, float, float]:
+    def _actor_step(self, batch: Transitions, alpha: Tensor | float) -> ActorReport:
         """Take a gradient step of the actor; return its loss, entropy and gradient norm."""
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
@@ -160,19 +164,19 @@ class SoftActorCritic(Algorithm):
         self._freeze_critics(False)
         self.actor_trainer.set_train_mode(False)
         self.trainer.set_train_mode(True)
-        return value, entropy.item(), norm
+        return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
 
     def _freeze_critics(self, frozen: bool) -> None:
         """Leave the critics' weights out of a backward pass, or not."""
         for parameter in self.trainer.flat.params:
             parameter.requires_grad_(not frozen)
 
-    def _continuous_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+    def _continuous_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         action_BD, logp_B = self._act(batch.obs_B)
         q_B = self.reduce(self.scale.decode(self.critics(batch.obs_B, action_BD)))
         return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
 
-    def _discrete_loss(self, batch: Transitions, alpha: float) -> tuple[Tensor, Tensor]:
+    def _discrete_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         logp_BA = F.log_softmax(self.net.actor(batch.obs_B), dim=1)
         with torch.no_grad():
             q_BA = self.reduce(self.scale.decode(self.critics(batch.obs_B)))
@@ -188,16 +192,19 @@ class SoftActorCritic(Algorithm):
     def _act(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Sample actions [B, D] of the present policy, with their log-probabilities [B]."""
         assert isinstance(self.distribution, SquashedNormal)
-        noise_BD = torch.from_numpy(self.rng.standard_normal((len(obs_B), self.action_dim), np.float32)).to(self.device)
-        return self.distribution.rsample(self.net.actor(obs_B), noise_BD)
+        noise_BD = torch.from_numpy(self.rng.standard_normal((len(obs_B), self.action_dim), np.float32))
+        return self.distribution.rsample(self.net.actor(obs_B), upload(noise_BD, self.device))
 
-    def _metrics(self, reports: list[tuple[float, float, float]]) -> Metrics:
+    def _metrics(self, reports: list[ActorReport]) -> Metrics:
         """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""
         critics = self.meter.end()
-        extra = {"critic_loss": critics.loss, "alpha": self.temperature.value(self.frame), **critics.extra}
+        extra = {"critic_loss": critics.loss, "alpha": float(self.temperature.value(self.frame)), **critics.extra}
         if not reports:  # before the actor's first step
             return Metrics(critics.loss, critics.grad_norm, None, extra)
-        loss, entropy, norm = (sum(values) / len(reports) for values in zip(*reports, strict=True))
+        values = iter(read([value for report in reports for value in report]))
+        numbers = list(zip(values, values, values, strict=True))
+        self.actor_report = numbers[-1]
+        loss, entropy, norm = (sum(column) / len(numbers) for column in zip(*numbers, strict=True))
         return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, {"actor_loss": loss, **extra})
 
     @property
@@ -207,7 +214,7 @@ class SoftActorCritic(Algorithm):
     @property
     def entropy_coef(self) -> float:
         """α: the temperature is the weight of the entropy."""
-        return self.temperature.value(self.clock.global_frame)
+        return float(self.temperature.value(self.clock.global_frame))
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "actor_trainer": self.actor_trainer, "temperature": self.temperature}

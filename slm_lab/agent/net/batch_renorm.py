@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from slm_lab.agent.ops.device import is_asynchronous
+
 
 class BatchRenorm1d(nn.Module):
     """Normalises [B, F] or [B, F, …] by batch statistics corrected towards the moving ones, Algorithm 1 of the paper.
@@ -49,7 +51,10 @@ class BatchRenorm1d(nn.Module):
     def _corrections(self, x_BF: Tensor) -> tuple[Tensor, Tensor]:
         """r and d of the paper, which carry no gradient; then the moving statistics follow the batch."""
         var_F, mean_F = torch.var_mean(x_BF, [0, *range(2, x_BF.dim())], correction=0)
-        progress = min(self.steps.item() / self.warmup_steps, 1.0) if self.warmup_steps else 1.0
+        progress: Any = 1.0  # on a CUDA device a tensor [1]
+        if self.warmup_steps:
+            there = is_asynchronous(self.steps)
+            progress = (self.steps / self.warmup_steps).clamp(max=1.0) if there else min(self.steps.item() / self.warmup_steps, 1.0)
         r_max, d_max = 1.0 + (self.R_MAX - 1.0) * progress, self.D_MAX * progress
         scale_F = torch.rsqrt(self.running_var + self.eps)
         r_F = torch.sqrt(var_F + self.eps).mul_(scale_F).clamp_(1.0 / r_max, r_max)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.fused import FusedMLP
 from slm_lab.agent.net.layers import Pixels, Unpack, activation, init_layer, mlp
+from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import (
@@ -67,13 +68,13 @@ class RecurrentBody(Body):
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
         """Run over T steps from `state_NS` [N, S], which is zeroed for an env before a step that begins its episode.
 
-        Returns features [T, N, F] and the state after the last step [N, S].
+        With first_TN on the CPU nothing waits for a CUDA device. Returns features [T, N, F] and the state after the last step [N, S].
         """
         T, N = obs_TN.shape[:2]
         x_TN = self.run_layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
         # the cell runs over whole stretches in which no episode begins
         starts = [0, *(() if T == 1 else (first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist()), T]
-        out = []
+        first_TN, out = upload(first_TN, x_TN.device), []
         for begin, end in pairwise(starts):
             state_NS = torch.where(first_TN[begin].unsqueeze(1), 0.0, state_NS)
             out_TN, state_NS = self._run(x_TN[begin:end], state_NS)

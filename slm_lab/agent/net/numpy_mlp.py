@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.actor_critic import ActorCriticNet, ActorHead
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.fused import chain
+from slm_lab.agent.ops.device import is_asynchronous
 
 NUMPY_LEARNING = True
 """Whether small nets learn in numpy; False: always in torch."""
@@ -125,7 +126,7 @@ class NumpyMLP:
 
 
 def _is_trained_here(parameter: Tensor) -> bool:
-    return parameter.requires_grad and parameter.grad is not None and not parameter.is_cuda
+    return parameter.requires_grad and parameter.grad is not None and not is_asynchronous(parameter)
 
 
 def _grad(parameter: Tensor) -> np.ndarray:

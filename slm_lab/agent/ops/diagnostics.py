@@ -1,4 +1,4 @@
-"""Numbers that practitioners watch, as Python floats without gradients."""
+"""Numbers that practitioners watch, without gradients: Python floats, or scalar tensors where a CUDA device would have to be waited for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from slm_lab.agent.ops.device import is_asynchronous, read
 
 
 def explained_variance(value_TN: Tensor, return_TN: Tensor, valid_TN: Tensor) -> float:
@@ -38,10 +40,13 @@ def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip
     log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
     change_B = torch.expm1(log_ratio_B.clamp(-20.0, 20.0))  # as in clipped_surrogate_loss
     clipped_B = (change_B.abs() > clip_eps).float()
-    return (change_B - log_ratio_B).mean().item(), clipped_B.mean().item()
+    approx_kl, clip_fraction = read([(change_B - log_ratio_B).mean(), clipped_B.mean()])
+    return approx_kl, clip_fraction
 
 
-def value_diagnostics(q_B: Tensor, target_B: Tensor) -> tuple[float, float]:
+def value_diagnostics(q_B: Tensor, target_B: Tensor) -> tuple[Tensor | float, Tensor | float]:
     """Return the mean absolute temporal-difference error and the mean value."""
+    if is_asynchronous(q_B):
+        return (target_B - q_B.detach()).abs().mean(), q_B.detach().mean()
     q, target = q_B.detach().cpu().numpy(), target_B.cpu().numpy()  # numpy's calls cost less
     return float(np.add.reduce(np.abs(target - q))) / len(q), float(np.add.reduce(q)) / len(q)

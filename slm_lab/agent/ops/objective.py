@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
 CLOSED_FORM = True
@@ -113,7 +114,7 @@ class Objective:
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
         """Whether the objective has a closed form here, and its tensors are on the CPU."""
-        return CLOSED_FORM and type(distribution) in EVALUATE and torch.device(device).type == "cpu"
+        return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
 
     def __call__(
         self,

@@ -3,17 +3,26 @@
 The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published, copied or shared with one copy. Three
 calls break the views and are not used in this package: deepcopy, `zero_grad()` (it drops the gradient views) and
 `load_state_dict(assign=True)`.
+
+On a CUDA device every parameter begins at a multiple of 16 bytes, as the vectorised loads of matrix products need. The zeros between them
+exist in this process's vectors alone: what is saved, shared or published (`packed`) has none, and is the same for every device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.store import Arrays, Named, SharedArray
+
+_ALIGNMENT = 4
+"""Floats in 16 bytes."""
 
 
 class FlatParams:
@@ -28,6 +37,7 @@ class FlatParams:
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, the part of each group.
     Optimizers step `master` by `master_grad`: the same vectors for a lone Session, else the shared array on the CPU (`attach`), of which
     `param` is then a copy. `master_buffer` likewise. The module's own vectors never move, so views of them (numpy fast paths) stay valid.
+    `size` is the number of parameters, `kept` [size] their places in `param`; None: no zeros lie between them.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -36,39 +46,69 @@ class FlatParams:
         module.to(where)
         seen: set[int] = set()
         ordered: list[nn.Parameter] = []
-        self.slices: list[slice] = []
+        bounds: list[slice] = []  # of groups, in `ordered`
         for group in groups or [list(module.parameters())]:
-            begin = sum(p.numel() for p in ordered)
+            begin = len(ordered)
             for p in group:
                 if id(p) not in seen:
                     seen.add(id(p))
                     ordered.append(p)
-            self.slices.append(slice(begin, sum(p.numel() for p in ordered)))
+            bounds.append(slice(begin, len(ordered)))
         missing = [name for name, p in module.named_parameters() if id(p) not in seen]
         if missing:
             raise ValueError(f"parameters without an optimizer group: {', '.join(missing)}")
-        self.params = ordered
-        self.param = self.master = _flatten([p.data for p in ordered], where)
+        self.params, self.size = ordered, sum(p.numel() for p in ordered)
+        self._packed_parts = list(_slices(ordered))
+        self._parts = list(_slices(ordered, _ALIGNMENT)) if is_asynchronous(where) else self._packed_parts
+        self.slices, self._packed_slices = ([_join(parts[part]) for part in bounds] for parts in (self._parts, self._packed_parts))
+        self.param = self.master = _flatten([p.data for p in ordered], self._parts, where)
+        padded = len(self.param) > self.size
+        self.kept = torch.cat([torch.arange(part.start, part.stop) for part in self._parts]).to(where) if padded else None
         self.grad = self.master_grad = torch.zeros_like(self.param)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
-        self.buffer = self.master_buffer = _flatten(buffers, where)
+        self.buffer = self.master_buffer = _flatten(buffers, list(_slices(buffers)), where)
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
         """Integer buffers, such as the batches that batch norm has seen."""
-        for p, part in zip(ordered, _slices(ordered), strict=True):
+        for p, part in zip(ordered, self._parts, strict=True):
             p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
         for b, part in zip(buffers, _slices(buffers), strict=True):
             b.data = self.buffer[part].view(b.shape)
         self._kept = self.buffer.clone()
         self._kept_counters = [c.clone() for c in self.counters]
+        if is_asynchronous(where):
+            _keep_recurrent_weights(module)
+
+    def packed(self, vector: Tensor) -> Tensor:
+        """Return a vector that is laid out as `param` without the zeros between parameters: itself if there are none."""
+        return vector if self.kept is None else vector[self.kept]
+
+    def fill(self, packed: Tensor) -> None:
+        """Copy a vector without zeros between parameters into `param`."""
+        if self.kept is None:
+            self.param.copy_(packed)
+        else:
+            self.param[self.kept] = packed.to(self.param.device)
+
+    def master_slice(self, index: int) -> slice:
+        """Return the part of a group in `master`."""
+        return (self.slices if self.master is self.param else self._packed_slices)[index]
+
+    def kept_in(self, index: int) -> Tensor | None:
+        """Return the places of a group's parameters in its part of `master`; None: no zeros lie between them."""
+        part = self.slices[index]
+        if self.kept is None or self.master is not self.param:
+            return None
+        inside = self.kept[self._packed_slices[index]] - part.start
+        return inside if len(inside) < part.stop - part.start else None
 
     def shared_arrays(self) -> Named:
-        named = {"params": SharedArray(_array(self.param), "step")}
+        named = {"params": SharedArray(_array(self.packed(self.param)), "step")}
         return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})
 
     def use_master(self, arrays: Arrays) -> None:
         """Let optimizers step these shared arrays from now on; the module computes on a copy of them. To be called once."""
         self.master = torch.from_numpy(arrays["params"])
-        if self.param.device != self.master.device:
+        if self.param.device != self.master.device or self.kept is not None:
             self.master_grad = torch.zeros_like(self.master)
         if self.buffer.numel():
             self.master_buffer = torch.from_numpy(arrays["buffers"])
@@ -76,8 +116,8 @@ class FlatParams:
 
     def group(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
-        out, group = [], self.slices[index]
-        for p, part in zip(self.params, _slices(self.params), strict=True):
+        out, group = [], self.master_slice(index)
+        for p, part in zip(self.params, self._parts if self.master is self.param else self._packed_parts, strict=True):
             if group.start <= part.start < group.stop:
                 shaped = nn.Parameter(self.master[part].view(p.shape))
                 shaped.grad = self.master_grad[part].view(p.shape)
@@ -88,14 +128,14 @@ class FlatParams:
     def pull(self) -> None:
         """Copy `master` to what the module uses."""
         if self.param is not self.master:
-            self.param.copy_(self.master)
+            self.fill(self.master)
         if self.buffer is not self.master_buffer:
             self.buffer.copy_(self.master_buffer)
 
     def push(self) -> None:
         """Copy what the module uses to `master`."""
         if self.param is not self.master:
-            self.master.copy_(self.param)
+            self.master.copy_(self.packed(self.param))
         if self.buffer is not self.master_buffer:
             self.master_buffer.copy_(self.buffer)
 
@@ -112,17 +152,26 @@ class FlatParams:
         for kept, counter in zip(self._kept_counters, self.counters, strict=True):
             counter.copy_(kept)
 
+    def restore_buffers_where(self, bad: Tensor) -> None:
+        """Bring back the buffers of the last `keep_buffers` if `bad` [], on their device, is true; keep the result."""
+        for kept, present in zip((self._kept, *self._kept_counters), (self.buffer, *self.counters), strict=True):
+            present.copy_(torch.where(bad, kept, present))
+        self.keep_buffers()
+
     def clone(self) -> tuple[Tensor, Tensor]:
-        """Return copies of the parameter and buffer vectors on the CPU."""
-        return self.param.detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
+        """Return copies of the parameters and of the buffer vector on the CPU."""
+        return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
-        """Copy vectors in. Raises ValueError if sizes differ (another net)."""
-        if param.shape != self.param.shape or buffer.shape != self.buffer.shape:
+        """Copy vectors in, of a `clone`. Raises ValueError if sizes differ (another net)."""
+        if param.shape != (self.size,) or buffer.shape != self.buffer.shape:
             raise ValueError(
-                f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {len(self.param)}, {len(self.buffer)}"
+                f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {self.size}, {len(self.buffer)}"
             )
-        self.master.copy_(param)
+        if self.master is self.param:
+            self.fill(param)
+        else:
+            self.master.copy_(param)
         self.master_buffer.copy_(buffer)
         self.pull()
 
@@ -144,15 +193,47 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def _slices(tensors: Sequence[Tensor]) -> Iterator[slice]:
-    """Yield the part of the flat vector that each tensor occupies."""
+def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
+    """Yield the part of the flat vector that each tensor occupies; it begins at a multiple of `alignment`."""
     end = 0
     for tensor in tensors:
-        begin, end = end, end + tensor.numel()
+        begin = -(-end // alignment) * alignment
+        end = begin + tensor.numel()
         yield slice(begin, end)
 
 
-def _flatten(tensors: list[Tensor], device: torch.device) -> Tensor:
-    if not tensors:
-        return torch.zeros(0, device=device)
-    return torch.cat([t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors])
+def _join(parts: Sequence[slice]) -> slice:
+    """Return the slice of consecutive parts."""
+    return slice(parts[0].start, parts[-1].stop) if parts else slice(0, 0)
+
+
+def _flatten(tensors: list[Tensor], parts: list[slice], device: torch.device) -> Tensor:
+    vector = torch.zeros(parts[-1].stop if parts else 0, device=device)
+    for tensor, part in zip(tensors, parts, strict=True):
+        vector[part] = tensor.detach().reshape(-1)
+    return vector
+
+
+def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the state of an optimizer with every vector [length] replaced by `change` of it."""
+    if isinstance(state, dict):
+        return {key: map_vectors(value, length, change) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map_vectors(value, length, change) for value in state)
+    return change(state) if isinstance(state, Tensor) and state.shape == (length,) else state
+
+
+def _keep_recurrent_weights(module: nn.Module) -> None:
+    """Let recurrent layers keep their weights in the flat vector.
+
+    cuDNN wants them in a vector of their own, into which `flatten_parameters` would move them; it copies them there at each call instead,
+    one copy of the weights, and would warn of it each time.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _stay  # type: ignore[method-assign]
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk of memory")
+
+
+def _stay() -> None:
+    """Replace `flatten_parameters`."""

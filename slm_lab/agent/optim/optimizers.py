@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ class FlatOptimizer(ABC):
     @abstractmethod
     def step(self) -> None:
         """Take one step."""
+
+    def step_unless(self, bad: Tensor) -> None:
+        """Take one step unless `bad` [], a bool on the device, is true. Waits for it; FlatAdam and FlatRMSprop do not."""
+        if not bad.item():
+            self.step()
 
     def use_statistics(self, arrays: Arrays) -> None:
         """Keep the statistics in these arrays, by the names of `shared_statistics`, from now on."""
@@ -69,8 +74,17 @@ class FlatAdam(FlatOptimizer):
 
     @torch.no_grad()
     def step(self) -> None:
+        self.statistics["step"] += 1
+        self._run_kernel(None)
+
+    @torch.no_grad()
+    def step_unless(self, bad: Tensor) -> None:
+        self.statistics["step"] += ~bad
+        self._run_kernel(bad.float())
+
+    def _run_kernel(self, found_inf: Tensor | None) -> None:
+        """Args: found_inf: 1 leaves everything as it is."""
         statistics = self.statistics
-        statistics["step"] += 1
         self.kernel(
             [self.param],
             [self.grad],
@@ -85,6 +99,7 @@ class FlatAdam(FlatOptimizer):
             eps=self.eps,
             amsgrad=False,
             maximize=False,
+            found_inf=found_inf,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -152,6 +167,13 @@ class FlatRMSprop(FlatOptimizer):
             self.param.add_(velocity, alpha=-self.lr)
         else:
             self.param.addcdiv_(grad, denominator, value=-self.lr)
+
+    @torch.no_grad()
+    def step_unless(self, bad: Tensor) -> None:
+        before = [(tensor, tensor.clone()) for tensor in (self.param, *self.statistics.values())]
+        self.step()
+        for tensor, kept in before:
+            tensor.copy_(torch.where(bad, kept, tensor))
 
 
 class Lookahead(FlatOptimizer):
@@ -302,6 +324,6 @@ def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, pat
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error
 
 
-def shared_statistics(optimizer: FlatOptimizer) -> Named:
-    """Return the statistics that processes can share, the step count among them; empty for optimizers of torch.optim."""
-    return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in optimizer.statistics.items()}
+def shared_statistics(statistics: Mapping[str, Tensor]) -> Named:
+    """Return the statistics of an optimizer, the step count among them, as arrays that processes share."""
+    return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in statistics.items()}

@@ -55,7 +55,7 @@ class SharedParams:
         """One update: the block steps `flat.master`; then buffers are combined, the update is counted, and this process pulls."""
         flat = self.flat
         if flat.master_grad is not flat.grad:
-            flat.master_grad.copy_(flat.grad)
+            flat.master_grad.copy_(flat.packed(flat.grad))
         asked = perf_counter()
         with self.store.update():
             waited = 1e3 * (perf_counter() - asked) if self.store.locked else 0.0

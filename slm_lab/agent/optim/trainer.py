@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.ops.device import is_asynchronous
+from slm_lab.agent.optim.flat import FlatParams, map_vectors
 from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
@@ -40,7 +41,8 @@ class Group:
 
     def build_optimizer(self) -> None:
         """Build the optimizer of the present `flat.master`, without statistics."""
-        flat, part = self.flat, self.flat.slices[self.index]
+        flat, part = self.flat, self.flat.master_slice(self.index)
+        self._kept = flat.kept_in(self.index)
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
@@ -49,13 +51,30 @@ class Group:
         self.optimizer.lr = factor * self.lr_at(frame)
 
     def shared_arrays(self) -> Named:
-        return shared_statistics(self.optimizer) if self.optim.name.startswith("Global") else {}
+        return shared_statistics(self._packed(self.optimizer.statistics)) if self.optim.name.startswith("Global") else {}
+
+    def _packed(self, state: Any) -> Any:
+        """Return statistics without the zeros between parameters."""
+        kept = self._kept
+        return state if kept is None else map_vectors(state, len(self.grad), lambda vector: vector[kept.to(vector.device)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics of the optimizer."""
+        state: dict[str, Any] = self._packed(self.optimizer.state_dict())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        if (kept := self._kept) is not None:
+            spread = torch.zeros(len(self.grad))
+            state = map_vectors(state, len(kept), lambda vector: spread.index_copy(0, kept.cpu(), vector.cpu()))
+        self.optimizer.load_state_dict(state)
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
-        state = self.optimizer.state_dict()
+        state = self.state_dict()
         self.build_optimizer()
         if store.fresh:  # else the statistics belong to weights that are gone
-            self.optimizer.load_state_dict(state)
+            self.load_state_dict(state)
         if arrays:
             self.optimizer.use_statistics(arrays)
         elif self.optim.name.startswith("Global"):
@@ -84,6 +103,10 @@ class Trainer:
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
         """Layers that compute differently in training mode."""
         self._finite = True
+        self.deferred = is_asynchronous(flat.param)
+        """Losses, norms and the check of what is finite stay on the device; not with shared parameters, which are on the CPU."""
+        self._losses: list[Tensor] = []
+        self._skipped_there = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
 
     def _parts(self) -> dict[str, Group]:
@@ -96,7 +119,7 @@ class Trainer:
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self.flat.use_master(arrays)
         attach_parts(self._parts(), store, arrays)
-        self.shared = SharedParams(self.flat, store, arrays["updates"][:, 0])
+        self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
     def set_train_mode(self, on: bool) -> None:
         """Switch the layers that have modes; between updates they are in evaluation mode. (`net.train` visits all: 3 % of A2C.)"""
@@ -123,17 +146,22 @@ class Trainer:
         if self.shared is not None:
             self.shared.refresh()
 
-    def backward(self, loss: Tensor, weight: float = 1.0) -> float:
-        """Add the gradient of `weight` times a scalar loss to the next step's; return the loss."""
+    def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
+        """Add the gradient of `weight` times a scalar loss to the next step's; return the loss (`deferred`: as a tensor)."""
         # without an explicit gradient: torch loads sympy (0.5 s) to check one
         (loss if weight == 1.0 else weight * loss).backward()
+        if self.deferred:
+            self._losses.append(loss.detach())
+            return loss.detach()
         value = loss.item()
         if not math.isfinite(value):
             self._finite = False
         return value
 
-    def step(self) -> float:
+    def step(self) -> Tensor | float:
         """Step along the gradient added up since the last one. Return its L2 norm over all groups, before clipping."""
+        if self.deferred:
+            return self._step_there()
         squares = 0.0
         for group in self.groups:
             norm = float(torch.linalg.vector_norm(group.grad))
@@ -152,6 +180,28 @@ class Trainer:
         self.flat.grad.zero_()
         return math.sqrt(squares)
 
+    def _step_there(self) -> Tensor:
+        """Take the step, clipped or skipped as in `step`, without waiting for the device."""
+        norms = [torch.linalg.vector_norm(group.grad) for group in self.groups]
+        bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
+        self._losses.clear()
+        for group, norm in zip(self.groups, norms, strict=True):
+            if self.clip is not None:
+                group.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+            group.optimizer.step_unless(bad)
+        if self.mode_layers:
+            self.flat.restore_buffers_where(bad)
+        self._skipped_there += bad
+        self.flat.grad.zero_()
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+    def end(self) -> None:
+        """End an update: count the steps that were skipped on the device."""
+        if self.deferred:
+            before, self.skipped = self.skipped, int(self._skipped_there)
+            if self.skipped > before == 0:
+                self._report_skipped()
+
     def _step(self) -> None:
         for group in self.groups:
             group.optimizer.step()
@@ -164,30 +214,33 @@ class Trainer:
         else:
             self.shared.skip()
         if self.skipped == 1:
-            notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
+            self._report_skipped()
+
+    def _report_skipped(self) -> None:
+        notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()
-        optimizers = [group.optimizer.state_dict() for group in self.groups]
+        optimizers = [group.state_dict() for group in self.groups]
         return {**self.flat.state_dict(), "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
         for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
-            group.optimizer.load_state_dict(saved)
+            group.load_state_dict(saved)
             group.optimizer.lr = lr
         self.flat.keep_buffers()
 
     def own_state(self) -> dict[str, Any]:
         """Return the statistics of optimizers that are not shared."""
-        return {"optimizers": [None if group.shared_arrays() else group.optimizer.state_dict() for group in self.groups]}
+        return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Load what `own_state` returned."""
         for group, saved in zip(self.groups, state["optimizers"], strict=True):
             if saved is not None:
-                group.optimizer.load_state_dict(saved)
+                group.load_state_dict(saved)
 
     def pull(self) -> None:
         """Bring this process's copy up to date with shared arrays that were restored."""

@@ -16,6 +16,7 @@ from slm_lab.agent.net.actor_critic import ActorHead
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.numpy_mlp import ACTIVATIONS, InPlace, actor_chain
 from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.ops.device import is_asynchronous
 
 NUMPY_ACTING = True
 """Whether small nets act through numpy; False: always through torch."""
@@ -56,7 +57,7 @@ _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for 
 
 def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray] | None:
     """Return the function obs_N float32 [N, D] → distribution parameters float32 [N, P], or None if it has no numpy implementation."""
-    if not NUMPY_ACTING or isinstance(body, RecurrentBody) or any(p.is_cuda for p in head.parameters()):
+    if not NUMPY_ACTING or isinstance(body, RecurrentBody) or is_asynchronous(head.linear.weight):
         return None
     layers = _layers(actor_chain(body, head))
     if not layers:

@@ -8,6 +8,7 @@ from torch import nn
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.ops.device import set_tf32
 from slm_lab.agent.ops.distributions import ActionDistribution, Categorical, Normal, SquashedNormal
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.fit import build_distribution, check_actions, check_soft_actor_critic
@@ -28,6 +29,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     if not algorithm.learns:
         return Policy(info.action, rng)
     assert agent.net is not None  # checked by the rules of specs
+    set_tf32(device, agent.net.tf32)
     check_actions(algorithm, info.action)
     net: ActorCriticNet | QNet
     if algorithm.values:

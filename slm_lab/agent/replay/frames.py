@@ -7,14 +7,51 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
+
+
+class DeviceRows:
+    """Rows in the memory of a CUDA device, with what replay buffers use of the interface of numpy's arrays."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, device: str) -> None:
+        self.tensor = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, device=device)
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __setitem__(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
+        values_K = upload(torch.from_numpy(np.asarray(values)).to(self.tensor.dtype), self.tensor.device)
+        self.tensor[rows if isinstance(rows, slice) else self._index(rows)] = values_K
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Return a copy on the host."""
+        return self.tensor[rows].to("cpu", copy=True).numpy()
+
+    def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:
+        """Return rows [B, …] on the device."""
+        return self.tensor.index_select(axis, self._index(rows))
+
+    def _index(self, rows: np.ndarray) -> Tensor:
+        return upload(torch.from_numpy(rows.astype(np.int64, copy=False)), self.tensor.device)
+
+
+Rows = np.ndarray | DeviceRows
+
+
+def zero_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
+    """Return zeros [rows, …] on the host, or on `device`."""
+    return np.zeros(shape, dtype) if device is None else DeviceRows(shape, dtype, device)
 
 
 class Store(ABC):
     """Observations of `capacity` transitions, by their row in the ring."""
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Rows]
     """All contents."""
 
     @abstractmethod
@@ -22,7 +59,7 @@ class Store(ABC):
         """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
 
     @abstractmethod
-    def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
         """Return observations and true next observations [B, *shape] of rows."""
 
     def lost(self, row: int) -> bool:
@@ -44,7 +81,7 @@ class Store(ABC):
             load_rows(name, array, np.asarray(state[name]))
 
 
-def load_rows(name: str, array: np.ndarray, saved: np.ndarray) -> None:
+def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
     """Copy the saved first rows of an array. Raises ValueError if there are too many, or of another shape."""
     if len(saved) > len(array) or saved.shape[1:] != array.shape[1:]:
         raise ValueError(f"incompatible replay buffer: {name} has shape {saved.shape}; expected {array.shape}")
@@ -54,9 +91,9 @@ def load_rows(name: str, array: np.ndarray, saved: np.ndarray) -> None:
 class VectorStore(Store):
     """Both observations of each transition, whole."""
 
-    def __init__(self, capacity: int, info: EnvInfo) -> None:
-        shape, dtype = info.observation.shape, info.observation.dtype
-        self.obs, self.next_obs = np.zeros((capacity, *shape), dtype), np.zeros((capacity, *shape), dtype)
+    def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
+        shape, dtype = (capacity, *info.observation.shape), info.observation.dtype
+        self.obs, self.next_obs = zero_rows(shape, dtype, device), zero_rows(shape, dtype, device)
         self.arrays = {"obs": self.obs, "next_obs": self.next_obs}
 
     @staticmethod
@@ -68,7 +105,7 @@ class VectorStore(Store):
         self.obs[row_K] = obs_N[env_K]
         self.next_obs[row_K] = step.last_obs_N[env_K]
 
-    def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
         return self.obs.take(row_B, axis=0), self.next_obs.take(row_B, axis=0)
 
 
@@ -80,10 +117,10 @@ class FrameStore(Store):
     replay buffer drops them from its end.
     """
 
-    def __init__(self, capacity: int, info: EnvInfo) -> None:
+    def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
         self.space, self.slots, self.count = info.observation, self._slots(capacity, info), 0
         stack = self.space.stack
-        self.frames = np.zeros((self.slots, *self._frame_shape(self.space)), np.uint8)
+        self.frames = zero_rows((self.slots, *self._frame_shape(self.space)), np.uint8, device)
         self.slot = np.zeros((capacity, 2, stack), np.int32)
         """Slots of the frames of each transition's observation and next one."""
         self.oldest = np.zeros(capacity, np.int64)
@@ -141,7 +178,7 @@ class FrameStore(Store):
         self.count += len(frames_K)
         return number_K
 
-    def get(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
         slot_B2S = self.slot.take(row_B, axis=0)
         obs, next_obs = (self.frames.take(slot_B2S[:, which].reshape(-1), axis=0) for which in (0, 1))
         return obs.reshape(len(row_B), *self.space.shape), next_obs.reshape(len(row_B), *self.space.shape)

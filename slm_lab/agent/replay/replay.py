@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore, load_rows
+from slm_lab.agent.ops import device as devices
+from slm_lab.agent.ops.device import is_asynchronous, upload
+from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore, load_rows, zero_rows
 from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
@@ -43,7 +45,7 @@ class Transitions(NamedTuple):
         """Return the batch on `device`."""
         if device == "cpu":
             return self
-        moved: dict[str, Any] = {name: item.to(device) for name, item in self._asdict().items() if isinstance(item, Tensor)}
+        moved: dict[str, Any] = {name: upload(item, device) for name, item in self._asdict().items() if isinstance(item, Tensor)}
         return self._replace(**moved)
 
 
@@ -60,8 +62,9 @@ class Replay:
         clock: gives the frame of schedules.
         rng: draws the batches.
         frequency: transitions between two trainings. start: transitions before the first.
+        device: CUDA device that holds the transitions; None: in the memory of the host. Batches are drawn on the host in either case.
 
-    Raises SpecError if it does not fit this machine.
+    Raises SpecError if it does not fit this machine or the device.
     """
 
     def __init__(
@@ -72,19 +75,24 @@ class Replay:
         rng: np.random.Generator,
         frequency: int = 1,
         start: int = 0,
+        device: str | None = None,
     ) -> None:
+        self.device = device
         self.batch_size, self.use_cer, self.clock, self.rng = spec.batch_size, spec.use_cer, clock, rng
         self.frequency, self.start = frequency, max(start, spec.batch_size)
         self.capacity = min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs)
         self.nbytes = replay_bytes(self.capacity, info)
-        check_replay_memory(self.capacity, self.nbytes)
-        self.store: Store = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info)
+        if device is not None:
+            _check_device(device, self.capacity, info)
+        check_replay_memory(self.capacity, self.nbytes, device=device)
+        self.store: Store = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info, device)
         action, shape = info.action, () if info.action.kind == "discrete" else (info.action.dim,)
-        self.columns = {
-            "action": np.zeros((self.capacity, *shape), np.float32 if action.kind == "continuous" else np.int64),
-            "logp": np.zeros(self.capacity, np.float32),
-            "reward": np.zeros(self.capacity, np.float32),
-            "terminated": np.zeros(self.capacity, np.float32),
+        rows = (self.capacity,)
+        self.columns: dict[str, Any] = {
+            "action": zero_rows((*rows, *shape), np.float32 if action.kind == "continuous" else np.int64, device),
+            "logp": zero_rows(rows, np.float32, device),
+            "reward": zero_rows(rows, np.float32, device),
+            "terminated": zero_rows(rows, np.float32, device),
         }
         self.seen = 0
         """Transitions ever added; the newest lies in row (seen − 1) mod capacity."""
@@ -118,9 +126,9 @@ class Replay:
             row_B[-1] = (self.seen - 1) % self.capacity
         weight_B = self._weights(row_B)
         obs_B, next_obs_B = self.store.get(row_B)
-        action_B, logp_B, reward_B, terminated_B = (torch.from_numpy(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
+        action_B, logp_B, reward_B, terminated_B = (_as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
         weight = None if weight_B is None else torch.from_numpy(weight_B)
-        obs, next_obs = torch.from_numpy(obs_B), torch.from_numpy(next_obs_B)
+        obs, next_obs = _as_tensor(obs_B), _as_tensor(next_obs_B)
         return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
@@ -173,8 +181,8 @@ class PrioritizedReplay(Replay):
     (section B.2.1); importance weights (N · P)^−beta are divided by the batch's greatest.
     """
 
-    def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any) -> None:
-        super().__init__(spec, *arguments)
+    def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(spec, *arguments, **keywords)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
         self.tree = SumTree(self.capacity)
         self.greatest = 1.0
@@ -224,18 +232,38 @@ def replay_bytes(capacity: int, info: EnvInfo) -> int:
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
 
 
-def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str = "") -> None:
-    """Raise SpecError if memories of `capacity` transitions and `nbytes` bytes each do not fit this machine."""
-    if nbytes * memories > memory_bytes():
-        raise SpecError("agent", [Problem("agent.memory.max_size", memory_message(capacity, nbytes, memories) + hint)])
+def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str = "", device: str | None = None) -> None:
+    """Raise SpecError if memories of `capacity` transitions and `nbytes` bytes each do not fit this machine, or a CUDA device of it."""
+    there = memory_bytes() if _on_host(device) else devices.memory_bytes(str(device))
+    if nbytes * memories > there:
+        where = "machine" if _on_host(device) else f"device ({device})"
+        raise SpecError("agent", [Problem("agent.memory.max_size", memory_message(capacity, nbytes, memories, there, where) + hint)])
 
 
-def memory_message(capacity: int, needed: int, memories: int = 1) -> str:
-    """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit this machine."""
-    there = memory_bytes()
+def _on_host(device: str | None) -> bool:
+    return device is None or torch.device(device).type == "cpu"
+
+
+def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
+    """Raise SpecError if transitions cannot be kept on `device`."""
+    if not is_asynchronous(torch.device(device)):
+        message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
+        raise SpecError("agent", [Problem("agent.memory.on_device", message)])
+    if capacity < info.num_envs:  # rows of one step would be written twice, in any order
+        message = f"must be at least env.num_envs ({info.num_envs}) with on_device, not {capacity}"
+        raise SpecError("agent", [Problem("agent.memory.max_size", message)])
+
+
+def memory_message(capacity: int, needed: int, memories: int = 1, there: int | None = None, where: str = "machine") -> str:
+    """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit this machine (`there` bytes)."""
+    there = memory_bytes() if there is None else there
     fitting = math.floor(capacity * there / (needed * memories) * 0.9)
     each = f"{memories} at once of {needed / 2**30:,.1f} GiB each" if memories > 1 else f"{needed / 2**30:,.1f} GiB"
-    return f"{capacity:,} transitions take {each}, this machine has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
+    return f"{capacity:,} transitions take {each}, this {where} has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
+
+
+def _as_tensor(values: np.ndarray | Tensor) -> Tensor:
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:

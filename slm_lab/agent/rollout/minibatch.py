@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 
 MICROBATCH_BYTES = 32 * 2**20
@@ -125,7 +126,8 @@ class Sequences(NamedTuple):
     first_LM: Tensor
     state_MS: Tensor
     """Hidden state before each sequence."""
-    valid_LM: Tensor
+    place_B: Tensor
+    """int64 [B]: places of the transitions in the L × M steps."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Minibatch:
             return net(self.inputs)
         inputs = self.inputs
         params_LMP, value_LM, _ = net.unroll(inputs.obs_LM, inputs.first_LM, inputs.state_MS)
-        return params_LMP[inputs.valid_LM], value_LM[inputs.valid_LM]
+        return params_LMP.flatten(0, 1).index_select(0, inputs.place_B), value_LM.flatten(0, 1).index_select(0, inputs.place_B)
 
 
 class Batch:
@@ -163,11 +165,11 @@ class Batch:
         self.recurrent = rollout.state_NS.shape[1] > 0
         self.seq_len, self.learnable = seq_len, values.learnable
         if self.recurrent:
-            inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN]
+            inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # what decides about shapes is on the CPU
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
-            some_M = chunks[2].any(dim=0)  # drop sequences of only padding and dummy rows
-            self.columns = [x[:, some_M] for x in chunks]
-            self.state_MS = values.state_CNS.flatten(0, 1)[some_M]
+            some_M = chunks[2].any(dim=0).nonzero().squeeze(1)  # drop sequences of only padding and dummy rows
+            self.columns = [x.index_select(1, upload(some_M, x.device)) for x in chunks]
+            self.state_MS = values.state_CNS.flatten(0, 1).index_select(0, upload(some_M, values.state_CNS.device))
             self.size = self.columns[0].shape[1]
             self.transitions = int(self.columns[2].sum())
         else:
@@ -193,7 +195,7 @@ class Batch:
         items = microbatch_length(obs, 2 if self.recurrent else 1)
         for begin in range(0, self.size, items):
             if self.recurrent:
-                part = self._sequences(torch.arange(begin, min(begin + items, self.size), device=obs.device))
+                part = self._sequences(torch.arange(begin, min(begin + items, self.size)))
             else:
                 part = Minibatch(*(x[begin : begin + items] for x in self.columns))
             yield part, len(part.action_B) / self.transitions
@@ -204,8 +206,9 @@ class Batch:
         count = max(1, round(self.size * per_item / minibatch_size))
         bounds = np.linspace(0, self.size, min(count, self.size) + 1).astype(int).tolist()
         for _ in range(epochs):
-            order = torch.from_numpy(rng.permutation(self.size)).to(self.columns[0].device)
-            shuffled = [] if self.recurrent else [x.index_select(0, order) for x in self.columns]
+            order = torch.from_numpy(rng.permutation(self.size))
+            there = upload(order, self.columns[0].device)
+            shuffled = [] if self.recurrent else [x.index_select(0, there) for x in self.columns]
             for begin, end in pairwise(bounds):
                 if self.recurrent:
                     yield self._sequences(order[begin:end])
@@ -213,8 +216,11 @@ class Batch:
                     yield Minibatch(*(x[begin:end] for x in shuffled))
 
     def _sequences(self, index_M: Tensor) -> Minibatch:
-        obs_LM, first_LM, valid_LM, *columns = [x[:, index_M] for x in self.columns]
-        return Minibatch(Sequences(obs_LM, first_LM, self.state_MS[index_M], valid_LM), *(x[valid_LM] for x in columns))
+        there_M = upload(index_M, self.state_MS.device)
+        obs, first, valid, *columns = self.columns
+        place_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
+        inputs = Sequences(obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), place_B)
+        return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, place_B) for x in columns))
 
 
 def _chunk(x_TN: Tensor, length: int) -> Tensor:

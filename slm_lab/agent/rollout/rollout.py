@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.device import upload
+
 
 @dataclass(frozen=True)
 class Truncations:
@@ -29,7 +31,7 @@ class Rollout:
     obs_TN: Tensor
     """[T + 1, N, *shape]; the last row is the observation to act on next."""
     first_TN: Tensor
-    """bool [T + 1, N]: the observation begins an episode."""
+    """bool [T + 1, N]: the observation begins an episode. Always on the CPU: it decides where a recurrent net is run anew."""
     action_TN: Tensor
     """[T, N] or [T, N, D]."""
     logp_TN: Tensor
@@ -57,6 +59,6 @@ class Rollout:
         """Return the rollout on `device`; itself if it is there already."""
         if self.obs_TN.device == torch.device(device):
             return self
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "truncations"}
+        moved = {f.name: upload(getattr(self, f.name), device) for f in fields(self) if f.name not in ("first_TN", "truncations")}
         cut = self.truncations
-        return replace(self, **moved, truncations=Truncations(*(getattr(cut, f.name).to(device) for f in fields(cut))))
+        return replace(self, **moved, truncations=Truncations(*(upload(getattr(cut, f.name), device) for f in fields(cut))))

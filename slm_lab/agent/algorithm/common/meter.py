@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from slm_lab.agent.ops.device import read
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch
 from slm_lab.agent.rollout.rollout import Rollout
@@ -14,11 +15,16 @@ from slm_lab.lib.records import Metrics
 
 
 class GradientMeter:
-    """Step a trainer and average losses, gradient norms and diagnostics over an update."""
+    """Step a trainer and average losses, gradient norms and diagnostics over an update.
+
+    Those that are on a CUDA device are read at the end of the update, all at once.
+    """
 
     def __init__(self, trainer: Trainer, clock: Clock) -> None:
         self.trainer, self.clock = trainer, clock
         self._sums: dict[str, float] = {}
+        self._unread: list[tuple[str, float, Tensor | float]] = []
+        """(name, weight, value) of what is to be added to the sums."""
         self._steps = 0
 
     def begin(self) -> None:
@@ -28,15 +34,21 @@ class GradientMeter:
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
-        sums = self._sums
-        sums["loss"] = sums.get("loss", 0.0) + weight * self.trainer.backward(loss, weight)
+        sums, number = self._sums, self.trainer.backward(loss, weight)
+        if not isinstance(number, float):
+            self._unread += [("loss", weight, number), *((name, weight, value) for name, value in values.items())]
+            return
+        sums["loss"] = sums.get("loss", 0.0) + weight * number
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 
-    def record(self, **values: float) -> None:
+    def record(self, **values: Tensor | float) -> None:
         """Report numbers of the next step beside its loss."""
         for name, value in values.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+            if isinstance(value, float):
+                self._sums[name] = self._sums.get(name, 0.0) + value
+            else:
+                self._unread.append((name, 1.0, value))
 
     def step(self) -> None:
         """Take one gradient step on what was added."""
@@ -59,6 +71,11 @@ class GradientMeter:
     def end(self) -> Metrics:
         """End an update: layers in evaluation mode. Return the means since `begin`."""
         self.trainer.set_train_mode(False)
+        if self._unread:
+            for (name, weight, _), number in zip(self._unread, read([value for *_, value in self._unread]), strict=True):
+                self._sums[name] = self._sums.get(name, 0.0) + weight * number
+            self._unread.clear()
+        self.trainer.end()
         means = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, self._steps = {}, 0
         return Metrics(means.pop("loss"), means.pop("grad_norm"), means.pop("entropy", None), means)

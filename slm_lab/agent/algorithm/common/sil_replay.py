@@ -61,6 +61,9 @@ class SILReplay:
         """Maximum number of transitions."""
         return self.ring.capacity
 
+    device = None
+    """The transitions are in the memory of the host."""
+
     @property
     def nbytes(self) -> int:
         """Bytes of the buffer, without unfinished episodes."""

@@ -28,7 +28,7 @@ class TargetNet(Generic[Net]):
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
         self.net, self.source, self.spec = net, source, spec
         self.flat = FlatParams(net, device=device)
-        self.flat.load(source.param, source.buffer)
+        self.copy_source()
         for parameter in net.parameters():
             parameter.requires_grad_(False)
         net.eval()
@@ -51,7 +51,7 @@ class TargetNet(Generic[Net]):
 
     def copy_source(self) -> None:
         """Copy the parameters of the source net."""
-        self.flat.load(self.source.param.detach(), self.source.buffer)
+        self.flat.load(self.source.packed(self.source.param), self.source.buffer)
 
     def pull(self) -> None:
         """Bring this process's copy up to date with shared arrays that were restored."""
@@ -62,7 +62,7 @@ class TargetNet(Generic[Net]):
         """Pull the parameters before a read, if another process has updated them."""
         if self._store is not None and self._pulled != self._updates_done[0]:
             self._pulled = self.updates_done  # read first: an update in between is pulled the next time
-            self.flat.param.copy_(self.flat.master)
+            self.flat.fill(self.flat.master)
 
     @torch.no_grad()
     def update(self, frame: int) -> None:

@@ -7,7 +7,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.optimizers import FlatAdam, shared_statistics
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
@@ -18,22 +20,25 @@ LARGEST_GAP = 1e15
 
 
 class Temperature:
-    """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed."""
+    """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed.
 
-    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo) -> None:
+    On a CUDA device it is computed there, so that nothing waits for the entropies; shared by several processes it is on the CPU.
+    """
+
+    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, device: str = "cpu") -> None:
         self.spec, self.max_frame = spec, info.max_frame
         self.begin, self.end = target_entropies(spec, info.action)
-        self.grad = torch.zeros(1)
         self._store: SharedArrays | None = None
-        self._use(torch.zeros(1).clamp_(spec.log_alpha_min, spec.log_alpha_max))
+        self._use(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
 
-    def _use(self, log_alpha: torch.Tensor) -> None:
-        self.log_alpha = log_alpha
+    def _use(self, log_alpha: Tensor) -> None:
+        self.log_alpha, self.grad = log_alpha, torch.zeros_like(log_alpha)
+        self._deferred = self._store is None and is_asynchronous(log_alpha)
         self.optimizer = FlatAdam(log_alpha, self.grad, self.spec.alpha_lr or 1e-3)
 
     def shared_arrays(self) -> Named:
-        statistics = {f"optim/{name}": array for name, array in shared_statistics(self.optimizer).items()}
-        return {"log_alpha": SharedArray(self.log_alpha.numpy(), "step"), **statistics}
+        statistics = {f"optim/{name}": array for name, array in shared_statistics(self.optimizer.statistics).items()}
+        return {"log_alpha": SharedArray(self.log_alpha.cpu().numpy(), "step"), **statistics}
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self._store = store
@@ -41,9 +46,11 @@ class Temperature:
         self._use(torch.from_numpy(arrays["log_alpha"]))
         self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
-    def value(self, frame: int) -> float:
+    def value(self, frame: int) -> Tensor | float:
         """Return α at a frame."""
         if self.spec.fixed_alpha is None:
+            if self._deferred:
+                return self.log_alpha[0].exp()
             return math.exp(self.log_alpha.item())
         left = 1.0 - frame / self.spec.alpha_anneal_frames if self.spec.alpha_anneal_frames else 1.0
         return self.spec.fixed_alpha * max(left, 0.0)
@@ -52,20 +59,27 @@ class Temperature:
         """Return the target entropy at a frame, in nats."""
         return self.begin + (self.end - self.begin) * min(frame / self.max_frame, 1.0)
 
-    def step(self, entropy: float, frame: int, lr: float) -> None:
+    def step(self, entropy: Tensor | float, frame: int, lr: float) -> None:
         """Take one gradient step towards the target entropy, given the policy's entropy. `lr`: applies if alpha_lr is absent."""
         # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
         gap = entropy - self.target_entropy(frame)
-        if self.spec.fixed_alpha is not None or not abs(gap) < LARGEST_GAP:  # NaN too
+        self.optimizer.lr = self.spec.alpha_lr or lr
+        if self.spec.fixed_alpha is not None:
+            return
+        if isinstance(gap, Tensor):
+            self.grad.copy_(gap)
+            self.optimizer.step_unless(~(gap.abs() < LARGEST_GAP))
+            self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
+            return
+        if not abs(gap) < LARGEST_GAP:  # NaN too
             return
         self.grad.fill_(gap)
-        self.optimizer.lr = self.spec.alpha_lr or lr
         with nullcontext() if self._store is None else self._store.update():
             self.optimizer.step()
             self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"log_alpha": self.log_alpha.clone(), "optimizer": self.optimizer.state_dict()}
+        return {"log_alpha": self.log_alpha.to("cpu", copy=True), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.log_alpha.copy_(state["log_alpha"])

@@ -73,7 +73,7 @@ class PublishedWeights:
 
     def __init__(self, policy: Policy, extras: int) -> None:
         self.flat = policy.flat
-        sizes = (0, 0) if self.flat is None else (self.flat.param.numel(), self.flat.buffer.numel())
+        sizes = (0, 0) if self.flat is None else (self.flat.size, self.flat.buffer.numel())
         self._arrays: dict[str, np.ndarray] = {
             "begun": np.zeros(1, np.int64),
             "done": np.zeros(1, np.int64),
@@ -106,7 +106,7 @@ class PublishedWeights:
         arrays["begun"][0] = count
         self._barrier()
         if self.flat is not None:
-            torch.from_numpy(arrays["param"][half]).copy_(self.flat.param.detach())
+            torch.from_numpy(arrays["param"][half]).copy_(self.flat.packed(self.flat.param))
             torch.from_numpy(arrays["buffer"][half]).copy_(self.flat.buffer.detach())
         arrays["extras"][half] = extras
         arrays["version"][half] = version
@@ -123,7 +123,7 @@ class PublishedWeights:
             half = count % 2
             self._barrier()
             if self.flat is not None:
-                self.flat.param.copy_(torch.from_numpy(arrays["param"][half]))
+                self.flat.fill(torch.from_numpy(arrays["param"][half]))
                 self.flat.buffer.copy_(torch.from_numpy(arrays["buffer"][half]))
             self.extras[:] = arrays["extras"][half]
             self.version = int(arrays["version"][half])

@@ -1,0 +1,341 @@
+"""Tests and speed on a CUDA device: `make gpu`, or `python -m bench.gpu [--device cuda:0] [--out FILE] [--dry-run]`.
+
+First the checks: every algorithm takes three updates as it does on the CPU, checkpoints go there and back, workers train one net. Then
+gradient steps per second of PPO, SAC and CrossQ with small and large nets: here on the CPU (one thread, as a Session), here on the device,
+and in a minimal loop of plain torch on the device, whose data never leave it. Data are random; no environment takes part. Prints one table,
+and writes one JSON file. `--dry-run` takes the device's paths on the CPU, with tiny sizes.
+
+Exit: 0; 1 a check failed; 2 there is no CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import slm_lab
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.build import build_agent
+from slm_lab.agent.ops import device as devices
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
+from slm_lab.lib.rng import generator_state, session_seeds, set_generator_state
+from slm_lab.spec.spec import Spec
+from tests.agent.helpers import Acting, ToyEnv
+from tests.contract.combinations import Case
+
+CHECKS = {
+    "Reinforce": Case("Reinforce", "OnPolicyReplay", "MLPNet"),
+    "ActorCritic": Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet"),
+    "ActorCritic, GRU": Case("ActorCritic", "OnPolicyBatchReplay", "RecurrentNet"),
+    "PPO": Case("PPO", "OnPolicyBatchReplay", "MLPNet", continuous=True),
+    "PPO, GRU": Case("PPO", "OnPolicyBatchReplay", "RecurrentNet"),
+    "PPO, images": Case("PPO", "OnPolicyBatchReplay", "ConvNet"),
+    "SIL": Case("SIL", "OnPolicyBatchReplay", "MLPNet"),
+    "PPOSIL": Case("PPOSIL", "OnPolicyBatchReplay", "MLPNet"),
+    "SARSA": Case("SARSA", "OnPolicyBatchReplay", "MLPNet"),
+    "VanillaDQN": Case("VanillaDQN", "Replay", "MLPNet"),
+    "DQN, images": Case("DQN", "Replay", "ConvNet"),
+    "DoubleDQN, prioritised": Case("DoubleDQN", "PrioritizedReplay", "DuelingMLPNet"),
+    "SoftActorCritic": Case("SoftActorCritic", "Replay", "MLPNet", continuous=True),
+    "SoftActorCritic, discrete": Case("SoftActorCritic", "Replay", "MLPNet"),
+    "CrossQ": Case("CrossQ", "Replay", "MLPNet", continuous=True),
+}
+TOLERANCE = 1e-4
+ENVS, OBS, ACTIONS = 16, 17, 6
+
+
+@contextmanager
+def paths_of(device: str, dry: bool) -> Iterator[None]:
+    """Take the paths of `device`; in a dry run those of a CUDA device, on the CPU."""
+    before, devices.ON_CPU = devices.ON_CPU, dry and device != "cpu"
+    try:
+        yield
+    finally:
+        devices.ON_CPU = before
+
+
+# ---- checks
+
+
+def check_updates(case: Case, device: str, dry: bool) -> str:
+    """Let an agent here and one on the device learn from the same steps; return what differs, or ""."""
+    net = {"clip_grad_val": 0.5} | ({"hid_layers": [7]} if case.net == "MLPNet" else {})  # an odd size: gaps in the flat vector
+    spec, info = case.spec(2, net), case.info()
+    here = build_agent(spec, info, session_seeds(0, 0, 0), Clock())
+    with paths_of(device, dry):
+        there = build_agent(spec, info, session_seeds(0, 0, 0), Clock(), "cpu" if dry else device)
+    env, acting, updates = ToyEnv(info, 1), Acting(here, 2), 0
+    obs_N = env.reset()
+    while updates < 3:
+        out = acting.act(obs_N)
+        step = env.step(out.action_N)
+        for agent in (here, there):
+            agent.clock.tick(2)
+            agent.observe(obs_N, acting.first_N, acting.state_N, out, step)
+        if here.ready():
+            set_generator_state(there.policy.rng, generator_state(here.policy.rng))  # SARSA draws its next actions from it
+            first = here.update()
+            with paths_of(device, dry):
+                second = there.update()
+            updates += 1
+            if not np.allclose([first.loss, first.grad_norm], [second.loss, second.grad_norm], rtol=TOLERANCE, atol=TOLERANCE):
+                return f"update {updates}: loss {first.loss:.6g} and {second.loss:.6g}"
+        acting.first_N = step.first_N
+        if out.state_N is not None:
+            acting.state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
+        obs_N = step.obs_N
+    worst = max(float((value - there.weights()[key]).abs().max()) for key, value in here.weights().items())
+    return f"weights differ by {worst:.2g}" if worst > TOLERANCE else check_checkpoint(here, there, case, device, dry)
+
+
+def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bool) -> str:
+    """Load the device's state here, that state there again, and compare; return what differs, or ""."""
+    with paths_of(device, dry):
+        state = copy.deepcopy(there.state_dict())
+    here.load_state_dict(state)
+    back = here.state_dict()
+    with paths_of(device, dry):
+        there.load_state_dict(copy.deepcopy(back))
+        again = there.state_dict()
+    return "" if repr(on_cpu(state)) == repr(on_cpu(back)) == repr(on_cpu(again)) else "a checkpoint differs after loading"
+
+
+def on_cpu(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: on_cpu(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [on_cpu(value) for value in state]
+    return state.cpu() if isinstance(state, Tensor) else state
+
+
+def check_workers(gpu: bool) -> str:
+    """Let two processes train one net; return what went wrong, or ""."""
+    spec = {
+        "agent": {
+            "algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
+            "memory": {"name": "OnPolicyBatchReplay"},
+            "net": {"name": "MLPNet", "hid_layers": [7], "gpu": gpu, "optim_spec": {"name": "GlobalAdam", "lr": 0.001}},
+        },
+        "env": {"name": "CartPole-v1", "num_envs": 2, "max_frame": 4096},
+        "meta": {"distributed": "shared", "max_session": 2, "log_frequency": 512, "random_seed": 0},
+    }
+    with TemporaryDirectory() as folder:
+        rows = slm_lab.Trial(slm_lab.load_spec({"gpu_workers": spec}, "gpu_workers"), data_dir=folder).run().train
+    return "" if len(rows) and np.isfinite(rows["loss"].dropna()).all() else f"{len(rows)} rows, not all of them finite"
+
+
+# ---- speed
+
+
+def build(algorithm: str, width: int, batch: int, device: str) -> Agent:
+    """Build an agent of this package with full memory, ready to update again and again."""
+    net: dict[str, Any] = {"name": "MLPNet", "hid_layers": [width, width], "hid_layers_activation": "relu", "clip_grad_val": 0.5}
+    if algorithm == "PPO":
+        keys = {"time_horizon": 8 * batch // ENVS, "minibatch_size": batch, "training_epoch": 4}
+        memory: dict[str, Any] = {"name": "OnPolicyBatchReplay"}
+        net["log_std_init"] = 0.0
+    else:
+        keys = {"training_iter": ENVS, "training_frequency": ENVS, "training_start_step": 2 * batch}
+        memory = {"name": "Replay", "batch_size": batch, "max_size": 8 * batch}
+        net["batch_norm"] = algorithm == "CrossQ"
+    agent = {"algorithm": {"name": algorithm, **keys}, "memory": memory, "net": net}
+    spec = Spec.model_validate({"name": "gpu", "agent": agent, "env": {"name": "Toy-v0", "num_envs": ENVS, "max_frame": 10**7}})
+    info = EnvInfo(ENVS, ObservationSpace((OBS,)), ActionSpace("continuous", (), ACTIONS), max_frame=10**7)
+    built, env = build_agent(spec, info, session_seeds(0, 0, 0), Clock(), device), ToyEnv(info)
+    obs_N, acting = env.reset(), Acting(built, ENVS)
+    for _ in range(8 * batch // ENVS):
+        out = acting.act(obs_N)
+        step = env.step(out.action_N)
+        built.clock.tick(ENVS)
+        acting.observe(obs_N, out, step)
+        obs_N = step.obs_N
+    return built
+
+
+def ours(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
+    """Return a function that updates once, and returns the number of gradient steps."""
+    agent = build(algorithm, width, batch, device)
+
+    def update() -> int:
+        before = agent.clock.opt_step
+        agent.update()
+        return agent.clock.opt_step - before
+
+    return update
+
+
+def mlp(inputs: int, width: int, outputs: int, norm: bool = False) -> nn.Sequential:
+    sizes, layers = [inputs, width, width], []
+    for n_in, n_out in pairwise(sizes):
+        layers += [nn.Linear(n_in, n_out), *([nn.BatchNorm1d(n_out)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def plain(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
+    """Return the same update in a minimal loop of torch, its data on the device."""
+    return (plain_ppo if algorithm == "PPO" else plain_sac)(algorithm, width, batch, device)
+
+
+def plain_ppo(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
+    actor, critic, rows = mlp(OBS, width, ACTIONS).to(device), mlp(OBS, width, 1).to(device), 8 * batch
+    log_std = nn.Parameter(torch.zeros(ACTIONS, device=device))
+    params = [*actor.parameters(), *critic.parameters(), log_std]
+    optimizer = torch.optim.Adam(params, 3e-4, fused=True)
+    obs, action = torch.randn(rows, OBS, device=device), torch.randn(rows, ACTIONS, device=device)
+    old_logp, advantage, target = (torch.randn(rows, device=device) for _ in range(3))
+
+    def update() -> int:
+        for _ in range(4):
+            for index in torch.randperm(rows, device=device).split(batch):
+                normal = torch.distributions.Normal(actor(obs[index]), log_std.exp(), validate_args=False)
+                ratio = (normal.log_prob(action[index]).sum(1) - old_logp[index]).clamp(-20.0, 20.0).exp()
+                gain = torch.minimum(ratio * advantage[index], ratio.clamp(0.8, 1.2) * advantage[index]).mean()
+                loss = 0.5 * F.mse_loss(critic(obs[index]).squeeze(1), target[index]) - gain - 0.01 * normal.entropy().sum(1).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(params, 0.5)
+                optimizer.step()
+        return 32
+
+    return update
+
+
+def plain_sac(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
+    crossq, rows = algorithm == "CrossQ", 8 * batch
+    actor = mlp(OBS, width, 2 * ACTIONS, norm=crossq).to(device)
+    critics = nn.ModuleList([mlp(OBS + ACTIONS, width, 1, norm=crossq) for _ in range(2)]).to(device)
+    targets = copy.deepcopy(critics)
+    log_alpha = torch.zeros(1, device=device, requires_grad=True)
+    own = [list(actor.parameters()), list(critics.parameters()), [log_alpha]]
+    optimizers = [torch.optim.Adam(params, 3e-4, fused=True) for params in own]
+    obs, next_obs = torch.randn(rows, OBS, device=device), torch.randn(rows, OBS, device=device)
+    action, reward, going = torch.rand(rows, ACTIONS, device=device), torch.randn(rows, device=device), torch.ones(rows, device=device)
+
+    def act(x: Tensor) -> tuple[Tensor, Tensor]:
+        loc, log_std = actor(x).chunk(2, dim=1)
+        noise, log_std = torch.randn_like(loc), log_std.clamp(-10.0, 2.0)
+        squashed = torch.tanh(loc + noise * log_std.exp())
+        return squashed, (-0.5 * noise.square() - log_std - 0.919 - torch.log(1.0 - squashed.square() + 1e-6)).sum(1)
+
+    def value(nets: nn.ModuleList, x: Tensor, a: Tensor) -> Tensor:
+        return torch.stack([net(torch.cat((x, a), dim=1)).squeeze(1) for net in nets])
+
+    def step(loss: Tensor, which: int) -> None:
+        optimizers[which].zero_grad()
+        loss.backward()
+        if which < 2:
+            nn.utils.clip_grad_norm_(own[which], 0.5)
+        optimizers[which].step()
+
+    def update() -> int:
+        for _ in range(ENVS):
+            index = torch.randint(rows, (batch,), device=device)
+            x, a, next_x = obs[index], action[index], next_obs[index]
+            with torch.no_grad():
+                next_a, next_logp = act(next_x)
+            if crossq:
+                q, next_q = value(critics, torch.cat((x, next_x)), torch.cat((a, next_a))).split(batch, dim=1)
+            else:
+                q, next_q = value(critics, x, a), value(targets, next_x, next_a)
+            target = reward[index] + 0.99 * going[index] * (next_q.detach().min(0).values - log_alpha.detach().exp() * next_logp)
+            step(2.0 * F.mse_loss(q, target.expand_as(q)), 1)
+            new_a, logp = act(x)
+            step((log_alpha.detach().exp() * logp - value(critics, x, new_a).min(0).values).mean(), 0)
+            step(-(log_alpha * (logp.detach().mean() - ACTIONS)).sum(), 2)
+            if not crossq:
+                with torch.no_grad():
+                    torch._foreach_lerp_(list(targets.parameters()), list(critics.parameters()), 0.005)
+        return ENVS
+
+    return update
+
+
+def rate(update: Callable[[], int], device: str, seconds: float) -> float:
+    """Return gradient steps per second of whole updates."""
+
+    def wait() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+
+    if device != "cpu":
+        update()  # kernels are loaded and chosen
+    wait()
+    begin = time.perf_counter()
+    steps = update()
+    while time.perf_counter() - begin < seconds:
+        steps += update()
+    wait()
+    return steps / (time.perf_counter() - begin)
+
+
+def measure(device: str, dry: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each algorithm and size."""
+    sizes = [("tiny", 8, 16)] if dry else [("small", 256, 256), ("large", 1024, 1024)]
+    for algorithm in ("PPO", "SoftActorCritic", "CrossQ"):
+        for size, width, batch in sizes:
+            row: dict[str, Any] = {"algorithm": algorithm, "net": f"{size}, {width} × {width}", "batch": batch}
+            for name, make, where in (("cpu", ours, "cpu"), ("device", ours, device), ("plain torch", plain, device)):
+                with paths_of(device if where != "cpu" else "cpu", dry):
+                    place = "cpu" if dry else where
+                    row[name] = rate(make(algorithm, width, batch, place), place, 0.0 if dry else 4.0)
+            yield row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run checks and measurements; return the exit code."""
+    parser = argparse.ArgumentParser(description="Tests and speed on a CUDA device.")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write (default: gpu.json)")
+    parser.add_argument("--dry-run", action="store_true", help="take the paths of a device on the CPU, with tiny sizes")
+    asked = parser.parse_args(arguments)
+    device, dry = asked.device, asked.dry_run
+    if not dry and not torch.cuda.is_available():
+        sys.stderr.write(f"bench.gpu: torch {torch.__version__} finds no CUDA device here; --dry-run runs on the CPU\n")
+        return 2
+    torch.set_num_threads(1)
+    chip = "CPU (dry run)" if dry else torch.cuda.get_device_name(device)
+    out: dict[str, Any] = {"date": date.today().isoformat(), "chip": chip, "torch": torch.__version__, "cuda": torch.version.cuda}
+    sys.stdout.write(f"{out['date']}, {chip}, torch {torch.__version__}; host {torch.backends.cpu.get_cpu_capability()}\n")
+    begin, out["checks"], out["rows"] = time.perf_counter(), {}, []
+    checks: dict[str, Callable[[], str]] = {name: partial(check_updates, case, device, dry) for name, case in CHECKS.items()}
+    if not dry:
+        checks["two workers, one net"] = partial(check_workers, True)
+    for name, run in checks.items():
+        try:
+            found = run()
+        except Exception as error:  # the other checks run too
+            found = f"{type(error).__name__}: {error}"
+        out["checks"][name] = found or "ok"
+        sys.stdout.write(f"{name}: {found or 'ok'}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"\n{'gradient steps/s':<38}{'CPU':>10}{'device':>10}{'plain':>10}{'device/CPU':>12}{'device/plain':>14}\n")
+    for row in measure(device, dry):
+        out["rows"].append(row)
+        cpu, there, loop = (row[key] for key in ("cpu", "device", "plain torch"))
+        name = f"{row['algorithm']}, {row['net']}, {row['batch']}"
+        sys.stdout.write(f"{name:<38}{cpu:>10,.0f}{there:>10,.0f}{loop:>10,.0f}{there / cpu:>12.2f}{there / loop:>14.2f}\n")
+        sys.stdout.flush()
+    out["seconds"] = time.perf_counter() - begin
+    asked.out.write_text(json.dumps(out, indent=1) + "\n")
+    return int(any(found != "ok" for found in out["checks"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

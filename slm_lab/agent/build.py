@@ -10,14 +10,19 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.random import Random
 from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.net.matmul import has_bfloat16, resolve_matmul, use_matmul
+from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import notice
+from slm_lab.lib.processor import processor
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec import algorithm as specs
@@ -43,7 +48,7 @@ ALGORITHMS: dict[type[specs.AlgorithmSpec], Callable[..., Algorithm]] = {
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu") -> Agent:
     """Build the agent of a spec for an env, its weights drawn from seeds.net.
 
-    Raises SpecError if algorithm, net and env do not fit each other.
+    Raises SpecError if algorithm, net and env do not fit each other, or if this machine does not have what meta.matmul names.
     """
     if device == "cpu" and spec.agent.net is not None and spec.agent.net.tf32:
         message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
@@ -53,6 +58,9 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
     policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)
     kind = ALGORITHMS.get(type(model)) or type(model).implementation()
     algorithm: Algorithm = kind(spec.agent, info, clock, seeds, policy, device)
+    for part in algorithm.parts().values():
+        if isinstance(part, Trainer | TargetNet):
+            use_matmul(part.flat.module, spec.meta.matmul, device)
     explores = model.action_policy in ("epsilon_greedy", "boltzmann")
     return Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env)
 
@@ -70,3 +78,11 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
     if net.cuda_id is not None and net.cuda_id >= count:
         raise SpecError("agent", [Problem("agent.net.cuda_id", f"invalid device {net.cuda_id}; this machine has devices 0 to {count - 1}")])
     return f"cuda:{session % count if net.cuda_id is None else net.cuda_id}"
+
+
+def check_arithmetic(spec: Spec, device: str) -> None:
+    """Raise SpecError if meta.matmul names what cannot be used on a device; give a notice if products in bfloat16 are slow there."""
+    resolve_matmul(spec.meta.matmul, device)
+    keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
+    if keys and device == "cpu" and not has_bfloat16(processor()):
+        notice(f"agent.{keys[0]}.dtype bfloat16: about ten times slower than float32 on this processor, which has no instructions for it")

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +28,8 @@ from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
-OpenRun = Callable[[str], RunPaths]
-"""open_run(resolved backend): make the run's folder, once the first Session has shown that the spec can be built."""
+OpenRun = Callable[[Mapping[str, str]], RunPaths]
+"""open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""
 _STOP_SECONDS = 60.0
 """Time that a Session has to save itself after Ctrl-C."""
 _CLOSE_SECONDS = 15.0
@@ -90,7 +90,7 @@ def run_inline(job: Job) -> list[End]:
                 load_session(session, resumed)
             if job.stop.requested:
                 return [End(0, "stopped")]
-            paths = job.open_run(session.backend)
+            paths = job.open_run(session.choices)
             with _logged_to(paths.session_log(0, job.trial)):
                 sink = LocalSink(paths, job.trial, job.emit)
                 try:
@@ -144,7 +144,7 @@ class _SessionProcesses:
         self.waiting = deque(job.indices)
         self.tasks: dict[Child, SessionTask] = {}
         """Of the Sessions that run."""
-        self.backends: dict[Child, str] = {}
+        self.choices: dict[Child, Mapping[str, str]] = {}
         """Of those that are ready."""
         self.begun: set[Child] = set()
         self.ended: dict[Child, End] = {}
@@ -179,8 +179,8 @@ class _SessionProcesses:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Message(child, "ready", (backend,)):
-                self.backends[child] = backend
+            case Message(child, "ready", (choices,)):
+                self.choices[child] = choices
             case Message(child, "event", (End() as end,)):
                 self.ended[child] = end
                 child.stop(_CLOSE_SECONDS)
@@ -206,7 +206,7 @@ class _SessionProcesses:
         most = self.job.spec.meta.max_restart
         if end is None and task.memory is not None and child.restart < most and not self.job.stop.requested:
             self.job.emit(Notice(f"{child.name} {reason}; restarting it ({child.restart + 1} of {most})"))
-            self.backends.pop(child, None)
+            self.choices.pop(child, None)
             self.begun.discard(child)
             try:
                 self.supervisor.restart(child, replace(task, fresh=self.paths is None))
@@ -218,13 +218,13 @@ class _SessionProcesses:
 
     def _begin(self) -> None:
         """Order those to begin that are ready; those that train one net, together."""
-        ready = [child for child in self.backends if child not in self.begun and child in self.tasks]
+        ready = [child for child in self.choices if child not in self.begun and child in self.tasks]
         if self.job.stop.requested:  # it may have come while processes were started, when signals are held back
             return
         if self.memory is not None and self.paths is None and len(ready) < len(self.tasks):
             return
         for child in ready:
-            self.paths = self.paths or self.job.open_run(self.backends[child])
+            self.paths = self.paths or self.job.open_run(self.choices[child])
             self.begun.add(child)
             child.send(self.paths)
 

@@ -131,7 +131,9 @@ def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: s
     observation, _ = observation_codec(observation_space)
     action, _ = action_codec(action_space)
     info = EnvInfo(1, observation, action)
-    policy = build_policy(spec.agent, info, np.random.default_rng(), device)
+    net = spec.agent.net  # in float32, as its weights are, on any processor and in an exported file
+    float32 = spec.agent.model_copy(update={"net": None if net is None else net.model_copy(update={"dtype": "float32"})})
+    policy = build_policy(float32, info, np.random.default_rng(), device)
     try:
         policy.load_weights(bundle["weights"])
     except RuntimeError as error:

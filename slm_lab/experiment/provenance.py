@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,15 +18,16 @@ from slm_lab.lib.limits import cores
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
-def provenance(backend: str, mode: str = "train") -> dict[str, Any]:
-    """Return code version, package versions, machine, command, mode and resolved backend of a run that begins now."""
+def provenance(choices: Mapping[str, str], mode: str = "train") -> dict[str, Any]:
+    """Return code version, package versions, machine, command, mode and what was chosen for the machine (env backend, library of matrix
+    products) of a run that begins now."""
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
         "git": git_sha(Path(slm_lab.__file__).parent.parent),
         "versions": package_versions(),
         "host": {"name": platform.node(), "system": platform.platform(), "cores": cores()},
-        "backend": backend,
+        **choices,
         "mode": mode,
     }
 

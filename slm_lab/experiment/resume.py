@@ -26,7 +26,7 @@ _MAY_CHANGE = re.compile(
     r"|agent\.name"
     r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy|entropy_anneal|alpha_lr"
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
-    r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|gpu|cuda_id|polyak_coef)"
+    r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
 )
 """Keys that may be changed when a run is continued: neither what is saved nor the columns of the tables depend on them."""
 _NO_EFFECT = re.compile(

@@ -16,7 +16,8 @@ import torch
 from pydantic_core import PydanticSerializationError
 from threadpoolctl import threadpool_limits
 
-from slm_lab.agent.build import build_agent
+from slm_lab.agent.build import build_agent, check_arithmetic
+from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
@@ -137,10 +138,10 @@ class Session:
         return self.source.env
 
     @property
-    def backend(self) -> str:
-        """The resolved env backend."""
+    def choices(self) -> dict[str, str]:
+        """What was chosen for this machine: the env backend, and what computes matrix products. It is recorded in meta.run."""
         assert self.source is not None
-        return self.source.backend
+        return {"backend": self.source.backend, "matmul": resolve_matmul(self.spec.meta.matmul, self.device)}
 
     def build(self) -> Self:
         """Make envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError for what the user can correct."""
@@ -153,6 +154,7 @@ class Session:
             self._dumped = dump_spec(self.spec)
         self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
+        check_arithmetic(self.spec, self.device)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)

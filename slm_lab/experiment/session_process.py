@@ -64,7 +64,7 @@ class _Notices(logging.Handler):
 def run_session(context: ChildContext, task: SessionTask) -> None:
     """Build a Session, wait for the order to begin (its RunPaths), and train.
 
-    Messages: ("ready", backend), ("event", Event) for each event but rows, then ("event", End); or ("user_error", error).
+    Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", End); or ("user_error", error).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
@@ -102,7 +102,7 @@ def _run(context: ChildContext, task: SessionTask) -> None:
         session.build()
         if task.resumed is not None and task.fresh:
             load_session(session, task.resumed)
-        context.send("ready", session.backend)
+        context.send("ready", session.choices)
         paths = context.receive()
         if paths is None:
             context.send("event", End(task.index, "stopped"))

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -166,13 +166,13 @@ class Trial:
             return ends
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
-    def _open(self, display: ProgressDisplay, backend: str | None) -> RunPaths:
+    def _open(self, display: ProgressDisplay, choices: Mapping[str, str] | None) -> RunPaths:
         """Make the run's folder, or use that of a continued run, and save the spec in it. Raises UserError, with nothing left behind.
 
-        Args: backend: None if no Session is left to run.
+        Args: choices: see Session.choices; None if no Session is left to run.
         """
         found, meta = self._resumption, self.spec.meta
-        start = [] if backend is None else [provenance(backend, self.plan.mode)]
+        start = [] if choices is None else [provenance(choices, self.plan.mode)]
         if found is not None and start:
             changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
             starts = {str(index): one.to_dict() for index, one in found.starts.items()}
@@ -189,7 +189,7 @@ class Trial:
                     paths.make_dirs()
                     paths.remove_temporaries()
             own = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
-            for file in own if backend is not None else ():
+            for file in own if choices is not None else ():
                 replace_file(file, text.encode(), sync=True)
         except OSError as error:
             if paths is not None and found is None and self._folder is None:

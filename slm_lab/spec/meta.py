@@ -86,6 +86,10 @@ class MetaSpec(SpecModel):
     rollout workers, never for a Session."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User observers, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
+    matmul: Literal["auto", "mkl", "onednn"] = "auto"
+    """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
+    inputs and outputs, MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD processors with AVX-512, on which it computes twice as
+    fast, elsewhere what torch uses by itself. meta.run records the choice; results differ by rounding."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None

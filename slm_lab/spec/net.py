@@ -102,6 +102,12 @@ class NetSpec(Component):
     """Frames between updates of target networks."""
     polyak_coef: Fraction = 0.005
     """polyak: weight of the network in each update of its target network."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which products of hidden layers are computed, forward and backward; RecurrentNet: float32 only. "bfloat16": inputs, weights
+    and products are rounded to it. Weights, gradients, norms, losses and optimizers remain float32, and so do output layers, the tails
+    above a shared HydraMLPNet, and activations (not inside several heads, a TorchArc graph that branches, encoders of a Dict's images or
+    your own net). Small nets then learn and act by torch instead of numpy; an agent that is loaded from a run (enjoy, export) acts in
+    float32. A processor without instructions for it (AVX-512 BF16 or AMX) takes about ten times as long as with float32."""
     gpu: Flag | Literal["auto"] = False
     """Compute on a CUDA device; "auto": if there is one."""
     cuda_id: Count | None = None

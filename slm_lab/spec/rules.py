@@ -223,6 +223,8 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
     if net.recurrent and not algorithm.recurrent:
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
         report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
+    if net.recurrent and net.dtype != "float32":
+        report.fail((*place, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
     if net.shared and algorithm.soft:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net import fused
 from slm_lab.agent.net.body import Body, build_body
-from slm_lab.agent.net.fused import ACTIVATIONS, FEWEST, FusedChain, FusedMLP
+from slm_lab.agent.net.fused import ACTIVATIONS, FEWEST, FusedChain, FusedMLP, Layer
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
+from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.net import MLPNetSpec, TorchArcNetSpec
 
@@ -174,7 +175,7 @@ def test_a_stack_of_one_input_for_all_nets() -> None:
     """The gradient of an input that is expanded over the nets is the sum over the nets."""
     weight, bias = torch.randn(2, 6, 4, requires_grad=True), torch.randn(2, 1, 6, requires_grad=True)
     x_BI = torch.randn(5, 4, requires_grad=True)
-    out: Tensor = FusedChain.apply(x_BI.expand(2, -1, -1), [None], weight, bias)
+    out: Tensor = FusedChain.apply(x_BI.expand(2, -1, -1), [Layer(None, FLOAT32)], weight, bias)
     expected = torch.einsum("bi,coi->cbo", x_BI, weight) + bias
     grad = torch.randn(2, 5, 6)
     inputs = [x_BI, weight, bias]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.experiment import engine, plan, trial
 from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
 from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
@@ -34,16 +35,16 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
     tables, kinds = {}, {}
     for name, run in ENGINES.items():
         events: list[Event] = []
-        backends: list[str] = []
+        opened: list[Mapping[str, str]] = []
         paths = new_run(tmp_path / name, "small")
 
-        def open_run(backend: str, paths: RunPaths = paths, backends: list[str] = backends) -> RunPaths:
-            backends.append(backend)
+        def open_run(choices: Mapping[str, str], paths: RunPaths = paths, opened: list[Mapping[str, str]] = opened) -> RunPaths:
+            opened.append(choices)
             return paths
 
         ends = run(Job(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [End(0, "done")]
-        assert backends == ["native"]
+        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto")}]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]
         tables[name] = rows(paths.session_df(0))
@@ -63,7 +64,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
         ends, paths = [], None
         for index in range(job.spec.meta.max_session):
             session = Session(job.spec, index, job.plan, trial=job.trial, stop=job.stop).build()
-            paths = paths or job.open_run(session.backend)
+            paths = paths or job.open_run(session.choices)
             session.run(LocalSink(paths, job.trial, job.emit))
             ends.append(End(index, "done"))
         return ends

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.experiment import enjoy, load, state
 from slm_lab.experiment.load import LoadedAgent, load_agent
 from slm_lab.experiment.paths import RunPaths, new_run
@@ -89,6 +90,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "dict": ({"name": "LoadToy-v0"}, PPO, NET),
     "dict to box": ({"name": "LoadToy-v0", "action": "box", "normalize_obs": True}, PPO, NET),
 }
+
+
+def test_a_net_that_was_trained_in_bfloat16_acts_in_float32(tmp_path: Path) -> None:
+    """With the weights of the run, as its exported file would."""
+    paths = trained(tmp_path, {"name": "CartPole-v1"}, PPO, {**NET, "dtype": "bfloat16"})
+    net: Any = load_agent(paths.root).policy.net
+    assert net.actor_body.products == FLOAT32
+    weights = state.load(paths.checkpoint(0, "best"))["weights"]
+    assert all(torch.equal(value, weights[name]) for name, value in net.state_dict().items())
 
 
 def batch(space: gym.Space[Any], count: int) -> tuple[list[Any], Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import slm_lab
+from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.cli import main
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths
@@ -92,7 +93,8 @@ print("metrics", Trial(load_spec({str(before.spec)!r}, "small"), plan=Plan(data_
     assert rows(after.session_df(0)) != rows(after.session_df(1))
     assert json.loads(before.trial_metrics().read_text()).keys()
     assert load_spec(before.spec, "small").meta.max_session == 2
-    assert json.loads(before.spec.read_text())["small"]["meta"]["run"][0]["backend"] == "native"
+    (start,) = json.loads(before.spec.read_text())["small"]["meta"]["run"]
+    assert (start["backend"], start["matmul"]) == ("native", resolve_matmul("auto"))
     run.leaves_nothing()
 
 

@@ -88,6 +88,7 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
             "agent.net.conv_hid_layers[0][1]",
         ),
         ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional"),
+        ({"agent.net": {"type": "RecurrentNet", "dtype": "bfloat16"}}, "agent.net.dtype"),
         ({"env.backend": "ale"}, "env.backend"),
         ({"env.name": ""}, "env.name"),
         (

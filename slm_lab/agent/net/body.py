@@ -14,6 +14,7 @@ from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.fused import FusedMLP
 from slm_lab.agent.net.layers import Pixels, Unpack, activation, init_layer, mlp
 from slm_lab.agent.ops.device import upload
+from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import (
@@ -35,6 +36,8 @@ class Body(nn.Module):
     """Size of the output."""
     state_size: int = 0
     """Size of the hidden state; 0: none."""
+    products = FLOAT32
+    """How products are computed; must be set before the first pass."""
 
     def __init__(self, layers: nn.Sequential, features: int) -> None:
         super().__init__()
@@ -47,12 +50,12 @@ class Body(nn.Module):
     @cached_property
     def fused(self) -> FusedMLP | None:
         """The layers as one node of the autograd graph, if they are fully connected. Built at first use: parametrizations come later."""
-        return FusedMLP.from_module(self.layers)
+        return FusedMLP.from_module(self.layers, self.products)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
         """Apply the layers: by `fused` where that is faster, else module by module."""
         if torch.compiler.is_compiling() or self.fused is None or len(x_B) < self.fused.fewest_rows or self.fused.hooked:
-            return self.layers(x_B)
+            return self.products.run(self.layers, x_B)
         return self.fused(x_B)
 
 
@@ -242,6 +245,9 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     to features [B, F], with F in its attribute `features`.
     """
     if type(spec) in BODIES:
-        return BODIES[type(spec)](spec, obs, role)
-    module = type(spec).implementation()(spec, obs, role)  # a user's net
-    return Body(nn.Sequential(module), module.features)
+        body = BODIES[type(spec)](spec, obs, role)
+    else:
+        module = type(spec).implementation()(spec, obs, role)  # a user's net
+        body = Body(nn.Sequential(module), module.features)
+    body.products = Products(bfloat16=spec.dtype == "bfloat16")
+    return body

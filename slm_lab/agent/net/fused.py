@@ -7,6 +7,7 @@ activations is one torch.autograd.Function, whose activations and their derivati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.ops.linear import bias_grad, input_grad, linear, weight_grad
+from slm_lab.agent.ops.linear import FLOAT32, ONEDNN_LEAST, Products, bias_grad
 
 FUSED = True
 """Whether chains of linear layers are computed in one node; False: module by module."""
@@ -58,29 +59,64 @@ def chain(module: nn.Module) -> list[nn.Module]:
     return [module]
 
 
-class FusedMLP:
+class Layer(NamedTuple):
+    """What follows a linear layer, and how its products are computed."""
+
+    activation: Activation | None
+    products: Products
+
+
+class Chain:
     """Linear layers with an activation or none after each, computed by `FusedChain`."""
 
-    def __init__(self, modules: Sequence[nn.Module], layers: Sequence[nn.Linear], activations: Sequence[Activation | None]) -> None:
-        self.modules, self.layers, self.activations = modules, layers, activations
-        self.fewest_rows = FEWEST / max(layer.weight.numel() for layer in layers)
-        """Least number of rows for which it is faster than the modules."""
+    def __init__(self) -> None:
+        self.linears: list[nn.Linear] = []
+        self.layers: list[Layer] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the outputs [B, O] of float32 x [B, I]."""
+        params = [tensor for linear in self.linears for tensor in (linear.weight, linear.bias)]
+        out: Tensor = FusedChain.apply(x, self.layers, *params)
+        return out
+
+
+class FusedMLP:
+    """A net whose linear layers are computed by `FusedChain`, with the activations after them where it supports these.
+
+    Other modules between them, such as a norm, compute by themselves. With such modules it takes longer than `net` does, unless products
+    are computed in another way than torch does by itself.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], parts: Sequence[Chain | nn.Module], products: Products) -> None:
+        self.modules, self.parts, self.products = modules, parts, products
+        sizes = [linear.weight.shape for part in parts if isinstance(part, Chain) for linear in part.linears]
+        self.fewest_rows = FEWEST / max(size.numel() for size in sizes)
+        """Least number of rows for which it is faster than the modules, or for which it must be used."""
+        if products.bfloat16:
+            self.fewest_rows = 0
+        elif len(parts) > 1:
+            self.fewest_rows = ONEDNN_LEAST if any(min(size) >= ONEDNN_LEAST for size in sizes) else math.inf
 
     @staticmethod
-    def from_module(module: nn.Module) -> FusedMLP | None:
-        """Return the FusedMLP of a module; None if it contains anything but linear layers with supported activations."""
-        layers: list[nn.Linear] = []
-        activations: list[Activation | None] = []
+    def from_module(module: nn.Module, products: Products = FLOAT32) -> FusedMLP | None:
+        """Return the FusedMLP of a module; None if the module is to compute by itself."""
+        parts: list[Chain | nn.Module] = []
         modules = chain(module)
         for part in modules:
+            last = parts[-1] if parts else None
             if type(part) is nn.Linear and part.bias is not None:
-                layers.append(part)
-                activations.append(None)
-            elif type(part) in ACTIVATIONS and layers and activations[-1] is None:
-                activations[-1] = ACTIVATIONS[type(part)]
+                if not isinstance(last, Chain):
+                    last = Chain()
+                    parts.append(last)
+                last.linears.append(part)
+                last.layers.append(Layer(None, products))
+            elif type(part) in ACTIVATIONS and isinstance(last, Chain) and last.layers[-1].activation is None:
+                last.layers[-1] = Layer(ACTIVATIONS[type(part)], products)
             else:
-                return None
-        return FusedMLP(modules, layers, activations) if FUSED and layers else None
+                parts.append(part)
+        if not FUSED or not any(isinstance(part, Chain) for part in parts) or (len(parts) > 1 and products == FLOAT32):
+            return None
+        return FusedMLP(modules, parts, products)
 
     @property
     def hooked(self) -> bool:
@@ -88,58 +124,59 @@ class FusedMLP:
         return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in self.modules)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [B, O] of float32 x [B, I]."""
-        params = [tensor for layer in self.layers for tensor in (layer.weight, layer.bias)]
-        out: Tensor = FusedChain.apply(x, self.activations, *params)
-        return out
+        """Return the outputs [B, O] of float32 x [B, *shape]."""
+        for part in self.parts:
+            x = part(x) if isinstance(part, Chain) else self.products.run(part, x)
+        return x
 
 
 class FusedChain(torch.autograd.Function):
-    """x [B, I], the activation of each layer or None, and weight and bias of each layer in turn → [B, O]; stacks as in `ops.linear`."""
+    """x [B, I], a Layer for each layer, and weight and bias of each layer in turn → [B, O]; stacks as in `ops.linear`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, activations: Sequence[Activation | None], *params: Tensor) -> Tensor:
-        inputs = [x]
-        for index, act in enumerate(activations):
-            out = linear(inputs[-1], params[2 * index], params[2 * index + 1])
+    def forward(ctx: Any, x: Tensor, layers: Sequence[Layer], *params: Tensor) -> Tensor:
+        inputs, out = [], x
+        for index, (act, products) in enumerate(layers):
+            inputs.append(out)
+            out = products.linear(out, params[2 * index], params[2 * index + 1])
             if act is not None:
                 act.forward_(out)
-            inputs.append(out)
-        ctx.activations = activations
-        ctx.save_for_backward(*inputs, *params)
-        return inputs[-1]
+        ctx.layers = layers
+        # without an activation the outputs are not needed again, and a module that follows may modify them
+        ctx.save_for_backward(*inputs, None if layers[-1].activation is None else out, *params)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layers = len(ctx.activations)
+        layers = len(ctx.layers)
         values, params = ctx.saved_tensors[: layers + 1], ctx.saved_tensors[layers + 1 :]
         needs_x, _, *needs = ctx.needs_input_grad
         if torch.is_grad_enabled():  # create_graph
-            return _differentiable(values[0], ctx.activations, params, grad, [needs_x, *needs])
+            return _differentiable(values[0], ctx.layers, params, grad, [needs_x, *needs])
         grads: list[Tensor | None] = [None] * len(needs)
         for index in reversed(range(layers)):
-            act = ctx.activations[index]
+            act, products = ctx.layers[index]
             if act is not None:
                 if index == layers - 1:
                     grad = grad.clone()  # the gradient of the outputs must not be modified: other nodes may use it
                 act.backward_(grad, values[index + 1])
             if needs[2 * index]:
-                grads[2 * index] = weight_grad(grad, values[index])
+                grads[2 * index] = products.weight_grad(grad, values[index])
             if needs[2 * index + 1]:
                 grads[2 * index + 1] = bias_grad(grad)
             if not (needs_x or any(needs[: 2 * index])):
                 return (None, None, *grads)
-            grad = input_grad(grad, params[2 * index])
+            grad = products.input_grad(grad, params[2 * index])
         return (grad, None, *grads)
 
 
 def _differentiable(
-    x: Tensor, activations: Sequence[Activation | None], params: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]
+    x: Tensor, layers: Sequence[Layer], params: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of FusedChain as functions that can be differentiated again."""
     out = x
-    for index, act in enumerate(activations):
-        out = out @ params[2 * index].mT + params[2 * index + 1]
+    for index, (act, products) in enumerate(layers):
+        out = products.run(torch.matmul, out, params[2 * index].mT) + params[2 * index + 1]
         out = out if act is None else act.plain(out)
     wanted = [tensor for tensor, needed in zip((x, *params), needs, strict=True) if needed]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))

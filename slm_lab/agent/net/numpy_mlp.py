@@ -138,6 +138,8 @@ def add_numpy_mlps(net: ActorCriticNet) -> None:
     """Add numpy implementations of actor and critic if their layers are supported. Call it after the parameters were flattened."""
     if not NUMPY_LEARNING or isinstance(net.actor_body, RecurrentBody) or (net.critic_head is not None and net.critic_body is None):
         return  # recurrent, or with a shared body
+    if net.actor_body.products.bfloat16:
+        return
     net.actor_numpy = NumpyMLP.from_modules(actor_chain(net.actor_body, net.actor_head))
     if net.critic_body is not None and net.critic_head is not None:
         net.critic_numpy = NumpyMLP.from_modules([*chain(net.critic_body.layers), *chain(net.critic_head)])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.fused import ACTIVATIONS, FUSED, Activation, FusedChain
+from slm_lab.agent.net.fused import ACTIVATIONS, FUSED, FusedChain, Layer
 from slm_lab.agent.net.layers import activation, init_layer, init_output
+from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
 
@@ -51,7 +53,7 @@ class QCritic(nn.Module):
             return self.head(self.body(obs_B))
         if not self.late:
             return self.head(self.body(torch.cat((obs_B.flatten(1), action_B), dim=1)))
-        return self.head(self.joint(torch.cat((self.body(obs_B), action_B), dim=1)))
+        return self.head(self.body.products.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
 
 
 class SeparateCritics(nn.Module):
@@ -84,9 +86,17 @@ class StackedCritics(nn.Module):
                 self.layers.append((weight, bias))
             else:
                 self.activations.append(layers[0])
-        fused = [ACTIVATIONS.get(type(act)) for act in self.activations]
-        self.fused: list[Activation | None] = [*fused, None] if FUSED and all(fused) else []
-        """Activations of the layers, if all are supported by FusedChain."""
+        self.products = critics[0].body.products
+        """How products of the hidden layers are computed; must be set before the first pass. The output layer is float32: numbers above
+        2,048 are 16 apart in bfloat16."""
+
+    @cached_property
+    def fused(self) -> list[Layer]:
+        """The layers as FusedChain takes them; empty if one of their activations is not supported."""
+        activations = [ACTIVATIONS.get(type(act)) for act in self.activations]
+        if not FUSED or not all(activations):
+            return []
+        return [*(Layer(act, self.products) for act in activations), Layer(None, FLOAT32)]
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
@@ -96,10 +106,16 @@ class StackedCritics(nn.Module):
             q_CBA: Tensor = FusedChain.apply(x_CBF, self.fused, *(parameter for layer in self.layers for parameter in layer))
         else:
             for (weight, bias), act in zip(self.layers, self.activations, strict=False):
-                x_CBF = act(torch.baddbmm(bias, x_CBF, weight.transpose(1, 2)))
-            weight, bias = self.layers[-1]
-            q_CBA = torch.baddbmm(bias, x_CBF, weight.transpose(1, 2))
+                x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.products))
+            q_CBA = _stacked_linear(x_CBF, *self.layers[-1], FLOAT32)
         return q_CBA if action_B is None else q_CBA.squeeze(2)
+
+
+def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:
+    if products == FLOAT32:
+        return torch.baddbmm(bias, x_CBI, weight.transpose(1, 2))
+    out_CBO: Tensor = FusedChain.apply(x_CBI, [Layer(None, products)], weight, bias)
+    return out_CBO
 
 
 QCritics = SeparateCritics | StackedCritics

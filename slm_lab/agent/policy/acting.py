@@ -57,7 +57,7 @@ _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for 
 
 def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray] | None:
     """Return the function obs_N float32 [N, D] → distribution parameters float32 [N, P], or None if it has no numpy implementation."""
-    if not NUMPY_ACTING or isinstance(body, RecurrentBody) or is_asynchronous(head.linear.weight):
+    if not NUMPY_ACTING or isinstance(body, RecurrentBody) or is_asynchronous(head.linear.weight) or body.products.bfloat16:
         return None
     layers = _layers(actor_chain(body, head))
     if not layers:

@@ -199,7 +199,7 @@ class Search:
                 paths.make_dirs()
                 paths.remove_temporaries()
                 history = [] if new else start_history(paths.spec)
-                start = provenance(f"ray {ray.__version__}", "search") | ({} if new else {"continues": len(self.state.trials)})
+                start = provenance({"backend": f"ray {ray.__version__}"}, "search") | ({} if new else {"continues": len(self.state.trials)})
                 meta = self.spec.meta.model_copy(update={"run": [*history, start]})
                 text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
                 replace_file(paths.spec, text.encode(), sync=True)

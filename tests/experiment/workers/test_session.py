@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from slm_lab.agent.ops.linear import Products
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
@@ -73,6 +74,7 @@ VARIETY: dict[str, dict[str, Any]] = {
     "continuous, truncated": {"env": {"name": "Pendulum-v1", "max_t": 20}},
     "MultiDiscrete and Dict": {"env": {"name": SPACED, "observation": DICT, "action": spaces.MultiDiscrete([2, 3])}},
     "images": {"env": {"name": SPACED, "observation": IMAGES}, "net": CONV},
+    "bfloat16": {"net": {"dtype": "bfloat16"}, "env": {"max_frame": 512}},
 }
 
 
@@ -81,6 +83,13 @@ def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any])
     spec = worker_spec(**sections, sampler={"num_workers": 1, "num_envs_per_worker": 4} | SERIAL)
     without = spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None})})
     assert_equal_runs(Session(spec), Session(without))
+
+
+def test_workers_compute_as_the_learner_does(open_session: Open) -> None:
+    session = open_session(worker_spec(net={"dtype": "bfloat16"}, meta={"matmul": "onednn"}, sampler=SERIAL)).build()
+    nets = [policy.net for worker in pool_of(session).workers for group in worker.groups for policy in group.policies]
+    assert {net.actor_body.products for net in [session.agent.policy.net, *nets]} == {Products(onednn=True, bfloat16=True)}
+    assert len(nets) == 2
 
 
 PROCESSES: dict[str, dict[str, Any]] = {

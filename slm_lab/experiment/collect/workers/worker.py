@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from slm_lab.agent.net.matmul import use_matmul
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.env.make import make_env
@@ -316,4 +317,8 @@ def extras_count(env: Env) -> int:
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:
     """One policy for each that the Session trains; their weights will be pulled."""
     rng = np.random.default_rng(0)  # replaced by the worker's own
-    return [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]
+    policies = [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]
+    for policy in policies:
+        if policy.net is not None:
+            use_matmul(policy.net, config.spec.meta.matmul, device)
+    return policies

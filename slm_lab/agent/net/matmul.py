@@ -1,0 +1,56 @@
+"""What computes the matrix products of nets on this machine: a choice by processor, the same whenever it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from slm_lab.agent.net.body import Body
+from slm_lab.agent.net.q_critics import StackedCritics
+from slm_lab.lib.processor import processor
+from slm_lab.spec.base import Problem, SpecError
+
+
+def prefers_onednn(processor: str, capability: str) -> bool:
+    """Return whether oneDNN is faster than MKL, which uses no AVX-512 on AMD's processors.
+
+    Measured on an EPYC with AVX-512, 256 × 256 × 256: 197 GFLOP/s by oneDNN, 94 by MKL; on one with AVX2: 67 and 70 to 77.
+
+    Args: processor: its description, see `lib.processor`. capability: instructions that torch uses, such as "AVX2" or "AVX512".
+    """
+    return "AuthenticAMD" in processor and capability.startswith("AVX512")
+
+
+def resolve_matmul(asked: str, device: str = "cpu") -> str:
+    """Return the library that computes float32 products: "onednn" (large ones), "mkl", or "torch", that of the device or of torch's build.
+
+    Args: asked: meta.matmul. Raises SpecError if this is a library that cannot be used.
+    """
+    cpu = device == "cpu"
+    usable = {"mkl": cpu and torch.backends.mkl.is_available(), "onednn": cpu and torch.backends.mkldnn.is_available()}
+    if asked in usable:
+        if not usable[asked]:
+            why = "torch was built without it" if cpu else f"it computes on the CPU, and the device is {device}"
+            allowed = ", ".join(["auto", *(name for name, there in usable.items() if there)])
+            raise SpecError("meta", [Problem("meta.matmul", f"cannot use '{asked}': {why}; allowed: {allowed}")])
+        return asked
+    if usable["onednn"] and prefers_onednn(processor(), torch.backends.cpu.get_cpu_capability()):
+        return "onednn"
+    return "mkl" if usable["mkl"] else "torch"
+
+
+def use_matmul(net: nn.Module, asked: str, device: str) -> None:
+    """Let a net compute its products by what `resolve_matmul` returns. To be called before its first pass."""
+    if resolve_matmul(asked, device) == "onednn":
+        for module in net.modules():
+            if isinstance(module, Body | StackedCritics):
+                module.products = replace(module.products, onednn=True)
+
+
+def has_bfloat16(processor: str) -> bool:
+    """Return whether the processor has instructions for bfloat16."""
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # not in every torch
+    x86 = any(getattr(torch.cpu, name)() for name in known if hasattr(torch.cpu, name))
+    return x86 or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor.split())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slm_lab.experiment.process.server import server_in_use, use_start_method
 from tests.blank import BlankRenderer
 
 
@@ -15,6 +16,14 @@ def _interrupts() -> None:
     """A shell starts its background jobs with SIGINT ignored, which child processes inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_fork_server() -> Iterator[None]:
+    """The fork server of a test remains for the tests after it, also for envs that are built without a Session: to load torch takes 2 s."""
+    use_start_method("auto")
+    with server_in_use():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,11 +26,14 @@ from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.info import row_info
 from slm_lab.env.single import SingleEnv
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state
+from slm_lab.lib.environment import environment
 from slm_lab.lib.log import logger
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group, lead_group
+from slm_lab.lib.process_state import ProcessState
 from slm_lab.lib.rng import generator_state, set_generator_state
 from slm_lab.lib.signals import discard_stop_signals, stop_signals_blocked
+from slm_lab.lib.start_method import THREAD_LIMITS, start_method
 
 CLOSE_SECONDS = 2.0
 """Time that worker processes have to close their envs before they are killed."""
@@ -54,18 +57,36 @@ class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
     """SyncVectorEnv without infos."""
 
 
-class _EnvFns(list[SingleEnv]):
+class _Maker:
+    """Constructor of an env. Unpickled in a worker process, it first gives it the state of the process that builds the vector env."""
+
+    def __init__(self, make: SingleEnv) -> None:
+        self._make = make
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return self._make()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_maker, (ProcessState.of_this_process(), self._make)
+
+
+def _received_maker(state: ProcessState, make: SingleEnv) -> _Maker:
+    return _Maker(make)
+
+
+class _EnvFns(list[_Maker]):
     """Constructors of the envs. AsyncVectorEnv iterates over them to start a process for each.
 
-    The processes start with stop signals blocked and without the user's script, until `starting` is closed.
+    The processes start with stop signals blocked, with one thread of numpy each, and without the user's script, until `starting` is closed.
     """
 
     def __init__(self, make: SingleEnv, count: int, starting: contextlib.ExitStack) -> None:
-        super().__init__([make] * count)
+        super().__init__([_Maker(make)] * count)
         self._starting = starting
 
-    def __iter__(self) -> Iterator[SingleEnv]:
+    def __iter__(self) -> Iterator[_Maker]:
         self._starting.enter_context(hidden_main())
+        self._starting.enter_context(environment({name: os.environ.get(name, "1") for name in THREAD_LIMITS}))
         self._starting.enter_context(stop_signals_blocked())
         return super().__iter__()
 
@@ -83,11 +104,10 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
         try:
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # one env is constructed in this process, for its spaces
-                worker: Any = _worker  # Gymnasium annotates it without the arguments
-                # spawn: a fork of a process with threads (torch's, envpool's) may hang
+                worker: Any = functools.partial(_worker, os.getpid())  # Gymnasium annotates it without the arguments
                 makers = _EnvFns(make, num_envs, self._starting)
-                mode = AutoresetMode.SAME_STEP
-                super().__init__(makers, shared_memory, copy=False, context="spawn", worker=worker, autoreset_mode=mode)
+                mode, context = AutoresetMode.SAME_STEP, start_method()
+                super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
         except BaseException:  # also Ctrl-C while a constructor blocks
             self.close(terminate=True)
             raise
@@ -143,10 +163,18 @@ class _CopyFinalObs(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _worker(
-    index: int, env_fn: Any, pipe: Any, parent_pipe: Any, shared_memory: Any, error_queue: Any, autoreset_mode: Any, semaphore: Any
+    parent: int,
+    index: int,
+    env_fn: Any,
+    pipe: Any,
+    parent_pipe: Any,
+    shared_memory: Any,
+    error_queue: Any,
+    autoreset_mode: Any,
+    semaphore: Any,
 ) -> None:
     """Run Gymnasium's worker in a process group of its own; report a constructor that fails; leave stop signals to the parent."""
-    lead_group()
+    lead_group(parent)
     discard_stop_signals()
     parent_pipe.close()  # this process's copy would keep `pipe` from ending with the parent
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -39,6 +39,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError, check_spec
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING, SAVING
 from slm_lab.experiment.process.interrupt import Blocked, time_limit
+from slm_lab.experiment.process.server import server_in_use, use_start_method
 from slm_lab.experiment.resolve import completed, resolve_inference, select_device, with_seed
 from slm_lab.experiment.sink import MemorySink, RunSink
 from slm_lab.lib.clock import Clock
@@ -155,6 +156,10 @@ class Session:
         self._observers = [*load_observers(self.spec), *self._factories]
         self.device = select_device(self.spec, self.plan, self.index)
         check_arithmetic(self.spec, self.device)
+        use_start_method(self.spec.meta.start_method)
+        processes = ExitStack()
+        processes.enter_context(server_in_use())
+        self._closing.append(processes.close)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)

@@ -26,6 +26,7 @@ from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
+from slm_lab.experiment.process.server import ensure_server, server_in_use, start_method, use_start_method
 from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import completed
@@ -121,8 +122,11 @@ class Trial:
         check_writable(self.plan.data_dir if self._resumption is None else self._resumption.paths.root)
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
         stop = self._stop
+        use_start_method(self.spec.meta.start_method)
         try:
-            with stop_on_signal(stop):
+            with stop_on_signal(stop), server_in_use():
+                if self._needs_processes:
+                    ensure_server()  # it loads torch meanwhile
                 metrics, ends = self._run(stop)
         except KeyboardInterrupt:
             raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self._shown), stop.number) from None
@@ -132,8 +136,19 @@ class Trial:
         assert self.paths is not None
         return TrialResult(metrics, self.paths, self.index)
 
+    @property
+    def _engine(self) -> str:
+        return self.plan.engine or choose_engine(self.spec)
+
+    @property
+    def _needs_processes(self) -> bool:
+        """Whether it is known that this trial starts child processes."""
+        sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
+        workers = sampler is not None and not sampler.serial_mode
+        return left and (self._engine != "inline" or workers or self.spec.env.backend == "async")
+
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
-        sessions, engine = self.spec.meta.max_session, self.plan.engine or choose_engine(self.spec)
+        sessions, engine = self.spec.meta.max_session, self._engine
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
         display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
         with display, notices_to(display):
@@ -172,7 +187,7 @@ class Trial:
         Args: choices: see Session.choices; None if no Session is left to run.
         """
         found, meta = self._resumption, self.spec.meta
-        start = [] if choices is None else [provenance(choices, self.plan.mode)]
+        start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
         if found is not None and start:
             changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
             starts = {str(index): one.to_dict() for index, one in found.starts.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -13,21 +14,25 @@ _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.5
 
 
-def lead_group() -> None:
-    """Make this process the leader of a new group, which is killed soon after the parent process has died.
+def lead_group(owner: int) -> None:
+    """Make this process the leader of a new group, which is killed soon after process `owner`, which started this one, has died.
 
-    A terminal's Ctrl-C does not reach the group. The parent calls `kill_group` when this process has ended.
+    A terminal's Ctrl-C does not reach the group. The owner calls `kill_group` when this process has ended.
     """
     if not hasattr(os, "setpgid"):
         return
-    parent = os.getppid()
     os.setpgid(0, 0)
-    threading.Thread(target=_follow, args=(parent,), daemon=True, name="follow-parent").start()
+    threading.Thread(target=_follow, args=(owner,), daemon=True, name="follow-owner").start()
 
 
-def _follow(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_SECONDS)
+def _follow(owner: int) -> None:
+    """Wait for the owner's death. The parent of a copy of the fork server is the server."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(ProcessLookupError):  # it is dead already
+            select.select([os.pidfd_open(owner)], [], [])
+    else:
+        while os.getppid() == owner:
+            time.sleep(_POLL_SECONDS)
     time.sleep(_GRACE_SECONDS)
     os.killpg(0, signal.SIGKILL)
 

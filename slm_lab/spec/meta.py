@@ -36,6 +36,9 @@ SearchMetric = Literal[
 """Metrics of a trial, of each of which more is better."""
 
 
+StartMethod = Literal["auto", "forkserver", "spawn"]
+
+
 class MetaSpec(SpecModel):
     """How the experiment runs."""
 
@@ -86,6 +89,9 @@ class MetaSpec(SpecModel):
     rollout workers, never for a Session."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User observers, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
+    start_method: StartMethod = "auto"
+    """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in some 0.02 s each, on Linux;
+    "spawn": each loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the same."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
     """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
     inputs and outputs, MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD processors with AVX-512, on which it computes twice as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env.make import find_target
+from slm_lab.experiment.process import server
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.signals import STOP_SIGNALS
 from slm_lab.spec.env import EnvSpec
@@ -145,10 +147,31 @@ def test_a_simulator_that_the_env_forgets_ends_with_its_worker(tmp_path: Path) -
     assert gone(simulator)
 
 
+@pytest.mark.skipif(server.start_method() == "spawn", reason="no fork server on this system")
+def test_processes_come_from_the_fork_server_as_if_they_were_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the environment variables of now, random numbers of their own, a process group each, and exit hooks."""
+    server.ensure_server()
+    monkeypatch.setenv("SLM_LAB_TEST", "later than the server")
+    env = build(PREFIX + "Reporting-v0", 2, backend="async", folder=str(tmp_path))
+    env.reset()
+    env.close()
+    one, other = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+    assert one["server"] == other["server"] != os.getpid()
+    assert one["variable"] == other["variable"] == "later than the server"
+    assert one["random"] != other["random"]
+    assert (one["group"], other["group"]) == (one["pid"], other["pid"])
+    assert len(list(tmp_path.glob("*.exit"))) == 2
+
+
+METHOD = "from slm_lab.experiment.process.server import use_start_method\nuse_start_method({!r})\n"
+
+
+@pytest.mark.parametrize("method", ["auto", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("blocks", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_death_of_the_parent_ends_workers_and_simulators(tmp_path: Path, blocks: bool) -> None:
+def test_the_death_of_the_parent_ends_workers_and_simulators(tmp_path: Path, blocks: bool, method: str) -> None:
     """By SIGKILL, also while an env blocks in its step."""
     script = f"""
+{METHOD.format(method)}
 env = make_env(EnvSpec(name="{PREFIX}Simulated-v0", max_frame=9, backend="async", folder={str(tmp_path)!r}, blocks={blocks}), 0)
 env.reset()
 print("ready", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import multiprocessing
 import os
 import random
@@ -145,6 +147,18 @@ class Signed(Toy):
         return super().step(action)
 
 
+class Reporting(Toy):
+    """Writes a JSON file about its process into `folder`, and an empty one when the process runs its exit hooks."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        if multiprocessing.parent_process() is not None:
+            own = Path(folder) / str(os.getpid())
+            about = {"server": os.getppid(), "variable": os.environ.get("SLM_LAB_TEST"), "random": np.random.random_sample()}
+            own.with_suffix(".json").write_text(json.dumps(about | {"group": os.getpgid(0), "pid": os.getpid()}))
+            atexit.register(own.with_suffix(".exit").touch)
+
+
 class Anything(Toy):
     """Takes any keyword."""
 
@@ -173,6 +187,7 @@ for name, entry in {
     "Anything": Anything,
     "Wanderer": Wanderer,
     "Simulated": Simulated,
+    "Reporting": Reporting,
 }.items():
     gym.register(f"{name}-v0", entry_point=f"tests.env.toys:{entry.__name__}", max_episode_steps=9)
 for mode in ("NextStep", "SameStep", "Disabled"):

@@ -22,6 +22,7 @@ from slm_lab.cli import main
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import TrialFailed
+from slm_lab.experiment.process import server
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
@@ -60,7 +61,7 @@ gym.register("Trouble-v0", entry_point=Trouble, max_episode_steps=500)
 '''
 
 
-def test_two_runs_give_equal_tables_whatever_the_jobs(command: Callable[..., Command], spec_body: SpecBody) -> None:
+def test_two_runs_give_equal_tables_whatever_jobs_and_start_method(command: Callable[..., Command], spec_body: SpecBody) -> None:
     """The second from a script without a main guard, with the spec that the first saved, and where stdout is not UTF-8."""
     run = command(spec_body(meta={"max_session": 2, "rigorous_eval": 1, "eval_frequency": 500}))
     first = run.start("--jobs", "2")
@@ -77,7 +78,8 @@ def test_two_runs_give_equal_tables_whatever_the_jobs(command: Callable[..., Com
 from slm_lab import Trial, load_spec
 from slm_lab.experiment.plan import Plan
 from pathlib import Path
-print("metrics", Trial(load_spec({str(before.spec)!r}, "small"), plan=Plan(data_dir=Path("data"), jobs=1)).run())
+spec = load_spec({str(before.spec)!r}, "small", ["meta.start_method=spawn"])
+print("metrics", Trial(spec, plan=Plan(data_dir=Path("data"), jobs=1)).run())
 """)
     output = second.communicate()[0]
     assert second.returncode == 0, output
@@ -94,7 +96,8 @@ print("metrics", Trial(load_spec({str(before.spec)!r}, "small"), plan=Plan(data_
     assert json.loads(before.trial_metrics().read_text()).keys()
     assert load_spec(before.spec, "small").meta.max_session == 2
     (start,) = json.loads(before.spec.read_text())["small"]["meta"]["run"]
-    assert (start["backend"], start["matmul"]) == ("native", resolve_matmul("auto"))
+    assert (start["backend"], start["matmul"], start["start_method"]) == ("native", resolve_matmul("auto"), server.start_method())
+    assert json.loads(after.spec.read_text())["small"]["meta"]["run"][-1]["start_method"] == "spawn"
     run.leaves_nothing()
 
 

@@ -24,6 +24,8 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process import server
 from slm_lab.experiment.process.heartbeat import WAITING, Heartbeat
 from slm_lab.lib.errors import PlainError
+from slm_lab.lib.process_state import ProcessState
+from slm_lab.spec.meta import StartMethod
 
 ORPHAN_SECONDS = 20.0
 """Time that a child has to save its work after its parent died."""
@@ -53,32 +55,25 @@ def _received_fd(copy: Any) -> SharedFd:
 class Setup:
     """State of the parent that a child starts with. It is applied where it is unpickled, before the arguments after it are loaded.
 
-    Args: printed: descriptor for the child's stdout and stderr.
+    Args:
+        printed: descriptor for the child's stdout and stderr.
+        start_method: meta.start_method, for the processes that the child starts.
     """
 
-    def __init__(self, printed: int) -> None:
-        self.printed = printed
+    def __init__(self, printed: int, start_method: StartMethod) -> None:
+        self.printed, self.start_method = printed, start_method
 
     def __reduce__(self) -> tuple[Any, ...]:
-        umask = os.umask(0o022)
-        os.umask(umask)
-        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        return _set_up, (SharedFd(self.printed), dict(os.environ), umask, cores, os.getpriority(os.PRIO_PROCESS, 0))
+        return _set_up, (SharedFd(self.printed), ProcessState.of_this_process(), self.start_method)
 
 
-def _set_up(printed: SharedFd, environ: dict[str, str], umask: int, cores: set[int] | None, priority: int) -> None:
+def _set_up(printed: SharedFd, state: ProcessState, start_method: StartMethod) -> None:
     os.setpgid(0, 0)
     server.default_signals()
     print_to_fd(printed.fd)
     faulthandler.enable()
     sys.excepthook = sys.__excepthook__
-    os.environ.clear()
-    os.environ.update(environ)
-    os.umask(umask)
-    with suppress(OSError):
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-        os.setpriority(os.PRIO_PROCESS, 0, priority)
+    server.use_start_method(start_method)
     if _from_server():
         server.inherit_server()
 

@@ -26,7 +26,8 @@ _SERVER, _PARENT = os.getpid(), os.getppid()
 def _begin(module: ModuleType) -> None:
     """Give a child that the supervisor did not start, such as an env process of AsyncVectorEnv, the state that it has under spawn.
 
-    It joins the process group of the process that requested it, prints where that one prints and has its own random numbers.
+    It joins the process group of the process that requested it, prints where that one prints, has its own random numbers, and runs exit
+    hooks, without which a copy of the fork server ends.
     """
     if os.getpgid(0) == os.getpid():  # started by the supervisor, and set up
         return
@@ -41,6 +42,7 @@ def _begin(module: ModuleType) -> None:
             os.dup2(copy, number)
             os.close(copy)
     np.random.seed()
+    util.Finalize(None, atexit._run_exitfuncs, exitpriority=-100)
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

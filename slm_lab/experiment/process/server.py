@@ -1,12 +1,14 @@
 """The fork server: a process that has loaded torch, gymnasium and slm_lab, and of which every child process is a copy.
 
 A child is ready in 0.02 s instead of 2 s and shares the memory of the loaded modules. The server is multiprocessing.forkserver of the
-standard library; this module adds signal handling, environment and module path, and the fallback to spawn if it cannot run.
+standard library; this module adds signal handling, environment and module path, the choice of the start method (meta.start_method), and
+the fallback to spawn if the server cannot run.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -15,34 +17,83 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import slm_lab
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.environment import environment, set_environment
 from slm_lab.lib.log import notice
+from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
-
-Method = Literal["forkserver", "spawn"]
+from slm_lab.lib.start_method import THREAD_LIMITS, Method, choose_start_method
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.meta import StartMethod
 
 PRELOAD = ("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session")
 """No user module, and none that starts a thread."""
-THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that the libraries of numpy and torch read when they are loaded; children have one thread."""
 _SAVED = "SLM_LAB_FORKSERVER"
 """Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children."""
+ENDED = "it ended while it loaded"
+"""Why it cannot run if one of its modules cannot be loaded."""
+_SUPPORTED = hasattr(os, "pidfd_open")
+"""Whether the system has what the fork server needs: Linux."""
 _server: Any = forkserver._forkserver
-_lock = threading.Lock()
+_lock, _users_lock = threading.Lock(), threading.Lock()
 _fallen_back = False
 """The fork server cannot run here."""
+_wanted: StartMethod = "auto"
+"""meta.start_method of the spec that this process works for."""
+_users = 0
+"""Number of `server_in_use` blocks that run."""
+
+
+def use_start_method(wanted: StartMethod) -> None:
+    """Let the child processes of this process start as meta.start_method says. Raises SpecError if this system cannot."""
+    global _wanted
+    if wanted == "forkserver" and not _SUPPORTED:
+        message = "'forkserver' is not supported on this system; allowed: auto, spawn"
+        raise SpecError("meta", [Problem("meta.start_method", message)])
+    _wanted = wanted
+    choose_start_method(_method_of_next)
+
+
+def wanted_start_method() -> StartMethod:
+    """Return how the child processes of a child are to start: meta.start_method, or by spawn if the fork server cannot run."""
+    return "spawn" if _fallen_back else _wanted
 
 
 def start_method() -> Method:
-    """How child processes start: "forkserver" on Linux, "spawn" elsewhere and if the fork server cannot run."""
-    return "forkserver" if hasattr(os, "pidfd_open") and not _fallen_back else "spawn"
+    """How child processes start: "forkserver" on Linux, "spawn" elsewhere, if the fork server cannot run, and if the spec says so."""
+    return "forkserver" if _SUPPORTED and not _fallen_back and _wanted != "spawn" else "spawn"
+
+
+def _method_of_next() -> Method:
+    """Return the start method for a process that this module does not start itself, once the server has shown that it can start one."""
+    for _ in range(2):
+        ensure_server()
+        if start_method() == "spawn" or _answers():
+            return start_method()
+        stop_server()
+    use_spawn(ENDED)
+    return start_method()
+
+
+def _answers() -> bool:
+    process: Any = multiprocessing.get_context("forkserver").Process(target=os.getpid)  # type: ignore[attr-defined,unused-ignore]
+    try:
+        with stop_signals_blocked(), hidden_main():
+            process.start()
+            process.join()
+    except (OSError, EOFError):
+        return False
+    return True
 
 
 def use_spawn(reason: str) -> None:
-    """Start children by spawn from now on."""
+    """Start children by spawn from now on. Raises UserError if meta.start_method does not allow it."""
     global _fallen_back
+    if _wanted == "forkserver":
+        raise UserError(f"meta.start_method: forkserver: the fork server cannot run ({reason}); use auto or spawn")
     if not _fallen_back:
         notice(f"the fork server cannot run ({reason}); child processes use the spawn start method, which is slower")
     _fallen_back = True
@@ -69,6 +120,22 @@ def _start_server() -> None:
         _server.set_forkserver_preload(["slm_lab.experiment.process.preload"])
         with stop_signals_blocked(), environment(_server_environment()):
             type(_server).ensure_running(_server)
+
+
+@contextmanager
+def server_in_use() -> Iterator[None]:
+    """End the fork server that was started meanwhile at the end of this block, unless it is inside another one."""
+    global _users
+    with _users_lock:
+        _users += 1
+    try:
+        yield
+    finally:
+        with _users_lock:
+            _users -= 1
+            last = _users == 0
+        if last:
+            stop_server()
 
 
 def stop_server() -> None:
@@ -125,20 +192,9 @@ def default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while the block runs."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
 def restore_environment() -> None:
     """In the server: restore the variables that were set for it alone."""
-    _set_environment(json.loads(os.environ.pop(_SAVED, "{}")))
+    set_environment(json.loads(os.environ.pop(_SAVED, "{}")))
 
 
 def _server_environment() -> dict[str, str]:
@@ -152,11 +208,3 @@ def _server_environment() -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
         _SAVED: json.dumps(saved),
     }
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -20,10 +20,12 @@ from typing import Any, Literal, NamedTuple
 from slm_lab.experiment.process import child as child_side
 from slm_lab.experiment.process.child import Setup, SharedFd, Target
 from slm_lab.experiment.process.heartbeat import HEARTBEAT_BYTES, PHASES, Heartbeat, StallTimer
-from slm_lab.experiment.process.server import THREAD_LIMITS, ensure_server, environment, start_method, stop_server, use_spawn
+from slm_lab.experiment.process.server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
+from slm_lab.lib.environment import environment
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group
 from slm_lab.lib.signals import stop_signals_blocked
+from slm_lab.lib.start_method import THREAD_LIMITS
 from slm_lab.lib.store import shared_file
 
 _TICK = 0.5
@@ -106,7 +108,7 @@ class Child:
                     raise
                 stop_server()
                 if attempt > 0:
-                    use_spawn(str(error) or "it ended while it loaded")
+                    use_spawn(str(error) or ENDED)
 
     def _launch(self, method: str) -> None:
         printed, memory = shared_file(), shared_file()
@@ -117,7 +119,7 @@ class Child:
             fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)  # it may be truncated
             os.ftruncate(memory, HEARTBEAT_BYTES)
             self.heartbeat = Heartbeat(memory)
-            args = (Setup(printed), self.name, self.restart, theirs, SharedFd(memory), self.target, self.args)
+            args = (Setup(printed, wanted_start_method()), self.name, self.restart, theirs, SharedFd(memory), self.target, self.args)
             process: Any = multiprocessing.get_context(method).Process(target=child_side.main, args=args, name=self.name)  # type: ignore[attr-defined]
             with stop_signals_blocked(), hidden_main(), environment(dict.fromkeys(THREAD_LIMITS, "1")):
                 process.start()

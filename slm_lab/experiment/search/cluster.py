@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import IO, Any, Self
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.process.server import environment
+from slm_lab.lib.environment import environment
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.signals import stop_signals_blocked
 

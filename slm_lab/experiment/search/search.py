@@ -16,7 +16,7 @@ from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
-from slm_lab.experiment.process.server import ensure_server, shared_server, stop_server
+from slm_lab.experiment.process.server import ensure_server, server_in_use, shared_server, use_start_method
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import with_seed
 from slm_lab.experiment.resume import differences, run_in, start_history
@@ -126,7 +126,7 @@ class Search:
         """
         stop = stop or Stop()
         try:
-            with stop_on_signal(stop):
+            with stop_on_signal(stop), server_in_use():
                 result = self._run(stop)
         except KeyboardInterrupt as error:
             where = _NOTHING if self.paths is None else f"interrupted; continue it with search@{self.paths.root.name}"
@@ -147,6 +147,7 @@ class Search:
 
     def _run(self, stop: Stop) -> SearchResult:
         meta = self.spec.meta
+        use_start_method(meta.start_method)
         check_installed("ray", *(["optuna"] if meta.search_algorithm == "optuna" else []))
         check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
@@ -185,7 +186,6 @@ class Search:
                 self._confirm_stage(pool, paths, table, stop)
         finally:
             pool.close()
-            stop_server()
 
     def _open(self) -> RunPaths:
         """Make the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""

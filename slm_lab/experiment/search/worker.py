@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from slm_lab.experiment.analysis.run import read_json
 from slm_lab.experiment.lock import SessionLock
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.process.server import ensure_server, stop_server, use_server
+from slm_lab.experiment.process.server import server_in_use, use_server
 from slm_lab.experiment.resume import read_run
 from slm_lab.experiment.search.reports import ReportReader
 from slm_lab.experiment.trial import Trial
@@ -79,8 +79,9 @@ class TrialWorker:
     """
 
     def __init__(self, server: Mapping[str, Any]) -> None:
+        self._processes = ExitStack()
+        self._processes.enter_context(server_in_use())  # for all its trials
         use_server(server)
-        ensure_server()
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
 
@@ -126,7 +127,7 @@ class TrialWorker:
 
     def close(self) -> None:
         """End the fork server, if this process has started one."""
-        stop_server()
+        self._processes.close()
 
 
 def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:

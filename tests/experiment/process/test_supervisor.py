@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.process import server, supervisor
 from slm_lab.experiment.process.child import SharedFd
 from slm_lab.experiment.process.heartbeat import PHASES
 from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.lib.start_method import THREAD_LIMITS
+from slm_lab.spec.base import SpecError
 from tests.experiment.process import light, targets
 
 PATIENCE = 30.0
@@ -30,6 +33,12 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_TICK", 0.05)
     if server._server._forkserver_pid is None:
         light.use_light_server()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _real_server_at_the_end() -> Iterator[None]:
+    yield
+    light.use_real_server()
 
 
 @pytest.fixture
@@ -125,7 +134,7 @@ def test_a_child_is_as_its_parent_at_the_start(method: str, parent: Supervisor, 
     assert state["cores"] == {min(before)}
     assert state["environ"]["MUJOCO_GL"] == "egl"
     assert "HOME" not in state["environ"]
-    limits = dict.fromkeys(server.THREAD_LIMITS, "1")
+    limits = dict.fromkeys(THREAD_LIMITS, "1")
     assert {name: value for name, value in state["environ"].items() if value != os.environ.get(name) or name in limits} == limits
     assert state["torch"] == (method == "forkserver")
 
@@ -438,6 +447,53 @@ def test_a_server_that_cannot_load(parent: Supervisor, monkeypatch: pytest.Monke
     (record,) = caplog.records
     assert "child processes use the spawn start method" in record.getMessage()
     assert forkserver._forkserver._forkserver_pid is None  # type: ignore[attr-defined]
+
+
+@linux
+def test_the_server_ends_with_its_last_use(parent: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    if server.start_method() == "spawn":
+        pytest.skip("no fork server on this system")
+    server.stop_server()
+    light.use_light_server()
+    monkeypatch.setattr(server, "_users", 0)
+    with server.server_in_use():
+        with server.server_in_use():
+            run(parent, targets.nothing)
+        pid = server_pid()
+        os.kill(pid, 0)
+    assert forkserver._forkserver._forkserver_pid is None  # type: ignore[attr-defined]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "supported", "fallen_back", "method"),
+    [
+        ("auto", True, False, "forkserver"),
+        ("auto", False, False, "spawn"),
+        ("auto", True, True, "spawn"),
+        ("spawn", True, False, "spawn"),
+        ("forkserver", True, False, "forkserver"),
+    ],
+)
+def test_start_method(wanted: Any, supported: bool, fallen_back: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SUPPORTED", supported)
+    monkeypatch.setattr(server, "_fallen_back", fallen_back)
+    monkeypatch.setattr(server, "_wanted", "auto")
+    server.use_start_method(wanted)
+    assert server.start_method() == method
+
+
+def test_a_fork_server_that_is_wanted_and_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no reason to use another start method."""
+    monkeypatch.setattr(server, "_wanted", "auto")
+    monkeypatch.setattr(server, "_SUPPORTED", False)
+    with pytest.raises(SpecError, match=r"meta\.start_method"):
+        server.use_start_method("forkserver")
+    monkeypatch.setattr(server, "_SUPPORTED", True)
+    server.use_start_method("forkserver")
+    with pytest.raises(UserError, match=r"meta\.start_method"):
+        server.use_spawn("no temporary folder")
 
 
 def test_a_child_that_cannot_start(parent: Supervisor) -> None:

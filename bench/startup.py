@@ -1,0 +1,205 @@
+"""How long child processes take to start, beside another checkout: `python -m bench.startup OTHER_CHECKOUT [CASE …] [--rounds 5]`.
+
+Both checkouts take turns in every round, the first one changing, each in processes of its own. A time is counted from the start of the
+command until every Session has written its first row, which is after one rollout; rollout workers must all have sent theirs by then.
+Printed are the medians with their range, and the ratio of this checkout to the other: its median over the rounds, with its range.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_TIMEOUT = 120.0
+_POLL = 0.002
+_A3C_FRAMES = 128_000
+
+
+def ppo(**meta: Any) -> dict[str, Any]:
+    """PPO on CartPole that goes on until it is killed, with a row for each rollout."""
+    algorithm = {
+        "name": "PPO", "gamma": 0.99, "lam": 0.95, "clip_eps_spec": {"name": "no_decay", "start_val": 0.2},
+        "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01}, "val_loss_coef": 0.5, "time_horizon": 32, "minibatch_size": 64,
+        "training_epoch": 2,
+    }  # fmt: skip
+    net = {"name": "MLPNet", "hid_layers": [64, 64], "hid_layers_activation": "tanh", "optim_spec": {"name": "Adam", "lr": 3e-4}}
+    agent = {"name": "PPO", "algorithm": algorithm, "memory": {"name": "OnPolicyBatchReplay"}, "net": net}
+    env = {"name": "CartPole-v1", "num_envs": 4, "max_frame": 10**8}
+    return {"agent": agent, "env": env, "meta": {"log_frequency": 128, "random_seed": 0, **meta}}
+
+
+def a3c(workers: int, max_frame: int) -> dict[str, Any]:
+    """A3C on CartPole, one env per worker, a row for each rollout of 32 steps, or each 10 % of a run that ends."""
+    algorithm = {
+        "name": "ActorCritic", "gamma": 0.99, "lam": 0.95, "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01},
+        "val_loss_coef": 0.5, "training_frequency": 32,
+    }  # fmt: skip
+    optimizer = {"name": "GlobalAdam", "lr": 1e-3}
+    net = {"name": "MLPNet", "hid_layers": [64], "hid_layers_activation": "tanh", "clip_grad_val": 0.5, "optim_spec": optimizer}
+    agent = {"name": "A3C", "algorithm": algorithm, "memory": {"name": "OnPolicyBatchReplay"}, "net": net}
+    env = {"name": "CartPole-v1", "num_envs": 1, "max_frame": max_frame}
+    every = 32 if max_frame == 10**8 else max_frame // 10
+    return {"agent": agent, "env": env, "meta": {"max_session": workers, "distributed": "synced", "log_frequency": every, "random_seed": 0}}
+
+
+@contextmanager
+def training(checkout: Path, spec: dict[str, Any], *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Train a spec in a process group of its own, which is killed at the end; yield the process and the folder of the run's data."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "spec.json"
+        file.write_text(json.dumps({"case": spec}))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)])}
+        command = [sys.executable, str(checkout / "run_lab.py"), str(file), "case", "train", "--data-dir", folder, *options]
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        try:
+            yield process, Path(folder)
+        finally:
+            for pid in (*descendants(process.pid), process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found, level = [], [pid]
+    while level:
+        level = [child for child, parent in parents.items() if parent in level]
+        found += level
+    return found
+
+
+def wait_until(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
+    """Wait until something is done. Raises SystemExit if the process ends before, or after a timeout."""
+    begin = time.monotonic()
+    while not done():
+        if process.poll() is not None:
+            assert process.stderr is not None
+            raise SystemExit(process.stderr.read().decode()[-2000:])
+        if time.monotonic() - begin > _TIMEOUT:
+            raise SystemExit(f"not done within {_TIMEOUT:.0f} s")
+        time.sleep(_POLL)
+
+
+def tables_with_rows(folder: Path) -> int:
+    """Return how many tables of training have a row."""
+    return sum(file.read_bytes().count(b"\n") >= 2 for file in folder.glob("*/info/*_session_df_train.csv"))
+
+
+def seconds_to_rows(checkout: Path, spec: dict[str, Any], *options: str) -> float:
+    """Return the seconds until every Session has written a row."""
+    sessions, begin = spec["meta"].get("max_session", 1), time.perf_counter()
+    with training(checkout, spec, *options) as (process, folder):
+        wait_until(process, lambda: tables_with_rows(folder) == sessions)
+        return time.perf_counter() - begin
+
+
+def memory(checkout: Path) -> float:
+    """Return the MB that 8 Sessions and the processes that they need hold together, shared pages counted once (PSS)."""
+    with training(checkout, ppo(max_session=8), "--jobs", "8") as (process, folder):
+        wait_until(process, lambda: tables_with_rows(folder) == 8)
+        total = 0
+        for pid in (process.pid, *descendants(process.pid)):
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return total / 1000
+
+
+def replacement(checkout: Path) -> float:
+    """Return the seconds from the death of a rollout worker until its replacement has made a step."""
+    spec = ppo(sampler={"mode": "sync", "num_workers": 2}, max_restart=5)
+    with tempfile.TemporaryDirectory() as marks:
+        spec["env"] |= {"name": "bench.startup_env:Marked-v0", "num_envs": 4, "folder": marks}
+        with training(checkout, spec) as (process, folder):
+            wait_until(process, lambda: tables_with_rows(folder) == 1)
+            before = {file.name for file in Path(marks).iterdir()}
+            victim = next(pid for pid in map(int, before) if pid in descendants(process.pid))
+            begin = time.time()
+            os.kill(victim, signal.SIGKILL)
+
+            def new() -> list[Path]:
+                return [file for file in Path(marks).iterdir() if file.name not in before]
+
+            wait_until(process, lambda: bool(new()))
+            return new()[0].stat().st_mtime - begin
+
+
+def a3c_speed(checkout: Path) -> float:
+    """Return frames per second of 4 workers of one env on all cores, after the first row of each."""
+    with training(checkout, a3c(4, _A3C_FRAMES // 4)) as (process, folder):
+        process.wait()
+        spans = []
+        for file in folder.glob("*/info/*_session_df_train.csv"):
+            header, *rows = [line.split(",") for line in file.read_text().splitlines()]
+            frame, wall = ([float(row[header.index(name)]) for row in rows] for name in ("frame", "wall_t"))
+            spans.append((frame[-1] - frame[0]) / (wall[-1] - wall[0]))
+        return sum(spans)
+
+
+CASES: dict[str, tuple[Callable[[Path], float], str]] = {
+    **{
+        f"sessions_{count}": (lambda checkout, count=count: seconds_to_rows(checkout, ppo(max_session=count), "--jobs", str(count)), "s")
+        for count in (1, 2, 4, 8)
+    },
+    "sampler_8": (lambda checkout: seconds_to_rows(checkout, _sampler()), "s"),
+    "a3c_8": (lambda checkout: seconds_to_rows(checkout, a3c(8, 10**8)), "s"),
+    "memory_8": (memory, "MB"),
+    "replacement": (replacement, "s"),
+    "a3c_one_env": (a3c_speed, "frames/s"),
+}
+
+
+def _sampler() -> dict[str, Any]:
+    spec = ppo(sampler={"mode": "sync", "num_workers": 8})
+    spec["env"]["num_envs"] = 8
+    spec["meta"]["log_frequency"] = 256
+    return spec
+
+
+def compared(case: str, checkouts: Sequence[Path], rounds: int) -> str:
+    """Return the line of a case."""
+    measure, unit = CASES[case]
+    values: list[list[float]] = [[], []]
+    for number in range(rounds):
+        for which in (0, 1) if number % 2 else (1, 0):
+            values[which].append(measure(checkouts[which]))
+    ratios = [here / there for here, there in zip(*values, strict=True)]
+    here, there = (f"{median(one):,.4g} ({min(one):,.4g} to {max(one):,.4g})" for one in values)
+    return f"{case}: {here} against {there} {unit}, ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare the start of child processes in two checkouts.")
+    parser.add_argument("other", type=Path)
+    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - set(CASES):
+        parser.error(f"unknown case {min(unknown)}; expected some of {', '.join(CASES)}")
+    import torch
+
+    sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, torch {torch.__version__}\n")
+    for case in arguments.cases:
+        sys.stdout.write(compared(case, (ROOT, arguments.other.resolve()), arguments.rounds) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""CartPole whose first step in a process leaves a mark, for bench.startup."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Marked(CartPoleEnv):
+    """Its first step makes a file with the number of the process as its name in `folder`."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._mark: Path | None = Path(folder) / str(os.getpid())
+
+    def step(self, action: Any) -> Any:
+        if self._mark is not None:
+            self._mark.touch()
+            self._mark = None
+        return super().step(action)
+
+
+gym.register("Marked-v0", Marked, max_episode_steps=500)

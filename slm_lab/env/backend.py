@@ -79,6 +79,8 @@ class RawStep(NamedTuple):
     reset by the next step, which is a dummy row."""
     lives_N: np.ndarray | None = None
     """Atari: remaining lives."""
+    ended: bool | None = None
+    """Whether an episode ended; None: to be found out from the flags."""
 
 
 class Backend(ABC):

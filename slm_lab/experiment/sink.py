@@ -189,10 +189,13 @@ class LocalSink:
         if (file := self.tables.get(path)) is None:
             with _writing(path):
                 self.tables[path] = file = path.open("a+", newline="", encoding="utf-8")
-            file.seek(0)
-            self._columns[path] = next(csv.reader(file), []) or columns
+            self._columns[path] = columns
             if file.seek(0, os.SEEK_END) == 0:
                 csv.writer(file, lineterminator="\n").writerow(columns)
+            else:
+                file.seek(0)
+                self._columns[path] = next(csv.reader(file))
+                file.seek(0, os.SEEK_END)
         csv.writer(file, lineterminator="\n").writerow([row.get(column, "") for column in self._columns[path]])
         file.flush()
 

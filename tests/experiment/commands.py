@@ -48,9 +48,9 @@ class Command:
         }
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Train the spec."""
+        """Train the spec, with blank pictures."""
         return self._start(
-            [str(ROOT / "run_lab.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words]
+            [str(ROOT / "tests" / "experiment" / "blank_run.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words]
         )
 
     def script(self, code: str) -> subprocess.Popen[str]:

@@ -115,7 +115,7 @@ def test_any_json_as_spec(tmp_path: Path, value: Any) -> None:
     load_text(tmp_path, json.dumps({"s": value}))
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=100)
 @given(st.data(), values, st.sampled_from([FULL, ARC]))
 def test_a_good_spec_with_any_part_replaced(tmp_path: Path, data: st.DataObject, value: Any, base: dict[str, Any]) -> None:
     spec = copy.deepcopy(base)
@@ -146,7 +146,7 @@ path_texts = st.sampled_from(
 )
 
 
-@quick
+@settings(quick, max_examples=20)  # each loads a whole spec
 @given(
     st.lists(
         st.tuples(path_texts | st.text(max_size=5), st.sampled_from(["1e6", "True", "null", "{}", "[1", "${x}", ""]) | st.text(max_size=4)),

@@ -143,7 +143,7 @@ def end(made: list[Script]) -> None:
         one.errors.close()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["file", "-c", "stdin"])
 def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[..., Script], tmp_path: Path) -> None:
     """It is not run again; and files of its working directory do not hide modules that the fork server loads."""
@@ -187,7 +187,7 @@ def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[...
     one.leaves_nothing()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> None:
     """Children that listen save their work and end, those that block are ended; what both started, the server and its folder too."""
     one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT}{KILLED}")

@@ -47,7 +47,7 @@ def real_server() -> None:
     light.use_real_server()
 
 
-@pytest.fixture(params=["forkserver", "spawn"])
+@pytest.fixture(params=["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "forkserver" and server.start_method() == "spawn":
         pytest.skip("no fork server on this system")

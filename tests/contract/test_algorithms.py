@@ -31,6 +31,10 @@ from tests.contract.combinations import ALGORITHM_NAMES, SMALL, Case, cases
 
 CASES = cases()
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_second_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if index % 2 else []) for index, case in enumerate(CASES)], ids=str
+)
+"""For tests that take long; the others are slow tests."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -121,7 +125,7 @@ def test_the_tables_have_every_entry_of_the_spec() -> None:
 
 
 @pytest.mark.parametrize("synced", [pytest.param(False, marks=pytest.mark.slow, id="shared"), pytest.param(True, id="synced")])
-@every_case
+@every_second_case
 def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced: bool) -> None:
     def weights_and_trace(store: SharedArrays | None, optimizer: str) -> tuple[dict[str, Any], list[Any]]:
         spec, clock = case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}}), Clock()
@@ -163,7 +167,7 @@ def test_it_learns_from_what_it_sees(case: Case) -> None:
     assert drive(other, ToyEnv(case.info(), 3), 5) != trace[:5]
 
 
-@every_case
+@every_second_case
 def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
     """Saved between two episodes and loaded into an agent that was built otherwise: the same actions, updates and weights follow."""
     agent = build(case)

@@ -50,7 +50,15 @@ class Command:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Train the spec, with blank pictures."""
         return self._start(
-            [str(ROOT / "tests" / "experiment" / "blank_run.py"), str(self.spec_file), "small", "train", "--data-dir", str(self.folder / "data"), *words]
+            [
+                str(ROOT / "tests" / "experiment" / "blank_run.py"),
+                str(self.spec_file),
+                "small",
+                "train",
+                "--data-dir",
+                str(self.folder / "data"),
+                *words,
+            ]
         )
 
     def script(self, code: str) -> subprocess.Popen[str]:

@@ -259,7 +259,7 @@ def test_what_cannot_be_exported(
         assert str(load_agent(paths.root).path) in message
 
 
-@pytest.mark.parametrize("what", ["action", "params", "batch"])
+@pytest.mark.parametrize("what", ["action", *(pytest.param(what, marks=pytest.mark.slow) for what in ("params", "batch"))])
 def test_a_file_that_acts_differently_is_not_written(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

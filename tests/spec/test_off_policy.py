@@ -234,7 +234,13 @@ def test_old_words_for_activations_are_settled_in_both_nets(specs: Specs) -> Non
 
 def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
     spec = specs.load(SIL | {"agent.memory.sil_replay_name": "SILReplay", "agent.memory.batch_size": 8})
-    assert spec.agent.memory.sil_replay.model_dump() == {"name": "Replay", "batch_size": 8, "max_size": 100_000, "use_cer": False, "on_device": False}  # type: ignore[union-attr]
+    assert spec.agent.memory.sil_replay.model_dump() == {
+        "name": "Replay",
+        "batch_size": 8,
+        "max_size": 100_000,
+        "use_cer": False,
+        "on_device": False,
+    }  # type: ignore[union-attr]
     spec = specs.load(SIL | {"agent.memory.beta": 0.5})
     assert spec.agent.memory.sil_replay.beta == 0.5  # type: ignore[union-attr]
     assert specs.notices() == []

@@ -75,5 +75,5 @@ class Slow(CartPoleEnv):
         return super().step(action)
 
 
-gym.register("Faulty-v0", entry_point=Faulty, max_episode_steps=500)
+gym.register("Flawed-v0", entry_point=Faulty, max_episode_steps=500)
 gym.register("Slow-v0", entry_point=Slow, max_episode_steps=20)

@@ -19,7 +19,7 @@ from slm_lab.experiment.trial import Trial
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
 
-ENV = "tests.experiment.faulty_env:Faulty-v0"
+ENV = "tests.experiment.faulty_env:Flawed-v0"
 MakeSpec = Callable[..., Spec]
 SpecBody = Callable[..., dict[str, Any]]
 
@@ -186,14 +186,13 @@ def test_an_env_that_blocks_where_sessions_train_one_net(
 
 
 CTRL_C: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "in this process": ({}, {}),
     "async": ({"backend": "async", "copies": 2}, {}),
     "two Sessions": ({"copies": 2}, {"max_session": 2}),
 }
 
 
 def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None:
-    """It ends in bounded time with the last rows, checkpoint and graphs; all three kinds at once, which saves time."""
+    """It ends in bounded time with the last rows, checkpoint and graphs; both kinds at once, which saves time."""
     runs = {}
     for name, (env, meta) in CTRL_C.items():
         folder = tmp_path / name.replace(" ", "_")

@@ -27,7 +27,7 @@ from tests.resume.launcher import Running
 from tests.resume.runs import NET, bundle, rows
 
 PPO = {"algorithm": {"time_horizon": 16, "minibatch_size": 32}, "net": NET, "env": {"num_envs": 4}}
-ENV = "tests.experiment.faulty_env:Faulty-v0"
+ENV = "tests.experiment.faulty_env:Flawed-v0"
 
 
 def ppo(frames: int = 1200, **meta: Any) -> Case:
@@ -180,7 +180,7 @@ def read_only() -> Iterator[Callable[[Path], None]]:
         subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize("sessions", [1, 2])
+@pytest.mark.parametrize("sessions", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_folder_that_is_read_only_before_a_resume(sessions: int, project: Project, read_only: Callable[[Path], None]) -> None:
     paths = killed(project, endless(max_session=sessions), sessions)
     before = content(paths.root)

@@ -34,7 +34,7 @@ class ActorCritic(PolicyGradient):
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         spec = self.spec
-        values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout)
+        values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout, self.record)
         if values is None:
             values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
@@ -61,14 +61,11 @@ class ActorCritic(PolicyGradient):
         return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
-        params_BP, value_B = batch.forward(self.net)
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
         if self.objective is None:
-            terms = self._objective(params_BP, value_B, batch, entropy_coef)
+            terms = self._objective(*batch.forward(self.net), batch, entropy_coef)
         else:  # the same in closed form
-            rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
-            coefs = Coefs(policy=self.spec.policy_loss_coef, value=self.spec.val_loss_coef, entropy=entropy_coef)
-            terms = self.objective(params_BP, value_B, *rows, coefs)
+            terms = self.closed_form(batch, Coefs(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef), weight)
         self.meter.add(terms.loss, weight, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
 
     def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:

@@ -71,13 +71,10 @@ class PPO(PolicyGradient):
 
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Tensor:
         """Take a gradient step on eq. 9; return log π(a|s) [B] before it."""
-        params_BP, value_B = batch.forward(self.net)
         if self.objective is None or self.spec.clip_vloss:
-            terms = self._objective(params_BP, value_B, batch, clip_eps, entropy_coef)
+            terms = self._objective(*batch.forward(self.net), batch, clip_eps, entropy_coef)
         else:  # the same in closed form
-            rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
-            coefs = Coefs(value=self.spec.val_loss_coef, entropy=entropy_coef, clip_eps=clip_eps)
-            terms = self.objective(params_BP, value_B, *rows, coefs)
+            terms = self.closed_form(batch, Coefs(self.spec.val_loss_coef, entropy_coef, clip_eps=clip_eps))
         self.meter.add(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B

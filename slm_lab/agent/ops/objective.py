@@ -23,8 +23,8 @@ CLOSED_FORM = True
 class Terms(NamedTuple):
     """An objective and what it is made of."""
 
-    loss: Tensor
-    """To be minimised."""
+    loss: Tensor | float
+    """To be minimised; a number if its gradient has been propagated."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
@@ -102,6 +102,16 @@ EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray],
 """Distribution → the function of its parameters [B, P] and of actions [B] that returns log π(a|s) [B], the entropy [B] and its gradient."""
 
 
+class Known(NamedTuple):
+    """An objective with its gradient."""
+
+    terms: Terms
+    of_params_BP: np.ndarray
+    of_value_B: np.ndarray
+    of_log_std_D: np.ndarray | None
+    """By a free log_std."""
+
+
 class Objective:
     """Policy loss, mean squared error of the value and entropy bonus, with the weights of Coefs.
 
@@ -116,6 +126,34 @@ class Objective:
         """Whether the objective has a closed form here, and its tensors are on the CPU."""
         return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
 
+    def known(
+        self,
+        params_BP: np.ndarray,
+        value_B: np.ndarray,
+        action_B: Tensor,
+        old_logp_B: Tensor,
+        advantage_B: Tensor,
+        target_B: Tensor,
+        coefs: Coefs,
+        weight: float = 1.0,
+    ) -> Known:
+        """Return the objective of a minibatch, and `weight` times its gradient."""
+        B = len(value_B)
+        with np.errstate(all="ignore"):  # as torch; the trainer reports values that are not finite
+            logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, action_B.numpy())
+            if coefs.clip_eps is None:
+                loss_B, of_logp_B = _policy_gradient(logp_B, advantage_B.numpy())
+            else:
+                loss_B, of_logp_B = _clipped_surrogate(logp_B, old_logp_B.numpy(), advantage_B.numpy(), coefs.clip_eps)
+            of_logp_B *= coefs.policy * weight / B
+            of_params_BP, of_log_std_D = gradient(of_logp_B, -coefs.entropy * weight / B)
+            error_B = value_B - target_B.numpy()
+            policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
+            value_loss = float(error_B.dot(error_B)) / B
+            error_B *= 2.0 * coefs.value * weight / B
+            loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
+        return Known(Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B)), of_params_BP, error_B, of_log_std_D)
+
     def __call__(
         self,
         params_BP: Tensor,
@@ -127,26 +165,14 @@ class Objective:
         coefs: Coefs,
     ) -> Terms:
         """Return the objective of a minibatch; its gradient flows into `params_BP`, `value_B` and a free log_std."""
-        B = len(value_B)
-        with np.errstate(all="ignore"):  # as torch; the trainer reports values that are not finite
-            logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP.detach().numpy(), action_B.numpy())
-            if coefs.clip_eps is None:
-                loss_B, of_logp_B = _policy_gradient(logp_B, advantage_B.numpy())
-            else:
-                loss_B, of_logp_B = _clipped_surrogate(logp_B, old_logp_B.numpy(), advantage_B.numpy(), coefs.clip_eps)
-            of_logp_B *= coefs.policy / B
-            of_params_BP, of_log_std = gradient(of_logp_B, -coefs.entropy / B)
-            error_B = value_B.detach().numpy() - target_B.numpy()
-            policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
-            value_loss = float(error_B.dot(error_B)) / B
-            error_B *= 2.0 * coefs.value / B
-        loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy
-        inputs, grads = [params_BP, value_B], [of_params_BP, error_B]
-        if of_log_std is not None:
+        params, value = params_BP.detach().numpy(), value_B.detach().numpy()
+        known = self.known(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
+        inputs, grads = [params_BP, value_B], [known.of_params_BP, known.of_value_B]
+        if known.of_log_std_D is not None:
             inputs.append(self.distribution.log_std)  # type: ignore[attr-defined]  # a Normal
-            grads.append(of_log_std)
-        out: Tensor = _Known.apply(loss, grads, *inputs)
-        return Terms(out, policy_loss, value_loss, entropy, torch.from_numpy(logp_B))
+            grads.append(known.of_log_std_D)
+        out: Tensor = _Known.apply(known.terms.loss, grads, *inputs)
+        return known.terms._replace(loss=out)
 
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -153,10 +153,13 @@ class Trainer:
         if self.deferred:
             self._losses.append(loss.detach())
             return loss.detach()
-        value = loss.item()
-        if not math.isfinite(value):
+        return self.check(loss.item())
+
+    def check(self, loss: float) -> float:
+        """Skip the next step if a loss, whose gradient was added to it, is not finite; return the loss."""
+        if not math.isfinite(loss):
             self._finite = False
-        return value
+        return loss
 
     def step(self) -> Tensor | float:
         """Step along the gradient added up since the last one. Return its L2 norm over all groups, before clipping."""

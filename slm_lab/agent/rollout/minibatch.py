@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -36,6 +36,16 @@ class RolloutNet(Protocol):
         """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
 
 
+class Recorded(Protocol):
+    """Outputs of actor and critic that can be learned from without an autograd graph."""
+
+    params_BP: np.ndarray
+    value_B: np.ndarray
+
+    def select(self, rows: slice | np.ndarray, /) -> Recorded:
+        """The same for some rows."""
+
+
 def microbatch_length(obs: Tensor, batch_dims: int) -> int:
     """Return how many items of the last of `batch_dims` leading axes fit MICROBATCH_BYTES, at least one."""
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
@@ -54,12 +64,14 @@ class Values:
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: Tensor | None
     """float32 [T, N, P]: the actor's outputs, if they were computed."""
-    learnable: tuple[Tensor, Tensor] | None = None
+    learnable: tuple[Tensor, Tensor] | Recorded | None = None
     """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`."""
 
 
-def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
+def outputs_to_learn(net: RolloutNet, rollout: Rollout, record: Callable[[Tensor], Recorded | None] = lambda obs_B: None) -> Values | None:
     """Run actor and critic once, with gradients for the single step on a rollout; None if that is not possible.
+
+    Args: record: runs them without a graph, on observations [B, *shape]; or returns None, and `net` runs.
 
     A recurrent net learns in sequences, and many images learn in microbatches. Rows that are in no loss take part with a gradient of 0;
     but 0 times a number that is not finite is NaN, and such observations are a reason for which envs end.
@@ -68,14 +80,19 @@ def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
     if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
         return None
     rows = rollout.reward_TN.numel()
-    params_BP, value_B = net(obs_B)
+    recorded = record(obs_B)
+    if recorded is None:
+        params_BP, value_B = net(obs_B)
+    else:
+        params_BP, value_B = torch.from_numpy(recorded.params_BP), torch.from_numpy(recorded.value_B)
     if not obs_B.is_floating_point() and not math.isfinite(float(value_B.detach().sum())):  # packed observations hide such numbers
         return None
     output_TN = value_B.detach().view(rollout.obs_TN.shape[:2])
     with torch.no_grad():
         next_TN = _next_outputs(net, rollout, output_TN)
     params_TNP = params_BP.detach()[:rows].view(*rollout.reward_TN.shape, -1)
-    return Values(output_TN[:-1], next_TN, rollout.state_NS.unsqueeze(0), params_TNP, (params_BP[:rows], value_B[:rows]))
+    learnable = (params_BP[:rows], value_B[:rows]) if recorded is None else recorded.select(slice(rows))
+    return Values(output_TN[:-1], next_TN, rollout.state_NS.unsqueeze(0), params_TNP, learnable)
 
 
 @torch.no_grad()
@@ -143,12 +160,12 @@ class Minibatch:
     """Target of the critic's output."""
     value_B: Tensor
     """The critic's output before the update."""
-    learnable: tuple[Tensor, Tensor] | None = field(default=None, kw_only=True)
+    learnable: tuple[Tensor, Tensor] | Recorded | None = field(default=None, kw_only=True)
     """Result of `forward`, if it was computed before."""
 
     def forward(self, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
-        if self.learnable is not None:
+        if isinstance(self.learnable, tuple):
             return self.learnable
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
@@ -178,8 +195,10 @@ class Batch:
             if not bool(valid_B.all()):
                 row_B = valid_B.nonzero().squeeze(1)
                 flat = [x.index_select(0, row_B) for x in flat]
-                if self.learnable is not None:
+                if isinstance(self.learnable, tuple):
                     self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
+                elif self.learnable is not None:
+                    self.learnable = self.learnable.select(row_B.numpy())
             self.columns = flat
             self.size = self.transitions = len(self.columns[0])
 

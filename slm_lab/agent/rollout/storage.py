@@ -121,6 +121,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
         """Hidden state before the first step."""
         self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
+        self._no_truncations = self._pack([])
 
     def shared_arrays(self) -> Named:
         named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
@@ -147,7 +148,8 @@ class OnPolicyBatchReplay(RolloutStorage):
 
     def rollout(self) -> Rollout:
         views = {f"{name}_TN": view for name, view in self._views.items()}
-        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
+        truncations = self._pack(self.truncations) if self.truncations else self._no_truncations
+        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=truncations)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "state": torch.from_numpy(self.state_NS.copy())}

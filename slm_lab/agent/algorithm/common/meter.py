@@ -32,9 +32,13 @@ class GradientMeter:
         self.trainer.begin(self.clock.global_frame)
         self.trainer.set_train_mode(True)
 
-    def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
-        sums, number = self._sums, self.trainer.backward(loss, weight)
+    def add(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars.
+
+        Args: loss: a number if its gradient has been added already, with a weight of 1.
+        """
+        sums = self._sums
+        number = self.trainer.check(loss) if isinstance(loss, float) else self.trainer.backward(loss, weight)
         if not isinstance(number, float):
             self._unread += [("loss", weight, number), *((name, weight, value) for name, value in values.items())]
             return

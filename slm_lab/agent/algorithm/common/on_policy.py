@@ -9,11 +9,11 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.losses import build_value_loss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.numpy_mlp import add_numpy_mlps
+from slm_lab.agent.net.numpy_mlp import NumpyPass, add_numpy_mlps, numpy_pass
 from slm_lab.agent.ops.distributions import ActionDistribution
-from slm_lab.agent.ops.objective import Objective
+from slm_lab.agent.ops.objective import Coefs, Objective, Terms
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Values
+from slm_lab.agent.rollout.minibatch import Minibatch, Values
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.spec.schedule import Schedule
@@ -36,6 +36,25 @@ class PolicyGradient(Algorithm):
         self.entropy_schedule = self.spec.entropy_coef_spec
         squared = self.agent_spec.net.loss_spec.name == "MSELoss"
         self.objective = Objective(self.distribution) if squared and Objective.supports(self.distribution, self.device) else None
+
+    def record(self, obs_B: Tensor) -> NumpyPass | None:
+        """Return the outputs of actor and critic for `closed_form`; None if they are to be computed in torch."""
+        return None if self.objective is None else numpy_pass(self.net, obs_B)
+
+    def closed_form(self, batch: Minibatch, coefs: Coefs, weight: float = 1.0) -> Terms:
+        """Return the objective of a minibatch. If actor and critic are computed in numpy, `weight` times its gradient has been added."""
+        assert self.objective is not None
+        rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
+        recorded = batch.learnable
+        if recorded is None and isinstance(batch.inputs, Tensor):
+            recorded = self.record(batch.inputs)
+        if not isinstance(recorded, NumpyPass):
+            return self.objective(*batch.forward(self.net), *rows, coefs)
+        known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
+        recorded.backward(known.of_params_BP, known.of_value_B)
+        if known.of_log_std_D is not None:
+            self.distribution.log_std.grad += torch.from_numpy(known.of_log_std_D)  # type: ignore[attr-defined]  # a Normal
+        return known.terms
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.process.child import SharedFd
 from slm_lab.experiment.process.heartbeat import Heartbeat
 from slm_lab.experiment.process.interrupt import Blocked, watchdog
+from slm_lab.experiment.process.server import start_method
 from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
 from slm_lab.experiment.resume import load_session
 from slm_lab.experiment.session_process import STOP_GRACE, SessionTask, run_session, shared_arrays
@@ -34,8 +35,9 @@ _STOP_SECONDS = 60.0
 """Time that a Session has to save itself after Ctrl-C."""
 _CLOSE_SECONDS = 15.0
 """Time that a Session's process has to close its envs and exit after it has reported its end."""
-_WORKER_BYTES = 160 * 2**20
-"""Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes."""
+_WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
+"""Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes. A copy of the
+fork server shares torch with the others: 2 workers take 382 MB together with trial and server, 8 workers 566."""
 
 
 @dataclass(frozen=True)
@@ -269,9 +271,9 @@ def choose_engine(spec: Spec) -> str:
 
 def _check_memory(spec: Spec) -> None:
     """Raise SpecError if the processes of Sessions that train one net, which all run at once, do not fit this machine's memory."""
-    sessions, available = spec.meta.max_session, memory_bytes()
-    if sessions * _WORKER_BYTES > available:
-        each, has, fit = _WORKER_BYTES / 2**20, available / 2**30, available // _WORKER_BYTES
+    sessions, available, worker = spec.meta.max_session, memory_bytes(), _WORKER_BYTES[start_method()]
+    if sessions * worker > available:
+        each, has, fit = worker / 2**20, available / 2**30, available // worker
         needed = f"{sessions} concurrent sessions (meta.distributed) need at least {each:.0f} MiB each"
         message = f"{needed}; this machine has {has:,.1f} GiB, enough for {fit}"
         raise SpecError(spec.name, [Problem("meta.max_session", message)])

@@ -489,9 +489,10 @@ def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("children")
-@pytest.mark.parametrize(("there", "fits"), [(2**30, 6), (2**20, 0)])
-def test_workers_that_do_not_fit_memory(there: int, fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "there", "fits"), [("spawn", 2**30, 6), ("spawn", 2**20, 0), ("forkserver", 2**27, 4)])
+def test_workers_that_do_not_fit_memory(method: str, there: int, fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "memory_bytes", lambda: there)
+    monkeypatch.setattr(engine, "start_method", lambda: method)
     with pytest.raises(SpecError) as error:
         Trial(spec_of(meta={"max_session": 8}), tmp_path / "data").run()
     (problem,) = error.value.problems

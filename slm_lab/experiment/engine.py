@@ -36,8 +36,8 @@ _STOP_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
 """Time that a Session's process has to close its envs and exit after it has reported its end."""
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
-"""Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes. A copy of the
-fork server shares torch with the others: 2 workers take 382 MB together with trial and server, 8 workers 566."""
+"""Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes. Copies of
+the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
 
 
 @dataclass(frozen=True)

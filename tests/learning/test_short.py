@@ -11,17 +11,17 @@ from slm_lab.spec.loader import load_spec
 @pytest.mark.parametrize(
     ("algorithm", "env", "max_frame", "least", "seeds"),
     [
-        ("SoftActorCritic", "Pendulum-v1", 25_000, -200.0, (100,)),  # minutes: a test for each seed
-        ("SoftActorCritic", "Pendulum-v1", 25_000, -200.0, (101,)),
+        ("SoftActorCritic", "Pendulum-v1", 15_000, -200.0, (100,)),  # minutes: a test for each seed
+        ("SoftActorCritic", "Pendulum-v1", 15_000, -200.0, (101,)),
         ("DQN", "CartPole-v1", 200_000, 400.0, (100, 101, 102)),
         ("PPO", "CartPole-v1", 100_000, 400.0, (100, 101, 102)),
     ],
 )
 def test_a_short_spec_learns(algorithm: str, env: str, max_frame: int, least: float, seeds: tuple[int, ...]) -> None:
-    """The best mean of 100 episodes reaches the score on average over seeds."""
+    """The best mean of the episodes between two rows, 20 or more, reaches the score on average over seeds."""
     best = []
     for seed in seeds:
         body = {"agent": {"algorithm": {"name": algorithm}}, "env": {"name": env, "max_frame": max_frame}, "meta": {"random_seed": seed}}
         rows = Session(load_spec(body)).run().rows
-        best.append(max(float(row["total_reward"]) for row in rows[1:]))  # type: ignore[arg-type]
+        best.append(max(float(row["return_new"]) for row in rows[1:]))  # type: ignore[arg-type]
     assert sum(best) / len(best) >= least, best

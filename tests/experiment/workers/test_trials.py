@@ -41,7 +41,7 @@ SOON = 10.0
 CENTRAL = {"inference": "central"}
 ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}
 ENDLESS = {"max_frame": 10**9}
-FAULTY = {"name": "tests.env.toys:Flawed-v0", "backend": "sync"}
+FAULTY = {"name": "tests.env.toys:Faulty-v0", "backend": "sync"}
 ENVS = "tests.experiment.workers.envs"
 Open = Callable[[Spec], Session]
 
@@ -233,7 +233,7 @@ def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -
 
 def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
     """Nothing is written."""
-    with pytest.raises(SpecError, match=r"cannot build tests\.env\.toys:Flawed-v0: OSError: no licence in this process"):
+    with pytest.raises(SpecError, match=r"cannot build tests\.env\.toys:Faulty-v0: OSError: no licence in this process"):
         Trial(worker_spec(env=FAULTY | {"fault": "make"}, sampler=ONE_WORKER), tmp_path).run()
     assert list(tmp_path.iterdir()) == []
 

@@ -24,6 +24,7 @@ NET = {"name": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "tanh"
 RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8}
 CONV = {"name": "ConvNet", "conv_hid_layers": [[8, 8, 4], [8, 4, 2]], "fc_hid_layers": [32]}
 GLOBAL = {**NET, "optim_spec": {"name": "GlobalAdam", "lr": 0.01}}
+POLYAK = {"update_type": "polyak", "polyak_coef": 0.005}
 PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
 A2C = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
 REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 1000}
@@ -72,14 +73,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
     ),
     "vanilla_dqn": ({**DQN, "name": "VanillaDQN"}, REPLAY, NET, CARTPOLE, {}),
     "dqn": ({**DQN, "name": "DQN"}, REPLAY, {**NET, "update_type": "replace", "update_frequency": 100}, CARTPOLE, {}),
-    "ddqn_per": ({**DQN, "name": "DoubleDQN"}, PER, {**NET, "name": "DuelingMLPNet"}, CARTPOLE, {}),
-    "sac": (SAC, REPLAY, NET, PENDULUM, {}),
-    "sac_discrete": ({**SAC, "entropy_penalty_coef": 0.5}, PER, NET, CARTPOLE, {}),
+    "ddqn_per": ({**DQN, "name": "DoubleDQN"}, PER, {**NET, **POLYAK, "name": "DuelingMLPNet"}, CARTPOLE, {}),
+    "sac": (SAC, REPLAY, {**NET, **POLYAK}, PENDULUM, {}),
+    "sac_discrete": ({**SAC, "entropy_penalty_coef": 0.5}, PER, {**NET, **POLYAK}, CARTPOLE, {}),
     "crossq": ({**SAC, "name": "CrossQ", "policy_delay": 2}, REPLAY, {**NET, "batch_norm": True}, PENDULUM, {}),
-    "dqn_images": ({**DQN, "name": "DQN"}, REPLAY, CONV, {"name": "ALE/Pong-v5", "num_envs": 2, "max_frame": 256}, {}),
+    "dqn_images": ({**DQN, "name": "DQN"}, REPLAY, {**CONV, **POLYAK}, {"name": "ALE/Pong-v5", "num_envs": 2, "max_frame": 256}, {}),
     "sampler_ppo": ({**PPO, "minibatch_size": 128}, BATCH, NET, SAMPLED, {"sampler": {**SERIAL, "num_batches_per_epoch": 2}}),
     "sampler_recurrent": ({**PPO, "minibatch_size": 256}, BATCH, RNN, SAMPLED, {"sampler": SERIAL}),
-    "sampler_dqn": ({**DQN, "name": "DQN", "training_frequency": 8}, REPLAY, NET, SAMPLED, {"sampler": {**SERIAL, "async_rl": True}}),
+    "sampler_dqn": (
+        {**DQN, "name": "DQN", "training_frequency": 8},
+        REPLAY,
+        {**NET, **POLYAK},
+        SAMPLED,
+        {"sampler": {**SERIAL, "async_rl": True}},
+    ),
     "sampler_normalized": (
         {**PPO, "minibatch_size": 256},
         BATCH,
@@ -102,7 +109,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
         {"sampler": {**SERIAL, "serial_mode": False, "num_batches_per_epoch": 2}},
     ),
     "synced": (A2C, BATCH, GLOBAL, CARTPOLE, {"distributed": "synced", "max_session": 1}),
-    "shared_sac": (SAC, REPLAY, GLOBAL, PENDULUM, {"distributed": "shared", "max_session": 1}),
+    "shared_sac": (SAC, REPLAY, {**GLOBAL, **POLYAK}, PENDULUM, {"distributed": "shared", "max_session": 1}),
     "shared_normalized": (
         {**PPO, "normalize_v_targets": True},
         BATCH,

@@ -57,6 +57,10 @@ class Agent:
         self.policy.version += 1
         return metrics
 
+    def end_step(self) -> None:
+        """Finish a vector step that was observed, after its update if there was one."""
+        self.algorithm.end_step()
+
     def learn(self, rollout: Rollout) -> Metrics:
         """Learn from a rollout that was collected elsewhere; its versions are counts of gradient steps."""
         metrics = self.algorithm.learn(rollout)

@@ -142,6 +142,7 @@ class PolicyLearner:
                 begin = perf_counter()
                 metrics = agent.update()
                 self._update_times = (begin, perf_counter())
+            agent.end_step()
         elif experience.rollout is not None:
             begin = perf_counter()
             metrics = agent.learn(experience.rollout)

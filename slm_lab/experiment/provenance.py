@@ -14,18 +14,20 @@ from typing import Any
 
 import slm_lab
 from slm_lab.lib.limits import cores
+from slm_lab.spec.saved import SPEC_VERSION
 
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
 def provenance(choices: Mapping[str, str], mode: str = "train") -> dict[str, Any]:
-    """Return code version, package versions, machine, command, mode and what was chosen for the machine (env backend, library of matrix
-    products) of a run that begins now."""
+    """Return code version, package versions, version of the spec's meaning, machine, command, mode and what was chosen for the machine (env
+    backend, library of matrix products) of a run that begins now."""
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
         "git": git_sha(Path(slm_lab.__file__).parent.parent),
         "versions": package_versions(),
+        "spec_version": SPEC_VERSION,
         "host": {"name": platform.node(), "system": platform.platform(), "cores": cores()},
         **choices,
         "mode": mode,

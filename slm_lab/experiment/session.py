@@ -326,7 +326,11 @@ class Session:
         assert self.source is not None
         if self.store is not None:
             assert shared is not None
-            self.store.restore({name: tensor.numpy() for name, tensor in shared["arrays"].items()})
+            saved = {name: tensor.numpy() for name, tensor in shared["arrays"].items()}
+            for name in self.store.arrays.keys() - saved.keys():
+                if name.endswith("target/updates"):  # absent in checkpoints of older versions
+                    saved[name] = np.zeros(1, np.int64)
+            self.store.restore(saved)
             self._shared_loaded = True
             bundle = shared["session"] or bundle
         self._loaded = bundle

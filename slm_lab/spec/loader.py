@@ -23,6 +23,7 @@ from slm_lab.spec.report import Path, Report, nearest, show, value_at
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules, check_updates
 from slm_lab.spec.sampler_rules import derive_sizes
+from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.search import prune_search
 from slm_lab.spec.search_check import check_search
 from slm_lab.spec.spec import Spec
@@ -256,6 +257,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     """Return the Spec of one raw spec; None, with problems in the report, if it is invalid."""
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
     migrate(raw, report)
+    keep_meaning(raw)
     for path, value in arguments.overrides.items():
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]

@@ -96,10 +96,12 @@ class NetSpec(Component):
     """The actor's learning rate schedule, if use_same_optim is false."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The critic's learning rate schedule, if use_same_optim is false."""
-    update_type: Literal["replace", "polyak"] = "polyak"
-    """How target networks are updated: replace copies the network, polyak averages towards it."""
+    update_type: Literal["replace", "polyak"] = "replace"
+    """How target networks are updated: replace copies the network every update_frequency frames; polyak averages towards it, in
+    SoftActorCritic after each gradient step that updates the policy, in DQN and DoubleDQN after each vector step."""
     update_frequency: Positive = 1
-    """Frames between updates of target networks."""
+    """replace: frames between updates of target networks. SoftActorCritic: copies are made after the gradient steps of the first training
+    thereafter."""
     polyak_coef: Fraction = 0.005
     """polyak: weight of the network in each update of its target network."""
     dtype: Literal["float32", "bfloat16"] = "float32"

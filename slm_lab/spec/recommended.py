@@ -77,13 +77,14 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
             # a target net that follows slowly is steadier than one that is replaced
-            net |= {"update_type": "replace", "update_frequency": 1_000} if images else {"update_type": "polyak", "polyak_coef": 0.01}
+            net |= {"update_type": "replace", "update_frequency": 1_000} if images else _moving(0.01, spec.env.num_envs)
         if isinstance(algorithm, QLearningSpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
             if not images:
                 net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
-        if algorithm.soft and not algorithm.has_target:
-            net["batch_norm"] = True  # CrossQ's critics need it instead of target nets
+        if algorithm.soft:
+            # CrossQ's critics need batch norm instead of target nets
+            net |= _moving(0.005) if algorithm.has_target else {"batch_norm": True}
     else:
         net |= _POLICY | {"hid_layers_activation": "relu" if images else "tanh", "shared": images and algorithm.has_critic}
         if not algorithm.has_critic:
@@ -95,6 +96,11 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     if spec.meta.distributed:
         optim["name"] = "GlobalAdam"  # one net of several Sessions, which share its statistics
     return NETS[net["name"]].model_validate(net | {"optim_spec": optim})
+
+
+def _moving(coef: float, times: int = 1) -> dict[str, Any]:
+    """Return keys of target nets that each update moves as far as `times` updates with polyak_coef `coef` would."""
+    return {"update_type": "polyak", "polyak_coef": round(1.0 - (1.0 - coef) ** times, 6)}
 
 
 def _power_of_2(number: int) -> int:

@@ -182,6 +182,12 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
         draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net")
     elif net.update_type == "replace":
         draft.ignore(place, ["polyak_coef"], "update_type is 'replace'")
+    else:
+        draft.ignore(place, ["update_frequency"], "update_type is 'polyak', which updates with each gradient or vector step")
+        if "polyak_coef" not in net.model_fields_set:
+            draft.report.note(
+                (*place, "polyak_coef"), f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
+            )
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:

@@ -98,5 +98,6 @@ def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
         acting.observe(obs, act, step)
         if agent.ready():
             out.append(agent.update())
+        agent.end_step()
         obs = step.obs_N
     return out

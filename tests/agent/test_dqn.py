@@ -144,36 +144,6 @@ def test_targets_take_layers_as_for_acting(name: str) -> None:
     assert any(module.training for module in algorithm.net.modules() if hasattr(module, "running_mean"))
 
 
-def test_target_net_replaces_when_due() -> None:
-    agent, algorithm = q_agent("DQN")  # every 12 frames, that is every fourth step of 3 envs
-    assert algorithm.target is not None
-    env, copies = ToyEnv(info(), seed=1), []
-    for _ in range(30):
-        before = algorithm.target.flat.param.clone()
-        trained = bool(drive(agent, env, 1))
-        moved = not torch.equal(before, algorithm.target.flat.param)
-        if moved:
-            copies.append(agent.clock.frame)
-            assert trained
-            assert torch.equal(algorithm.target.flat.param, algorithm.trainer.flat.param)  # type: ignore[union-attr]  # it has one
-    assert all(frame % 12 == 0 for frame in copies[1:])
-    assert len(copies) >= 5
-
-
-def test_target_net_moves_by_polyak() -> None:
-    net = {**MLP, "update_type": "polyak", "update_frequency": 1, "polyak_coef": 0.1}
-    agent, algorithm = q_agent("DQN", net=net)
-    assert algorithm.target is not None
-    assert algorithm.trainer is not None
-    env = ToyEnv(info(), seed=1)
-    drive(agent, env, 5)
-    before = algorithm.target.flat.param.clone()
-    drive(agent, env, 1)
-    weight = 1.0 - 0.9**3  # three frames a step: three averages
-    expected = before + weight * (algorithm.trainer.flat.param - before)
-    assert torch.allclose(algorithm.target.flat.param, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
 @pytest.mark.parametrize("memory", ["Replay", "PrioritizedReplay"])
 def test_state_goes_on_identically(name: str, memory: str) -> None:

@@ -70,11 +70,15 @@ class Worker:
             self.agent.clock.tick(self.env.info.num_envs)
             self.acting.observe(self.obs_N, out, step)
             self.obs_N, self.gathered = step.obs_N, self.agent.ready()
+            if not self.gathered:
+                self.agent.end_step()
 
     def update(self) -> Metrics:
         self.gather()
         self.gathered = False
-        return self.agent.update()
+        metrics = self.agent.update()
+        self.agent.end_step()
+        return metrics
 
 
 def gradients(agent: Agent) -> list[torch.Tensor]:
@@ -374,29 +378,40 @@ def test_a_new_process_leaves_the_global_net_as_it_is(stores: Stores) -> None:
         assert str(state[part]) == str(trained[part]), part
 
 
-@pytest.mark.parametrize("update_type", ["replace", "polyak"])
-def test_target_nets_follow_once_for_all(stores: Stores, update_type: str) -> None:
+def both_q_learners(stores: Stores, **net: Any) -> list[Any]:
     case = Case("DQN", "Replay", "MLPNet")
-    spec = case.spec(2, {"update_type": update_type, "update_frequency": 16, "polyak_coef": 0.5})
-    one, other = (session(spec, store, case.info()).algorithm for store in stores())
-    assert one.target is not None
-    assert other.target is not None
-    assert one.trainer is not None
+    return [session(case.spec(2, net), store, case.info()).algorithm for store in stores()]
+
+
+def test_a_target_net_is_replaced_once_for_all(stores: Stores) -> None:
+    one, other = both_q_learners(stores, update_type="replace", update_frequency=16)
     zero = one.target.flat.param.clone()
     one.trainer.flat.master.add_(1.0)
-    one.target.update(15)
-    assert torch.equal(other.target.flat.param, zero)
-    one.target.update(16)
-    other.target.update(17)
-    other.target.update(31)
-    expected = zero + (1.0 if update_type == "replace" else 0.5)
-    assert torch.allclose(one.target.flat.param, expected)
-    one.target.refresh()
+    for ticks, worker in enumerate([one, other] * 4):  # 4 frames each: the multiple 16 is crossed once
+        assert torch.equal(one.target.flat.param, zero) == (4 * ticks < 16)
+        worker.clock.tick(4)
+        worker.end_step()
+        one.target.refresh()
+        if ticks == 3:
+            one.trainer.flat.master.add_(1.0)  # too late for this copy
+        if ticks == 6:
+            break
+    assert torch.allclose(one.target.flat.param, zero + 1.0)
+    other.target.refresh()
     assert torch.equal(other.target.flat.param, one.target.flat.param)
     assert (one.target.updates_done, other.target.updates_done) == (1, 1)
-    other.target.update(64)
-    one.target.refresh()
-    assert torch.allclose(one.target.flat.param, zero + (1.0 if update_type == "replace" else 1.0 - 0.5**4))
+
+
+def test_each_worker_moves_the_target_net_by_polyak(stores: Stores) -> None:
+    one, other = both_q_learners(stores, update_type="polyak", polyak_coef=0.5)
+    zero = one.target.flat.param.clone()
+    one.trainer.flat.master.add_(1.0)
+    for worker in (one, other, one):
+        worker.end_step()
+    other.target.refresh()
+    assert torch.allclose(one.target.flat.param, zero + 1.0 - 0.5**3)
+    assert torch.equal(other.target.flat.param, one.target.flat.param)
+    assert (one.target.updates_done, other.target.updates_done) == (3, 3)
 
 
 def test_alpha_is_global(stores: Stores) -> None:
@@ -498,4 +513,4 @@ def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores:
     agents[1].clock.frame = 4096
     agents[1].clock.tick(4)
     agents[0].clock.tick(4)
-    assert agents[0].algorithm._frames()[-1] == 4104
+    assert agents[0].clock.global_frame == 4104

@@ -441,37 +441,6 @@ def test_an_update_is_training_iter_batches(training_iter: int | None, steps: in
     assert agent.clock.opt_step == steps * updates == algorithm_of(agent).critic_steps
 
 
-def test_target_nets_follow_by_frames() -> None:
-    net = {**MLP, "update_type": "replace", "update_frequency": 9}
-    agent, env = build(net=net)
-    algorithm = algorithm_of(agent)
-    target = target_of(algorithm).flat.param
-    assert torch.equal(target, algorithm.trainer.flat.param), "a copy at the start"
-    obs, equal, acting = env.reset(), {}, Acting(agent, 3)
-    for _ in range(12):
-        out = acting.act(obs)
-        step = env.step(out.action_N)
-        agent.clock.tick(3)
-        acting.observe(obs, out, step)
-        before = target.clone()
-        if agent.ready():
-            agent.update()
-            equal[agent.clock.frame] = torch.equal(before, target)
-        obs = step.obs_N
-    assert equal == {frame: frame % 9 != 0 for frame in range(9, 37, 3)}
-
-
-def test_steps_of_an_update_share_its_frames() -> None:
-    agent, env = build(net={**MLP, "polyak_coef": 0.5}, training_iter=3)
-    drive(agent, env, 5)
-    algorithm = algorithm_of(agent)
-    frames: list[int] = []
-    target_of(algorithm).update = frames.append  # type: ignore[method-assign]
-    agent.clock.tick(3)
-    agent.update()
-    assert frames == [16, 17, 18]
-
-
 def test_truncation_keeps_the_bootstrap() -> None:
     agent, env = build(DISCRETE)
     drive(agent, env, 60)
@@ -629,16 +598,6 @@ def test_what_is_wrong_with_the_critics_net_is_told_there(critic_net: dict[str, 
     with pytest.raises(SpecError) as error:
         build(critic_net=critic_net)
     assert str(error.value.problems[0]).startswith(path)
-
-
-def test_frames_of_the_first_training_are_recent() -> None:
-    """However long the memory filled before: a temperature that is annealed does not go back to where the pause began."""
-    agent, _ = build(training_iter=3)
-    algorithm = algorithm_of(agent)
-    agent.clock.frame = 9000
-    assert algorithm._frames() == [8998, 8999, 9000]
-    agent.clock.frame = 9003
-    assert algorithm._frames() == [9001, 9002, 9003]
 
 
 def test_the_temperature_is_the_entropy_coef_of_the_rows() -> None:

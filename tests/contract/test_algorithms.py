@@ -75,6 +75,7 @@ def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
         if agent.ready():
             metrics = agent.update()
             trace.append((metrics.loss, metrics.grad_norm, metrics.entropy, sorted(metrics.extra.items())))
+        agent.end_step()
         obs_N = step.obs_N
     return trace
 
@@ -216,30 +217,32 @@ def target_nets(thing: Any, depth: int = 3) -> list[TargetNet[Any]]:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case[1:3] == ("Replay", "MLPNet") and target_nets(build(case).algorithm)], ids=str
 )
-def test_target_nets_move_only_when_due(case: Case, update_type: str) -> None:
-    """Each 14 frames: at the first training at or past a multiple."""
-    polyak: dict[str, Any] = {"polyak_coef": 0.1} if update_type == "polyak" else {}
-    agent, env = build(case, update_type=update_type, update_frequency=14, **polyak), ToyEnv(case.info(), 3)
+def test_target_nets_move_when_due(case: Case, update_type: str) -> None:
+    """replace: each 14 frames, in soft actor-critic at the next training; polyak: each vector step, or each training of the policy."""
+    keys: dict[str, Any] = {"polyak_coef": 0.1} if update_type == "polyak" else {"update_frequency": 14}
+    agent, env = build(case, update_type=update_type, **keys), ToyEnv(case.info(), 3)
     (target,) = target_nets(agent.algorithm)
     assert torch.equal(target.flat.param, target.source.param)
-    obs_N, before, trained = env.reset(), target.flat.param.clone(), 0
-    moves = 0
+    obs_N, before, moves, open_ = env.reset(), target.flat.param.clone(), 0, False
     for _ in range(60):
         out = agent.act(obs_N)
         step = env.step(out.action_N)
         agent.clock.tick(2)
         agent.observe(obs_N, np.ones(2, bool), None, out, step)
-        if agent.ready():
-            source = target.source.param.clone()
+        open_ |= update_type == "polyak" or agent.clock.frame % 14 == 0
+        if trained := agent.ready():
             agent.update()
-            due = agent.clock.frame // 14 > trained // 14
-            trained = agent.clock.frame
-            assert torch.equal(before, target.flat.param) != due
-            assert not torch.equal(source, target.source.param)
-            if due and update_type == "polyak":
-                assert (target.flat.param - before).norm() < (target.source.param - before).norm()
-            before, moves = target.flat.param.clone(), moves + due
-        assert torch.equal(before, target.flat.param), "and never between trainings"
+        agent.end_step()
+        due = open_ and (trained or not agent.algorithm.spec.soft)
+        if not due:
+            assert torch.equal(before, target.flat.param)
+        elif update_type == "polyak":
+            assert torch.equal(before, target.flat.param) == torch.equal(before, target.source.param)
+            assert (target.flat.param - before).norm() <= (target.source.param - before).norm()
+        else:
+            assert torch.equal(target.source.param, target.flat.param)
+        moves += not torch.equal(before, target.flat.param)
+        before, open_ = target.flat.param.clone(), open_ and not due
         obs_N = step.obs_N
     assert moves >= 7
 

@@ -252,6 +252,7 @@ def test_dev_watches_the_target_net() -> None:
     checks.on_update(Metrics(1.0, 1.0))
     due[0] = 1
     checks.on_update(Metrics(1.0, 1.0))
+    assert checks.early_targets == 0
     with pytest.raises(DevCheckError, match="1 updates of the target net were due, but its parameters did not change"):
         checks.on_end()
     due[0], target[0] = 2, 0.5
@@ -260,6 +261,14 @@ def test_dev_watches_the_target_net() -> None:
     target[1] = 0.5
     with pytest.raises(DevCheckError, match=r"changed in update 4 although no update was due \(agent\.net\.update_frequency\)"):
         checks.on_update(Metrics(1.0, 1.0))
+
+
+def test_dev_allows_copies_of_a_net_that_has_not_learned() -> None:
+    weight, target = torch.zeros(1), torch.zeros(2)
+    checks = DevChecks(lambda: {"w": weight.clone()}, lambda: (3, target.clone()))  # three copies before the first update
+    weight += 1.0
+    checks.on_update(Metrics(1.0, 1.0))
+    checks.on_end()
 
 
 def test_hooks_are_those_that_are_overridden() -> None:

@@ -65,7 +65,6 @@ def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
         "search.agent[0].algorithm.clip_eps__uniform",
         "agent[0].algorithm.minibatch_size",
         "agent[0].algorithm.training_frequency",
-        "agent[0].net.update_type",
     ]
     assert all(notice.startswith("ppo_pong: ") for notice in specs.told())
 

@@ -150,7 +150,7 @@ def test_what_does_not_go_together(specs: Specs, changes: dict[str, Any], proble
             ["agent.critic_net"],
         ),
         (
-            {"agent.net.update_type": "replace", "agent.net.update_frequency": 100, "agent.net.polyak_coef": 0.1},
+            {"agent.net.update_type": "polyak", "agent.net.update_frequency": 100, "agent.net.polyak_coef": 0.1},
             [f"agent.net.{key}" for key in ("update_type", "update_frequency", "polyak_coef")],
         ),
         (
@@ -176,6 +176,12 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
             DQN | {"agent.net.update_type": "replace", "agent.net.polyak_coef": 0.1},
             "agent.net.polyak_coef",
         ),
+        (DQN | {"agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
+        (
+            DQN | {"agent.net.update_type": "polyak", "agent.net.polyak_coef": 0.1, "agent.net.update_frequency": 9},
+            "agent.net.update_frequency",
+        ),
+        (SAC | {"agent.net.update_type": "polyak"}, "agent.net.polyak_coef"),
         (DQN | {"agent.memory.beta": 0.4}, "agent.memory.beta"),
         (
             DQN | {"agent.algorithm.name": "VanillaDQN", "agent.net.update_frequency": 9},

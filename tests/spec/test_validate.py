@@ -134,6 +134,7 @@ def test_keys_valid_elsewhere_are_dropped_with_a_notice(specs: Specs) -> None:
         "agent.algorithm.training_iter",
         "agent.net.normalize",
         "env.device",
+        "agent.net.update_type",
         "agent.critic_net",
         "agent.memory.batch_size",
     ]

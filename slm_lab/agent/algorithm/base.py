@@ -102,6 +102,9 @@ class Algorithm:
             raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
         return self.learn(self.memory.rollout())
 
+    def end_step(self) -> None:
+        """Finish a vector step that was observed, trained or not."""
+
     def learn(self, rollout: Rollout) -> Metrics:
         """Learn from a rollout, wherever it was collected."""
         raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")

@@ -98,9 +98,11 @@ class QLearning(ValueLearning):
             batch = self.memory.sample().to(self.device)
             for _ in range(self.spec.training_batch_iter):
                 self._step(batch)
-        if self.target is not None:
-            self.target.update(self.clock.global_frame)
         return self.meter.end()
+
+    def end_step(self) -> None:
+        if self.target is not None and self.target.due(self.clock.global_frame):
+            self.target.update()
 
     def _step(self, batch: Transitions) -> None:
         """Take one gradient step on the temporal-difference errors of a batch."""

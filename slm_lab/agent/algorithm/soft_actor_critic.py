@@ -27,7 +27,6 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.lib.records import Metrics
-from slm_lab.lib.store import Arrays, SharedArrays
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import AgentSpec
@@ -65,8 +64,6 @@ class SoftActorCritic(Algorithm):
         agent, info, device = self.agent_spec, self.info, self.device
         self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
         self.steps_per_update = self.spec.training_iter or info.num_envs
-        self.longest_gap = max(self.spec.training_frequency, info.num_envs)
-        """Maximum number of frames between two updates."""
         self.actor_trainer = self.trainer
         critic_spec = agent.critic_net or agent.net
         with _problems_of_critic_net(agent):
@@ -82,33 +79,28 @@ class SoftActorCritic(Algorithm):
         self.temperature = Temperature(self.spec, info, device)
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
-        self.frame = 0
-        """Frame of the last update."""
         self.actor_report: tuple[float, float, float] | None = None
         """Loss, entropy and gradient norm of the last step of the actor."""
 
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
+        frame = self.clock.global_frame
         self.meter.begin()
-        self.actor_trainer.begin(self.clock.global_frame)
+        self.actor_trainer.begin(frame)
         reports: list[ActorReport] = []
-        for frame in self._frames():
+        due: bool | None = None
+        for _ in range(self.steps_per_update):
             batch = self.memory.sample().to(self.device)
             alpha = self.temperature.value(frame)
             self._critic_step(batch, alpha)
             if self.critic_steps % self.spec.policy_delay == 0:
                 reports.append(self._actor_step(batch, alpha))
                 self.temperature.step(reports[-1][1], frame, self.actor_trainer.lr)
-            if self.target is not None:
-                self.target.update(frame)
+                if self.target is not None:
+                    due = self.target.due(frame) if due is None else due
+                    if due:
+                        self.target.update()
         self.actor_trainer.end()
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
-
-    def _frames(self) -> list[int]:
-        """Return the frame of each gradient step: the frames since the last update, divided evenly."""
-        # after a pause (until training_start_step) no further back than one update is from the next
-        now = self.clock.global_frame
-        before, self.frame = max(self.frame, now - self.longest_gap), now
-        return [before + (self.frame - before) * (i + 1) // self.steps_per_update for i in range(self.steps_per_update)]
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> None:
         self.trainer.refresh()
@@ -198,7 +190,7 @@ class SoftActorCritic(Algorithm):
     def _metrics(self, reports: list[ActorReport]) -> Metrics:
         """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""
         critics = self.meter.end()
-        extra = {"critic_loss": critics.loss, "alpha": float(self.temperature.value(self.frame)), **critics.extra}
+        extra = {"critic_loss": critics.loss, "alpha": self.entropy_coef, **critics.extra}
         if not reports:  # before the actor's first step
             return Metrics(critics.loss, critics.grad_norm, None, extra)
         values = iter(read([value for report in reports for value in report]))
@@ -219,10 +211,6 @@ class SoftActorCritic(Algorithm):
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "actor_trainer": self.actor_trainer, "temperature": self.temperature}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
-        super().attach(store, arrays)
-        self.longest_gap *= store.workers
-
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self._counts()}
 
@@ -230,7 +218,7 @@ class SoftActorCritic(Algorithm):
         return {**super().own_state(), **self._counts()}
 
     def _counts(self) -> dict[str, Any]:
-        return {"critic_steps": self.critic_steps, "frame": self.frame, "actor_report": self.actor_report}
+        return {"critic_steps": self.critic_steps, "actor_report": self.actor_report}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -241,7 +229,7 @@ class SoftActorCritic(Algorithm):
         self._load_counts(state)
 
     def _load_counts(self, state: dict[str, Any]) -> None:
-        self.critic_steps, self.frame = int(state["critic_steps"]), int(state["frame"])
+        self.critic_steps = int(state["critic_steps"])
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
 
 

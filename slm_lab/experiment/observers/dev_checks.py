@@ -27,6 +27,8 @@ class DevChecks(Observer):
         self.weights, self.before, self.updates = weights, weights(), 0
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
+        self.early_targets = 0
+        """Updates of the target net up to the first update of the weights, which may have copied equal ones."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -37,6 +39,8 @@ class DevChecks(Observer):
         if before is not None and now is not None and now[0] == before[0] and not _equal(now[1], before[1]):
             raise DevCheckError(f"the target net changed in update {self.updates} although no update was due (agent.net.update_frequency)")
         self.target_before = now
+        if self.updates == 1 and now is not None:
+            self.early_targets = now[0]
 
     def on_interrupt(self) -> None:
         self.before = {}
@@ -51,8 +55,8 @@ class DevChecks(Observer):
         if _equal(self.before, self.weights()):
             raise DevCheckError(f"no weight changed in {self.updates} updates")
         first, last = self.first_target, self.target_before
-        if first is not None and last is not None and last[0] > first[0] and _equal(first[1], last[1]):
-            raise DevCheckError(f"{last[0] - first[0]} updates of the target net were due, but its parameters did not change")
+        if first is not None and last is not None and last[0] > self.early_targets and _equal(first[1], last[1]):
+            raise DevCheckError(f"{last[0] - self.early_targets} updates of the target net were due, but its parameters did not change")
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -22,7 +22,9 @@ class TargetNet(Generic[Net]):
     Args:
         net: a module built like the source net.
         source: parameters of the source net.
-        spec: update_type, update_frequency (frames) and polyak_coef (weight of the source).
+        spec: update_type, update_frequency (frames; replace only) and polyak_coef (weight of the source).
+
+    The algorithm decides when an update may take place: with polyak each time, with replace where `due` says so.
     """
 
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
@@ -33,19 +35,22 @@ class TargetNet(Generic[Net]):
             parameter.requires_grad_(False)
         net.eval()
         self._store: SharedArrays | None = None
+        self._crossed = np.zeros(1, np.int64)
+        """Multiples of update_frequency that replace has responded to."""
         self._updates_done = np.zeros(1, np.int64)
         self._pulled = 0
 
     @property
     def updates_done(self) -> int:
-        """Multiples of update_frequency for which the net has been updated."""
+        """Updates so far, of all processes."""
         return int(self._updates_done[0])
 
     def shared_arrays(self) -> Named:
-        return self.flat.shared_arrays() | {"followed": SharedArray(self._updates_done, "single")}
+        counts = {"followed": SharedArray(self._crossed, "single"), "updates": SharedArray(self._updates_done, "merge")}
+        return self.flat.shared_arrays() | counts
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
-        self._store, self._updates_done = store, arrays["followed"]
+        self._store, self._crossed, self._updates_done = store, arrays["followed"], arrays["updates"]
         self._pulled = self.updates_done
         self.flat.use_master(arrays)
 
@@ -64,37 +69,45 @@ class TargetNet(Generic[Net]):
             self._pulled = self.updates_done  # read first: an update in between is pulled the next time
             self.flat.fill(self.flat.master)
 
-    @torch.no_grad()
-    def update(self, frame: int) -> None:
-        """Update from the source net, once for each multiple of update_frequency frames that was crossed since the last call.
+    def due(self, frame: int) -> bool:
+        """Return whether an update may take place at `frame`: with replace once for each multiple of update_frequency frames.
 
-        Of several processes one does it.
+        Of several processes one gets True. A multiple that was crossed before stays due until it is asked for.
         """
-        due = frame // self.spec.update_frequency
-        if due > self._updates_done[0]:
-            with self._claim() as mine:
-                if mine and due > self._updates_done[0]:
-                    self._update(due - self.updates_done)
-                    self._updates_done[0] = due
+        if self.spec.update_type == "polyak":
+            return True
+        crossed = frame // self.spec.update_frequency
+        if crossed <= self._crossed[0]:
+            return False
+        with nullcontext(True) if self._store is None else self._store.claim("target") as mine:
+            if not mine or crossed <= self._crossed[0]:
+                return False
+            self._crossed[0] = crossed
+            return True
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Copy the source net, or move towards it by polyak_coef; in several processes one after the other."""
+        with self._alone():
+            if self.spec.update_type == "replace":
+                self.flat.master.copy_(self.source.master)
+            else:
+                self.flat.master.lerp_(self.source.master, self.spec.polyak_coef)
+            self.flat.master_buffer.copy_(self.source.master_buffer)
+            self._updates_done[0] += 1
         if self._store is not None:
             self._pulled = self.updates_done
             self.flat.pull()
 
-    def _claim(self) -> AbstractContextManager[bool]:
-        return nullcontext(True) if self._store is None else self._store.claim("target")
-
-    def _update(self, times: int) -> None:
-        if self.spec.update_type == "replace":
-            self.flat.master.copy_(self.source.master)
-        else:  # several moving averages in one
-            self.flat.master.lerp_(self.source.master, 1.0 - (1.0 - self.spec.polyak_coef) ** times)
-        self.flat.master_buffer.copy_(self.source.master_buffer)
+    def _alone(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._store is None else self._store.exclusive("target")
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()
-        return {**self.flat.state_dict(), "followed": self.updates_done}
+        return {**self.flat.state_dict(), "followed": int(self._crossed[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
-        self._updates_done[0] = self._pulled = int(state["followed"])
+        self._crossed[0] = int(state["followed"])
+        self._updates_done[0] = self._pulled = int(state.get("updates", 0))  # absent in checkpoints of older versions

@@ -1,0 +1,37 @@
+"""Specs that older versions of this package saved with a run: values with which their keys mean what they meant there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slm_lab.spec.report import value_at
+
+SPEC_VERSION = 2
+"""meta.run.spec_version of specs that are saved now; absent: 1."""
+
+
+def keep_meaning(raw: dict[str, Any]) -> None:
+    """Change, in place, what the saved spec of an older version would mean otherwise now.
+
+    Version 1 moved target nets by polyak_coef once per update_frequency frames; now it is once per gradient step that updates the policy
+    (soft actor-critic) or once per vector step (Q-learning). The coefficient is converted, so that they move as fast.
+    """
+    run = value_at(raw, ("meta", "run"))
+    last = run[-1] if isinstance(run, list) and run else run  # an entry for each start of the run; each start saves the spec again
+    if not isinstance(last, dict) or last.get("spec_version", 1) >= SPEC_VERSION:
+        return
+    last["spec_version"] = SPEC_VERSION
+    for key in ("net", "critic_net"):
+        net = value_at(raw, ("agent", key))
+        if isinstance(net, dict) and net.get("update_type") == "polyak":
+            coef, frames = float(net.get("polyak_coef", 0.005)), int(net.pop("update_frequency", 1))
+            net["polyak_coef"] = 1.0 - (1.0 - coef) ** (_frames_per_update(raw) / frames)
+
+
+def _frames_per_update(raw: dict[str, Any]) -> float:
+    """Return the frames between two updates of the target net, as they are counted now."""
+    algorithm, envs = value_at(raw, ("agent", "algorithm")), int(value_at(raw, ("env", "num_envs")) or 1)
+    if not isinstance(algorithm, dict) or algorithm.get("name") != "SoftActorCritic":
+        return envs
+    steps = (algorithm.get("training_iter") or envs) / algorithm.get("policy_delay", 1)
+    return float(max(algorithm.get("training_frequency", 1), envs) / steps)

@@ -1,0 +1,45 @@
+"""Saved specs of older versions mean what they meant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from slm_lab.spec.loader import dump_spec, load_spec
+from tests.spec.conftest import Specs
+
+OLD: dict[str, Any] = {"git": "abc", "versions": {"slm_lab": "0.1"}}
+REPLAY = {"agent.memory": {"name": "Replay", "batch_size": 8}, "env.num_envs": 4, "env.max_frame": 20_000}
+
+
+def polyak(algorithm: dict[str, Any], coef: float, frequency: int) -> dict[str, Any]:
+    net = {"type": "MLPNet", "update_type": "polyak", "polyak_coef": coef, "update_frequency": frequency}
+    return {**REPLAY, "agent.algorithm": algorithm, "agent.net": net}
+
+
+@pytest.mark.parametrize("run", [OLD, [OLD, OLD]])
+@pytest.mark.parametrize(
+    ("algorithm", "updates_per_frame"),  # of the target net, today
+    [
+        ({"name": "DQN", "training_frequency": 8}, 1 / 4),
+        ({"name": "SoftActorCritic", "training_frequency": 8, "training_iter": 2}, 2 / 8),
+        ({"name": "SoftActorCritic", "training_frequency": 1, "training_iter": 6, "policy_delay": 3}, 2 / 4),
+        ({"name": "SoftActorCritic", "training_frequency": 2}, 4 / 4),
+    ],
+)
+def test_target_nets_of_an_older_run_move_as_fast(specs: Specs, algorithm: dict[str, Any], updates_per_frame: float, run: Any) -> None:
+    spec = specs.load(polyak(algorithm, 0.05, 8) | {"meta.run": run})
+    assert spec.agent.net is not None
+    assert updates_per_frame * math.log(1 - spec.agent.net.polyak_coef) == pytest.approx(math.log(0.95) / 8)
+    assert spec.agent.net.update_frequency == 1
+    assert "agent.net.update_frequency" not in specs.notices()
+    again = load_spec(specs.file(dump_spec(spec)), "ppo")
+    assert again == spec, "converted once"
+
+
+def test_those_of_this_version_stay(specs: Specs) -> None:
+    spec = specs.load(polyak({"name": "DQN"}, 0.05, 1) | {"meta.run": [OLD, {**OLD, "spec_version": 2}]})
+    assert spec.agent.net is not None
+    assert spec.agent.net.polyak_coef == 0.05

@@ -18,7 +18,14 @@ OPTIMIZERS = _NAMES["_optimizers"] | {f"Global{name}": _NAMES["_optimizers"][nam
 LOOKAHEAD = ("optimizer", "k", "alpha")
 """Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size. Others go to the inner optimizer."""
 SCHEDULERS = _NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
-LAYERS = _NAMES["_layers"] | {"LazyBatchRenorm1d": "momentum eps warmup_steps", "NormalTanh": ""}
+_RENORM = "eps momentum r_max d_max warmup_steps"
+LAYERS = _NAMES["_layers"] | {
+    "BatchRenorm1d": f"num_features! {_RENORM}",
+    "LazyBatchRenorm1d": _RENORM,
+    "WeightNormLinear": "in_features! out_features! bias",
+    "LazyWeightNormLinear": "out_features! bias",
+    "NormalTanh": "",
+}
 INIT_FUNCTIONS = {name: args for name, args in _NAMES["_init_functions"].items() if "!" not in args}
 """Functions of torch.nn.init without required arguments."""
 

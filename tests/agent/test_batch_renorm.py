@@ -24,6 +24,37 @@ def test_formula() -> None:
     assert torch.allclose(layer.running_mean, expected_mean, atol=1e-6)
 
 
+def test_defaults_and_bounds_during_the_warm_up() -> None:
+    """Defaults, and the rule by hand: over 10,000 batches r_max goes from 1 to 3 and d_max from 0 to 5; eps is inside the root."""
+    torch.manual_seed(0)
+    for done in (0, 2_500, 9_999, 10_000, 30_000):
+        layer, x = BatchRenorm1d(2), 1e-3 * torch.randn(8, 2)
+        layer.running_mean.copy_(torch.tensor([0.4, -0.3]))
+        layer.running_var.copy_(torch.tensor([1e-6, 4.0]))
+        layer.steps.fill_(done)
+        share = min(done / 10_000, 1.0)
+        r_max, d_max = 1.0 + 2.0 * share, 5.0 * share
+        mean, std, moving_std = x.mean(0), (x.var(0, unbiased=False) + 1e-5).sqrt(), (layer.running_var + 1e-5).sqrt()
+        r = (std / moving_std).clamp(1.0 / r_max, r_max)
+        d = ((mean - layer.running_mean) / moving_std).clamp(-d_max, d_max)
+        moved = 0.99 * layer.running_var + 0.01 * x.var(0, unbiased=False)
+        assert torch.allclose(layer(x), (x - mean) / std * r + d, atol=1e-5)
+        assert torch.allclose(layer.running_var, moved)
+        assert int(layer.steps) == done + 1
+        rows = (x - layer.running_mean) / (layer.running_var + 1e-5).sqrt()
+        assert torch.allclose(layer.eval()(x), rows, rtol=1e-4)
+
+
+def test_order_of_arguments() -> None:
+    layer = LazyBatchRenorm1d(0.1, 0.2, 4.0, 6.0, 7)
+    assert (layer.eps, layer.momentum, layer.r_max, layer.d_max, layer.warmup_steps) == (0.1, 0.2, 4.0, 6.0, 7)
+    other = BatchRenorm1d(3, 0.1, 0.2, 4.0, 6.0, 7)
+    layer(torch.randn(4, 3))
+    assert vars(layer).keys() == vars(other).keys()
+    with pytest.raises(ValueError, match="r_max"):
+        BatchRenorm1d(3, r_max=0.5)
+
+
 def test_starts_as_batch_norm_and_ends_on_moving_statistics() -> None:
     layer, plain = BatchRenorm1d(2, momentum=0.1, eps=1e-5, warmup_steps=10), torch.nn.BatchNorm1d(2, eps=1e-5)
     x = torch.randn(32, 2) * 3 + 1

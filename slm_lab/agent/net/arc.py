@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.batch_renorm import BatchRenorm1d, LazyBatchRenorm1d
+from slm_lab.agent.net.weight_norm import LazyWeightNormLinear, WeightNormLinear
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 
@@ -31,6 +32,8 @@ LAYERS: dict[str, type[nn.Module]] = {
     "NormalTanh": NormalTanh,
     "BatchRenorm1d": BatchRenorm1d,
     "LazyBatchRenorm1d": LazyBatchRenorm1d,
+    "WeightNormLinear": WeightNormLinear,
+    "LazyWeightNormLinear": LazyWeightNormLinear,
 }
 """Name → class of every layer of torch.nn, and of others."""
 

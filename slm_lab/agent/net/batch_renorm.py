@@ -14,21 +14,32 @@ from slm_lab.agent.ops.device import is_asynchronous
 
 
 class BatchRenorm1d(nn.Module):
-    """Normalises [B, F] or [B, F, …] by batch statistics corrected towards the moving ones, Algorithm 1 of the paper.
+    """Normalise [B, F] or [B, F, …] by batch statistics corrected towards the moving ones, Algorithm 1 of the paper.
 
     Args:
         num_features: F.
+        eps: added to variances, inside the root.
         momentum: how far the moving statistics follow each batch.
-        eps: added to variances.
-        warmup_steps: training batches over which the bounds of the correction widen linearly from none (plain batch
-            normalisation) to r ≤ 3 and |d| ≤ 5.
+        r_max, d_max: bounds of the correction after the warm-up: r lies in [1 / r_max, r_max], d in [−d_max, d_max].
+        warmup_steps: training batches over which the bounds widen linearly from those of plain batch normalisation, 1 and 0.
+
+    Raises ValueError if r_max is below 1 or d_max below 0.
     """
 
-    R_MAX, D_MAX = 3.0, 5.0
-
-    def __init__(self, num_features: int, momentum: float = 0.01, eps: float = 1e-3, warmup_steps: int = 100_000) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.01,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        warmup_steps: int = 10_000,
+    ) -> None:
         super().__init__()
-        self.num_features, self.momentum, self.eps, self.warmup_steps = num_features, momentum, eps, warmup_steps
+        if r_max < 1.0 or d_max < 0.0:
+            raise ValueError(f"expected r_max ≥ 1 and d_max ≥ 0; got {r_max} and {d_max}")
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.r_max, self.d_max, self.warmup_steps = r_max, d_max, warmup_steps
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))
         self.register_buffer("running_mean", torch.zeros(num_features))
@@ -55,7 +66,7 @@ class BatchRenorm1d(nn.Module):
         if self.warmup_steps:
             there = is_asynchronous(self.steps)
             progress = (self.steps / self.warmup_steps).clamp(max=1.0) if there else min(self.steps.item() / self.warmup_steps, 1.0)
-        r_max, d_max = 1.0 + (self.R_MAX - 1.0) * progress, self.D_MAX * progress
+        r_max, d_max = 1.0 + (self.r_max - 1.0) * progress, self.d_max * progress
         scale_F = torch.rsqrt(self.running_var + self.eps)
         r_F = torch.sqrt(var_F + self.eps).mul_(scale_F).clamp_(1.0 / r_max, r_max)
         d_F = torch.sub(mean_F, self.running_mean).mul_(scale_F).clamp_(-d_max, d_max)
@@ -70,8 +81,10 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
 
     cls_to_become = BatchRenorm1d
 
-    def __init__(self, momentum: float = 0.01, eps: float = 1e-3, warmup_steps: int = 100_000) -> None:
-        super().__init__(0, momentum, eps, warmup_steps)
+    def __init__(
+        self, eps: float = 1e-5, momentum: float = 0.01, r_max: float = 3.0, d_max: float = 5.0, warmup_steps: int = 10_000
+    ) -> None:
+        super().__init__(0, eps, momentum, r_max, d_max, warmup_steps)
         self.weight, self.bias = UninitializedParameter(), UninitializedParameter()  # type: ignore[assignment]  # until the first forward
         self.running_mean, self.running_var = UninitializedBuffer(), UninitializedBuffer()
 

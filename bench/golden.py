@@ -36,7 +36,8 @@ DQN = {
     "action_pdtype": "Argmax",
     "explore_var_spec": {"name": "linear_decay", "start_val": 1.0, "end_val": 0.1, "start_step": 0, "end_step": 1000},
 }
-SAC = {"name": "SoftActorCritic", "training_frequency": 4, "training_start_step": 64, "training_iter": 2}
+SAC = {"name": "SoftActorCritic", "training_frequency": 4, "training_start_step": 64, "training_iter": 2, "log_alpha_min": -10.0}
+SAC_DISCRETE = {**SAC, "critic_reduction": "min", "target_entropy": 0.68}
 BATCH, EPISODES = {"name": "OnPolicyBatchReplay"}, {"name": "OnPolicyReplay"}
 SERIAL = {"num_workers": 2, "num_envs_per_worker": 4, "serial_mode": True, "async_rl": False}
 CARTPOLE, PENDULUM = {"name": "CartPole-v1", "num_envs": 4}, {"name": "Pendulum-v1", "num_envs": 4}
@@ -75,7 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
     "dqn": ({**DQN, "name": "DQN"}, REPLAY, {**NET, "update_type": "replace", "update_frequency": 100}, CARTPOLE, {}),
     "ddqn_per": ({**DQN, "name": "DoubleDQN"}, PER, {**NET, **POLYAK, "name": "DuelingMLPNet"}, CARTPOLE, {}),
     "sac": (SAC, REPLAY, {**NET, **POLYAK}, PENDULUM, {}),
-    "sac_discrete": ({**SAC, "entropy_penalty_coef": 0.5}, PER, {**NET, **POLYAK}, CARTPOLE, {}),
+    "sac_discrete": ({**SAC_DISCRETE, "entropy_penalty_coef": 0.5}, PER, {**NET, **POLYAK}, CARTPOLE, {}),
     "crossq": ({**SAC, "name": "CrossQ", "policy_delay": 2}, REPLAY, {**NET, "batch_norm": True}, PENDULUM, {}),
     "dqn_images": ({**DQN, "name": "DQN"}, REPLAY, {**CONV, **POLYAK}, {"name": "ALE/Pong-v5", "num_envs": 2, "max_frame": 256}, {}),
     "sampler_ppo": ({**PPO, "minibatch_size": 128}, BATCH, NET, SAMPLED, {"sampler": {**SERIAL, "num_batches_per_epoch": 2}}),

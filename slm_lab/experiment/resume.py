@@ -24,7 +24,7 @@ _MAY_CHANGE = re.compile(
     r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|log_info$|init_from$).*"
     r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate)"
     r"|agent\.name"
-    r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy|entropy_anneal|alpha_lr"
+    r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy(_ratio)?|entropy_anneal(\..*)?|alpha_lr"
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
     r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
 )

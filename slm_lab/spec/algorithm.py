@@ -294,6 +294,17 @@ class DoubleDQNSpec(QLearningSpec):
     name: Literal["DoubleDQN"]
 
 
+class EntropyAnneal(SpecModel):
+    """Linear annealing of the automatic target entropy over discrete actions, in parts of ln|A|."""
+
+    start_ratio: Fraction | None = None
+    """At the first frame; absent: target_entropy_ratio."""
+    end_ratio: Fraction | None = None
+    """At the last of `frames`; absent: start_ratio."""
+    frames: Count = 0
+    """Frames (of all workers together) over which it changes; 0: it stays at start_ratio."""
+
+
 class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
 
@@ -309,18 +320,24 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Batches per training, one gradient step each; absent: num_envs."""
     policy_delay: Positive = 1
     """Critic updates per update of actor and temperature."""
-    critic_reduction: Literal["min", "mean"] = "min"
+    critic_reduction: Literal["min", "mean"] | None = None
     """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
-    (arXiv:2209.10081, double average Q-learning, without its clip)."""
+    (arXiv:2209.10081, double average Q-learning, without its clip). Absent: mean for discrete actions, min for continuous ones."""
     target_entropy: Real | Literal["auto"] = "auto"
-    """Target entropy in nats of the automatic temperature; auto: −dim(A) for continuous actions, 0.98 ln|A| for discrete ones."""
-    entropy_anneal: Flag | Real = False
-    """Anneal the target entropy linearly to this value by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
+    """Target entropy in nats of the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for discrete
+    ones."""
+    target_entropy_ratio: Fraction = 0.6
+    """Discrete actions, target_entropy auto: the target entropy as a part of the largest one, ln|A|."""
+    entropy_anneal: EntropyAnneal | Flag | Real = False
+    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy over discrete actions. A number: anneal the target entropy
+    linearly to this value in nats by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
     entropy_penalty_coef: NonNegative = 0.0
-    """Discrete actions: weight β of the penalty ½ (H_behaviour − H)² on sudden changes of entropy (arXiv:2209.10081, eq. 11)."""
+    """Discrete actions: weight β of the penalty ½ (H̄ − H)² on changes of the policy's entropy H against its moving average H̄, which keeps
+    99 % of itself in each gradient step of the policy (after arXiv:2209.10081, eq. 11)."""
     symlog: Flag = False
-    """Train the critics on symlog(return) (arXiv:2301.04104, eq. 9)."""
-    log_alpha_min: Real = -10.0
+    """Compare symlog (arXiv:2301.04104, eq. 9) of the critics' values and of their targets in the critics' loss; everything else uses the
+    values themselves."""
+    log_alpha_min: Real = -5.0
     """Minimum log of the temperature α."""
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
@@ -332,10 +349,6 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Anneal fixed_alpha linearly to 0 over this many frames; absent: constant."""
     spectral_norm: Flag = False
     """Spectral normalisation (arXiv:1802.05957) of the critics' hidden layers."""
-
-    @property
-    def needs_logp(self) -> bool:
-        return self.entropy_penalty_coef > 0
 
 
 class CrossQSpec(SoftActorCriticSpec):

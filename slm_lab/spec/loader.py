@@ -257,7 +257,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     """Return the Spec of one raw spec; None, with problems in the report, if it is invalid."""
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
     migrate(raw, report)
-    keep_meaning(raw)
+    keep_meaning(raw, report)
     for path, value in arguments.overrides.items():
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]

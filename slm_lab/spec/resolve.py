@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.algorithm import ALGORITHMS, EntropyAnneal, PPOSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
@@ -27,7 +27,7 @@ ACTOR_KEYS = (
     "out_layer_activation", "gpu", "cuda_id", "tf32",
 )  # fmt: skip
 """Keys that have no effect in agent.critic_net."""
-TUNED_ALPHA = ("alpha_lr", "target_entropy", "entropy_anneal", "log_alpha_min", "log_alpha_max")
+TUNED_ALPHA = ("alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")
 """Keys of the automatic temperature."""
 
 
@@ -131,6 +131,8 @@ def _algorithm(draft: _Draft) -> None:
             draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha")
         else:
             draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given")
+        if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
+            draft.ignore(ALGORITHM, ["entropy_anneal"], "target_entropy is given, and ratios belong to 'auto'")
     if isinstance(algorithm, VTraceSpec):
         _vtrace(algorithm, draft)
     if isinstance(algorithm, PPOSpec):

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.report import value_at
+from slm_lab.spec.algorithm import ALGORITHMS
+from slm_lab.spec.report import Report, value_at
 
 SPEC_VERSION = 2
 """meta.run.spec_version of specs that are saved now; absent: 1."""
+SOFT = [name for name, model in ALGORITHMS.items() if model.soft]
 
 
-def keep_meaning(raw: dict[str, Any]) -> None:
+def keep_meaning(raw: dict[str, Any], report: Report) -> None:
     """Change, in place, what the saved spec of an older version would mean otherwise now.
 
     Version 1 moved target nets by polyak_coef once per update_frequency frames; now it is once per gradient step that updates the policy
     (soft actor-critic) or once per vector step (Q-learning). The coefficient is converted, so that they move as fast.
+    The automatic target entropy of discrete soft actor-critic was 0.98 ln|A|.
     """
     run = value_at(raw, ("meta", "run"))
     last = run[-1] if isinstance(run, list) and run else run  # an entry for each start of the run; each start saves the spec again
     if not isinstance(last, dict) or last.get("spec_version", 1) >= SPEC_VERSION:
         return
     last["spec_version"] = SPEC_VERSION
+    algorithm = value_at(raw, ("agent", "algorithm"))
+    if isinstance(algorithm, dict) and algorithm.get("name") in SOFT:
+        if algorithm.get("target_entropy", "auto") == "auto" and algorithm.get("fixed_alpha") is None:
+            algorithm.setdefault("target_entropy_ratio", 0.98)
+        if algorithm.get("symlog"):
+            report.note(
+                ("agent", "algorithm", "symlog"), "an older version trained these critics to give symlog of the values, not the values"
+            )
     for key in ("net", "critic_net"):
         net = value_at(raw, ("agent", key))
         if isinstance(net, dict) and net.get("update_type") == "polyak":

@@ -509,7 +509,7 @@ def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores:
     case = Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)
     agents = [session(case.spec(), store, case.info()) for store in stores()]
     assert isinstance(agents[0].algorithm, SoftActorCritic)
-    assert agents[0].algorithm.temperature.max_frame == 2 * case.info().max_frame
+    assert agents[0].algorithm.temperature.anneal_frames == 2 * case.info().max_frame
     agents[1].clock.frame = 4096
     agents[1].clock.tick(4)
     agents[0].clock.tick(4)

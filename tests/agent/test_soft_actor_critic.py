@@ -17,7 +17,6 @@ from slm_lab.agent.algorithm.common.temperature import Temperature, target_entro
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
-from slm_lab.agent.ops.losses import symexp, symlog
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
@@ -263,16 +262,16 @@ def test_critic_loss_of_continuous_actions(symlogged: bool, reduction: str) -> N
     batch = transitions(torch.rand(6, 2) - 0.5)
     noise = np.random.default_rng(3).normal(size=(6, 2))
     algorithm.rng = Scripted(noise)  # type: ignore[assignment]
-    decode, encode = (symexp, symlog) if symlogged else (torch.clone, torch.clone)
+    squash = (lambda x: torch.sign(x) * torch.log(x.abs() + 1.0)) if symlogged else torch.clone
     with torch.no_grad():
         params = algorithm.net.actor(batch.next_obs_B)
     u = params[:, :2] + params[:, 2:].exp() * torch.from_numpy(noise.astype(np.float32))
     next_action = torch.tanh(u)
     logp = (torch.distributions.Normal(params[:, :2], params[:, 2:].exp()).log_prob(u) - torch.log(1 - next_action**2)).sum(1)
     next_q = q_of(algorithm, batch.next_obs_B, next_action, target=True)
-    value = ONE_OF_TWO[reduction](decode(next_q)) - 0.3 * logp
-    target = encode(batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value))
-    q = q_of(algorithm, batch.obs_B, batch.action_B)
+    value = ONE_OF_TWO[reduction](next_q) - 0.3 * logp
+    target = squash(batch.reward_B + 0.9 * torch.where(batch.terminated_B > 0, 0.0, value))
+    q = squash(q_of(algorithm, batch.obs_B, batch.action_B))
     expected = F.mse_loss(q[0], target) + F.mse_loss(q[1], target)
     assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
 
@@ -293,7 +292,7 @@ def test_critic_loss_of_discrete_actions(reduction: str) -> None:
     assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_importance_weights_scale_errors_and_priorities_are_their_means() -> None:
+def test_importance_weights_scale_errors_and_priorities_are_those_of_the_lower_critic() -> None:
     memory = {"name": "PrioritizedReplay", "batch_size": 4, "max_size": 500}
     agent, env = build(DISCRETE, gamma=0.0, memory=memory)
     drive(agent, env, 10)
@@ -305,7 +304,7 @@ def test_importance_weights_scale_errors_and_priorities_are_their_means() -> Non
     error = q - batch.reward_B
     assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float((batch.weight_B * error.square()).sum(0).mean()), rel=1e-4)
     np.testing.assert_array_equal(told[0][0], batch.row_B)
-    torch.testing.assert_close(told[0][1], error.abs().mean(0))
+    torch.testing.assert_close(told[0][1].abs(), (torch.minimum(q[0], q[1]) - batch.reward_B).abs())
 
 
 @both_reductions
@@ -330,17 +329,32 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -
     assert not torch.equal(actor, algorithm.actor_trainer.flat.param)
 
 
-@both_reductions
-def test_entropy_penalty_pulls_towards_the_behaviour(reduction: str) -> None:
-    agent, _ = build(DISCRETE, entropy_penalty_coef=0.7, target_entropy=0.5, critic_reduction=reduction)
+def test_entropy_penalty_is_on_changes_against_the_moving_average() -> None:
+    fast = {**MLP, "optim_spec": {"name": "Adam", "lr": 0.3}}
+    agent, _ = build(DISCRETE, net=fast, entropy_penalty_coef=7.0, target_entropy=0.5)
     algorithm = algorithm_of(agent)
-    batch = transitions(torch.tensor([0, 2, 1, 1]), logp_B=torch.full((4,), -0.2))
-    with torch.no_grad():
-        p = F.softmax(algorithm.net.actor(batch.obs_B), dim=1)
-    entropy = -(p * p.log()).sum(1)
-    q = ONE_OF_TWO[reduction](q_of(algorithm, batch.obs_B, None))
-    expected = (p * (0.3 * p.log() - q)).sum(1).mean() + 0.7 * 0.5 * (0.2 - entropy).square().mean()
-    assert algorithm._actor_step(batch, 0.3)[0] == pytest.approx(float(expected), rel=1e-4)
+    batch, average = transitions(torch.tensor([0, 2, 1, 1])), None
+    for _ in range(12):
+        with torch.no_grad():
+            p = F.softmax(algorithm.net.actor(batch.obs_B), dim=1)
+        entropy = -(p * p.log()).sum(1).mean()
+        average = entropy if average is None else average
+        q = q_of(algorithm, batch.obs_B, None).mean(0)
+        penalty = 7.0 * 0.5 * (average - entropy) ** 2
+        expected = (p * (0.3 * p.log() - q)).sum(1).mean() + penalty
+        average = 0.99 * average + 0.01 * entropy
+        assert algorithm._actor_step(batch, 0.3)[0] == pytest.approx(float(expected), rel=1e-4)
+    assert penalty > 1e-3, "it counts"
+    assert algorithm.mean_entropy == pytest.approx(float(average), rel=1e-4)
+
+
+def test_the_moving_average_of_the_entropy_is_saved_once_it_is_known() -> None:
+    one, _ = build(DISCRETE, entropy_penalty_coef=0.7)
+    assert one.state_dict()["algorithm"]["mean_entropy"] is None
+    algorithm_of(one)._actor_step(transitions(torch.tensor([0, 2, 1, 1])), 0.3)
+    other, _ = build(DISCRETE, entropy_penalty_coef=0.7)
+    other.load_state_dict(one.state_dict())
+    assert algorithm_of(other).mean_entropy == algorithm_of(one).mean_entropy is not None
 
 
 def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
@@ -397,9 +411,14 @@ def test_fixed_temperature_and_its_anneal() -> None:
     ("keys", "action", "expected"),
     [
         ({}, CONTINUOUS, (-2.0, -2.0)),
-        ({}, DISCRETE, (0.98 * math.log(3), 0.98 * math.log(3))),
+        ({}, DISCRETE, (0.6 * math.log(3), 0.6 * math.log(3))),
+        ({"target_entropy_ratio": 0.9}, DISCRETE, (0.9 * math.log(3), 0.9 * math.log(3))),
+        ({"entropy_anneal": {"start_ratio": 0.8, "end_ratio": 0.3, "frames": 200}}, DISCRETE, (0.8 * math.log(3), 0.3 * math.log(3))),
+        ({"entropy_anneal": {"end_ratio": 0.1, "frames": 200}}, DISCRETE, (0.6 * math.log(3), 0.1 * math.log(3))),
+        ({"entropy_anneal": {"start_ratio": 0.8, "frames": 200}}, DISCRETE, (0.8 * math.log(3), 0.8 * math.log(3))),
+        ({"entropy_anneal": {"start_ratio": 0.8, "end_ratio": 0.3}}, DISCRETE, (0.8 * math.log(3), 0.8 * math.log(3))),
         ({"entropy_anneal": True}, CONTINUOUS, (-2.0, -4.0)),
-        ({"entropy_anneal": True}, DISCRETE, (0.98 * math.log(3), 0.0)),
+        ({"entropy_anneal": True}, DISCRETE, (0.6 * math.log(3), 0.0)),
         ({"target_entropy": 0.5, "entropy_anneal": 0.1}, DISCRETE, (0.5, 0.1)),
         ({"target_entropy": 0.5, "entropy_anneal": 0.0}, DISCRETE, (0.5, 0.0)),
         ({"target_entropy": -3.0}, CONTINUOUS, (-3.0, -3.0)),
@@ -413,6 +432,29 @@ def test_target_entropies(keys: dict[str, Any], action: ActionSpace, expected: t
     assert [temperature.target_entropy(frame) for frame in (0, 100, 200, 300)] == pytest.approx(
         [expected[0], middle, expected[1], expected[1]]
     )
+
+
+def test_the_target_entropy_is_annealed_over_its_own_frames() -> None:
+    spec = sac_spec(entropy_anneal={"start_ratio": 1.0, "end_ratio": 0.5, "frames": 80}).agent.algorithm
+    temperature = Temperature(spec, EnvInfo(1, OBS, DISCRETE, max_frame=1000))  # type: ignore[arg-type]
+    ratios = [temperature.target_entropy(frame) / math.log(3) for frame in (0, 20, 80, 500)]
+    assert ratios == pytest.approx([1.0, 0.875, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_log_alpha_stays_within_its_bounds(action: ActionSpace) -> None:
+    temperature = Temperature(sac_spec(alpha_lr=1.0).agent.algorithm, EnvInfo(1, OBS, action))  # type: ignore[arg-type]
+    for entropy, bound in ((9.0, -5.0), (-9.0, 2.0)):
+        for _ in range(30):
+            temperature.step(entropy, 0, 1e-3)
+        assert temperature.log_alpha.item() == bound
+
+
+@pytest.mark.parametrize(("action", "reduction"), [(CONTINUOUS, "min"), (DISCRETE, "mean")], ids=["continuous", "discrete"])
+def test_critics_are_reduced_by_the_kind_of_actions(action: ActionSpace, reduction: str) -> None:
+    algorithm = algorithm_of(build(action)[0])
+    q = torch.randn(2, 5)
+    torch.testing.assert_close(algorithm.reduce(q), ONE_OF_TWO[reduction](q))
 
 
 # the whole update
@@ -561,6 +603,7 @@ def test_crossq_critic_loss(reduction: str) -> None:
         (DISCRETE, {"target_entropy": 1.2}, ["agent.algorithm.target_entropy", "1.2", "between 0 and"]),
         (DISCRETE, {"entropy_anneal": -0.5}, ["agent.algorithm.entropy_anneal", "-0.5", "true"]),
         (CONTINUOUS, {"entropy_penalty_coef": 0.5}, ["agent.algorithm.entropy_penalty_coef", "0.5", "discrete", "remove it"]),
+        (CONTINUOUS, {"entropy_anneal": {"end_ratio": 0.5, "frames": 9}}, ["agent.algorithm.entropy_anneal", "discrete"]),
         (DISCRETE, {"net": {**MLP, "log_std_init": -1.0}}, ["agent.net.log_std_init", "-1", "remove it"]),
         (DISCRETE, {"action_pdtype": "Normal"}, ["agent.algorithm.action_pdtype", "Normal", "Categorical, GumbelSoftmax"]),
         (CONTINUOUS, {"action_pdtype": "Beta"}, ["agent.algorithm.action_pdtype", "Beta", "default, Normal"]),

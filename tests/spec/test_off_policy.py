@@ -182,6 +182,10 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
             "agent.net.update_frequency",
         ),
         (SAC | {"agent.net.update_type": "polyak"}, "agent.net.polyak_coef"),
+        (
+            SAC | {"agent.algorithm.target_entropy": 0.5, "agent.algorithm.entropy_anneal": {"start_ratio": 0.8}},
+            "agent.algorithm.entropy_anneal",
+        ),
         (DQN | {"agent.memory.beta": 0.4}, "agent.memory.beta"),
         (
             DQN | {"agent.algorithm.name": "VanillaDQN", "agent.net.update_frequency": 9},

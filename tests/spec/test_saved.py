@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.loader import dump_spec, load_spec
 from tests.spec.conftest import Specs
 
@@ -37,6 +38,19 @@ def test_target_nets_of_an_older_run_move_as_fast(specs: Specs, algorithm: dict[
     assert "agent.net.update_frequency" not in specs.notices()
     again = load_spec(specs.file(dump_spec(spec)), "ppo")
     assert again == spec, "converted once"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ratio"),
+    [({"name": "SoftActorCritic"}, 0.98), ({"name": "CrossQ"}, 0.98), ({"name": "SoftActorCritic", "fixed_alpha": 0.1}, 0.6)],
+)
+def test_the_automatic_target_entropy_of_an_older_run_stays(specs: Specs, algorithm: dict[str, Any], ratio: float) -> None:
+    changes = REPLAY | {"agent.algorithm": algorithm, "agent.net.batch_norm": True}
+    for run, expected in ((OLD, ratio), ({"spec_version": 2}, 0.6)):
+        spec = specs.load(changes | {"meta.run": run}).agent.algorithm
+        assert isinstance(spec, SoftActorCriticSpec)
+        assert spec.target_entropy_ratio == expected
+    assert specs.notices() == []
 
 
 def test_those_of_this_version_stay(specs: Specs) -> None:

@@ -17,11 +17,11 @@ from slm_lab.agent.algorithm.common.losses import build_value_loss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
-from slm_lab.agent.algorithm.common.value_scale import build_value_scale
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal
+from slm_lab.agent.ops.losses import symlog
 from slm_lab.agent.ops.targets import action_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
@@ -74,11 +74,14 @@ class SoftActorCritic(Algorithm):
                 self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
             self.value_loss = build_value_loss(critic_spec.loss_spec)
         self.meter = GradientMeter(self.trainer, self.clock)
-        self.reduce = REDUCTIONS[self.spec.critic_reduction]
-        self.scale = build_value_scale(self.spec.symlog, normalize=False)
+        self.reduce = REDUCTIONS[self.spec.critic_reduction or ("mean" if self.discrete else "min")]
+        self.squash: Callable[[Tensor], Tensor] = symlog if self.spec.symlog else lambda value: value
+        """What the critics' loss compares: the values, or their symlog."""
         self.temperature = Temperature(self.spec, info, device)
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
+        self.mean_entropy: Tensor | None = None
+        """Moving average of the policy's entropy []; None before its first gradient step. Only for entropy_penalty_coef."""
         self.actor_report: tuple[float, float, float] | None = None
         """Loss, entropy and gradient norm of the last step of the actor."""
 
@@ -107,15 +110,15 @@ class SoftActorCritic(Algorithm):
         if self.target is not None:
             self.target.refresh()
         q_CB, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
-        # eq. 6, with r + γ V(s') on the critics' scale; a truncated episode keeps its bootstrap
-        target_B = self.scale.encode(batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B)
-        target_CB = target_B.expand_as(q_CB)
+        # eq. 6; a truncated episode keeps its bootstrap
+        target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
+        squashed_CB, target_CB = self.squash(q_CB), self.squash(target_B).expand_as(q_CB)
         if batch.weight_B is None:
-            loss = len(q_CB) * self.value_loss(q_CB, target_CB)
+            loss = len(q_CB) * self.value_loss(squashed_CB, target_CB)
         else:  # arXiv:1511.05952, Algorithm 1, line 13
-            loss = (batch.weight_B * self.value_loss(q_CB, target_CB, reduction="none")).sum(0).mean()
-            self.memory.update_priorities(batch.row_B, (q_CB.detach() - target_CB).abs().mean(0))
-        self.meter.add(loss, q_mean=self.scale.decode(q_CB.detach()).mean())
+            loss = (batch.weight_B * self.value_loss(squashed_CB, target_CB, reduction="none")).sum(0).mean()
+            self.memory.update_priorities(batch.row_B, q_CB.detach().amin(0) - target_B)
+        self.meter.add(loss, q_mean=q_CB.detach().mean())
         self.meter.step()
         self.critic_steps += 1
 
@@ -129,19 +132,19 @@ class SoftActorCritic(Algorithm):
         return q_CB, next_q_CB.detach()
 
     def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Return Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
+        """Return Q(s, a) [C, B] and V(s') [B]."""
         with torch.no_grad():
             next_action_BD, next_logp_B = self._act(batch.next_obs_B)
         q_CB, next_q_CB = self._values(batch, next_action_BD)
-        return q_CB, self.reduce(self.scale.decode(next_q_CB)) - alpha * next_logp_B  # eq. 3
+        return q_CB, self.reduce(next_q_CB) - alpha * next_logp_B  # eq. 3
 
     def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Return Q(s, a) [C, B], on the critics' scale, and V(s') [B]."""
+        """Return Q(s, a) [C, B] and V(s') [B]."""
         with torch.no_grad():
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self._values(batch, None)
         q_CB = action_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
-        next_q_BA = self.reduce(self.scale.decode(next_q_CBA))
+        next_q_BA = self.reduce(next_q_CBA)
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
     def _actor_step(self, batch: Transitions, alpha: Tensor | float) -> ActorReport:
@@ -165,21 +168,22 @@ class SoftActorCritic(Algorithm):
 
     def _continuous_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         action_BD, logp_B = self._act(batch.obs_B)
-        q_B = self.reduce(self.scale.decode(self.critics(batch.obs_B, action_BD)))
+        q_B = self.reduce(self.critics(batch.obs_B, action_BD))
         return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
 
     def _discrete_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         logp_BA = F.log_softmax(self.net.actor(batch.obs_B), dim=1)
         with torch.no_grad():
-            q_BA = self.reduce(self.scale.decode(self.critics(batch.obs_B)))
+            q_BA = self.reduce(self.critics(batch.obs_B))
         p_BA = logp_BA.exp()
-        entropy_B = -(p_BA * logp_BA).sum(1)
-        loss = -(p_BA * q_BA).sum(1).mean() - alpha * entropy_B.mean()  # arXiv:1910.07207, eq. 12
+        entropy = -(p_BA * logp_BA).sum(1).mean()
+        loss = -(p_BA * q_BA).sum(1).mean() - alpha * entropy  # arXiv:1910.07207, eq. 12
         if self.spec.entropy_penalty_coef:
-            # -log of the probability of the action taken has the behaviour's entropy as its mean, so the mean gradient is right
-            jump_B = -batch.logp_B - entropy_B
-            loss = loss + self.spec.entropy_penalty_coef * 0.5 * jump_B.square().mean()  # arXiv:2209.10081, eq. 11
-        return loss, entropy_B.detach().mean()
+            now = entropy.detach()
+            before = now if self.mean_entropy is None else self.mean_entropy
+            loss = loss + self.spec.entropy_penalty_coef * 0.5 * (before - entropy).square()  # after arXiv:2209.10081, eq. 11
+            self.mean_entropy = torch.lerp(before, now, 0.01)
+        return loss, entropy.detach()
 
     def _act(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Sample actions [B, D] of the present policy, with their log-probabilities [B]."""
@@ -218,7 +222,8 @@ class SoftActorCritic(Algorithm):
         return {**super().own_state(), **self._counts()}
 
     def _counts(self) -> dict[str, Any]:
-        return {"critic_steps": self.critic_steps, "actor_report": self.actor_report}
+        entropy = None if self.mean_entropy is None else self.mean_entropy.to("cpu", copy=True)
+        return {"critic_steps": self.critic_steps, "actor_report": self.actor_report, "mean_entropy": entropy}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -231,6 +236,8 @@ class SoftActorCritic(Algorithm):
     def _load_counts(self, state: dict[str, Any]) -> None:
         self.critic_steps = int(state["critic_steps"])
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
+        entropy = state.get("mean_entropy")  # absent in checkpoints of older versions
+        self.mean_entropy = None if entropy is None else entropy.to(self.device, copy=True)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import math
 
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, SoftActorCriticSpec
+from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import NetSpec
 
@@ -63,6 +63,9 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: Act
     elif spec.entropy_penalty_coef > 0:
         message = f"{spec.entropy_penalty_coef:g} applies to discrete actions only; remove it"
         problems.append(Problem("agent.algorithm.entropy_penalty_coef", message))
+    if not discrete and isinstance(spec.entropy_anneal, EntropyAnneal):
+        message = "start_ratio, end_ratio and frames apply to discrete actions only; use a number of nats, or true"
+        problems.append(Problem("agent.algorithm.entropy_anneal", message))
     if problems:
         raise SpecError("agent", problems)
 

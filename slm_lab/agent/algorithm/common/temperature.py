@@ -13,7 +13,7 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.optimizers import FlatAdam, shared_statistics
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
-from slm_lab.spec.algorithm import SoftActorCriticSpec
+from slm_lab.spec.algorithm import EntropyAnneal, SoftActorCriticSpec
 
 LARGEST_GAP = 1e15
 """Distance in nats from the target entropy beyond which a step is skipped: its square would overflow in the optimizer's statistics."""
@@ -26,7 +26,11 @@ class Temperature:
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, device: str = "cpu") -> None:
-        self.spec, self.max_frame = spec, info.max_frame
+        self.spec, anneal = spec, spec.entropy_anneal
+        own = isinstance(anneal, EntropyAnneal) and anneal.frames
+        self.anneal_frames = own or info.max_frame
+        """Frames until the target entropy has its last value: a number of global frames, or those of the run."""
+        self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: SharedArrays | None = None
         self._use(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
@@ -42,7 +46,7 @@ class Temperature:
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self._store = store
-        self.max_frame *= store.workers
+        self.anneal_frames *= store.workers if self._of_run else 1
         self._use(torch.from_numpy(arrays["log_alpha"]))
         self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
@@ -57,7 +61,7 @@ class Temperature:
 
     def target_entropy(self, frame: int) -> float:
         """Return the target entropy at a frame, in nats."""
-        return self.begin + (self.end - self.begin) * min(frame / self.max_frame, 1.0)
+        return self.begin + (self.end - self.begin) * min(frame / self.anneal_frames, 1.0)
 
     def step(self, entropy: Tensor | float, frame: int, lr: float) -> None:
         """Take one gradient step towards the target entropy, given the policy's entropy. `lr`: applies if alpha_lr is absent."""
@@ -88,9 +92,13 @@ class Temperature:
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
     """Return the target entropy at the first frame and at the last, in nats."""
-    discrete = action.kind == "discrete"
-    auto = 0.98 * math.log(action.nvec[0]) if discrete else -float(action.dim)
+    discrete, anneal = action.kind == "discrete", spec.entropy_anneal
+    if isinstance(anneal, EntropyAnneal):  # discrete only, see fit.check_soft_actor_critic
+        most = math.log(action.nvec[0])
+        start = spec.target_entropy_ratio if anneal.start_ratio is None else anneal.start_ratio
+        return start * most, (anneal.end_ratio if anneal.end_ratio is not None and anneal.frames else start) * most
+    auto = spec.target_entropy_ratio * math.log(action.nvec[0]) if discrete else -float(action.dim)
     begin = auto if spec.target_entropy == "auto" else spec.target_entropy
-    if spec.entropy_anneal is False:
+    if anneal is False:
         return begin, begin
-    return begin, (0.0 if discrete else -2.0 * action.dim) if spec.entropy_anneal is True else spec.entropy_anneal
+    return begin, (0.0 if discrete else -2.0 * action.dim) if anneal is True else anneal

@@ -22,7 +22,13 @@ TIMED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", "loc
 
 NET = {"name": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "tanh", "init_fn": "orthogonal_", "clip_grad_val": 0.5}
 RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8}
-CONV = {"name": "ConvNet", "conv_hid_layers": [[8, 8, 4], [8, 4, 2]], "fc_hid_layers": [32]}
+CONV = {
+    "name": "ConvNet",
+    "conv_hid_layers": [[8, 8, 4], [8, 4, 2]],
+    "fc_hid_layers": [32],
+    "normalize": True,
+    "batch_norm": False,
+}
 GLOBAL = {**NET, "optim_spec": {"name": "GlobalAdam", "lr": 0.01}}
 POLYAK = {"update_type": "polyak", "polyak_coef": 0.005}
 PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}

@@ -178,8 +178,11 @@ class ConvNetSpec(LayersSpec):
     Each image of a Dict or Tuple has such layers of its own; their outputs and all other entries enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""
-    normalize: Flag = True
+    normalize: Flag = False
     """Divide uint8 observations by 255."""
+    batch_norm: Flag | Literal["before"] = True  # type: ignore[assignment]  # wider than in other nets
+    """true: apply BatchNorm after the activation of each convolution but the first; fully connected layers have none. "before": before
+    the activation of every hidden layer."""
 
 
 class DuelingConvNetSpec(ConvNetSpec):
@@ -188,6 +191,8 @@ class DuelingConvNetSpec(ConvNetSpec):
     dueling = True
 
     name: Literal["DuelingConvNet"]  # type: ignore[assignment]  # narrower: the tag of the union
+    batch_norm: Flag | Literal["before"] = False
+    """As in ConvNet, where it is true by default."""
 
 
 class RecurrentNetSpec(LayersSpec):
@@ -222,7 +227,7 @@ class TorchArcNetSpec(NetSpec):
     """The critic's body, if different from the actor's."""
     init_fn: str | None = None
     """Weight initialisation: a function of torch.nn.init; absent: torch's default."""
-    normalize: Flag = True
+    normalize: Flag = False
     """Divide uint8 observations by 255."""
 
 

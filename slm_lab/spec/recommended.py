@@ -69,7 +69,9 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     """Return the recommended net."""
     algorithm = spec.agent.algorithm
     width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
-    net: dict[str, Any] = {"name": "ConvNet"} if images else {"name": "MLPNet", "hid_layers": [width, width]}
+    net: dict[str, Any] = (
+        {"name": "ConvNet", "normalize": True, "batch_norm": False} if images else {"name": "MLPNet", "hid_layers": [width, width]}
+    )
     optim: dict[str, Any] = {"name": "Adam"}
     if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
         optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 5e-4
@@ -84,7 +86,7 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
                 net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
         if algorithm.soft:
             # CrossQ's critics need batch norm instead of target nets
-            net |= _moving(0.005) if algorithm.has_target else {"batch_norm": True}
+            net |= _moving(0.005) if algorithm.has_target else {"batch_norm": "before" if images else True}
     else:
         net |= _POLICY | {"hid_layers_activation": "relu" if images else "tanh", "shared": images and algorithm.has_critic}
         if not algorithm.has_critic:

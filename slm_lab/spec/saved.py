@@ -37,6 +37,17 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
         if isinstance(net, dict) and net.get("update_type") == "polyak":
             coef, frames = float(net.get("polyak_coef", 0.005)), int(net.pop("update_frequency", 1))
             net["polyak_coef"] = 1.0 - (1.0 - coef) ** (_frames_per_update(raw) / frames)
+        if isinstance(net, dict):
+            _keep_net(net)
+
+
+def _keep_net(net: dict[str, Any]) -> None:
+    """Change, in place, the keys of layers whose meaning was another in version 1.
+
+    ConvNet applied batch norm before the activation of every hidden layer.
+    """
+    if net.get("name") in ("ConvNet", "DuelingConvNet") and net.get("batch_norm") is True:
+        net["batch_norm"] = "before"
 
 
 def _frames_per_update(raw: dict[str, Any]) -> float:

@@ -16,7 +16,7 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
 
 VECTOR = ObservationSpace((4,))
 IMAGE = ObservationSpace((3, 20, 20), "uint8")
@@ -213,7 +213,7 @@ def test_hidden_state_matters_and_resets() -> None:
 
 
 def test_conv() -> None:
-    spec = ConvNetSpec(name="ConvNet", conv_hid_layers=[[8, 4, 2], [8, 3, 1, 1]], fc_hid_layers=[16])
+    spec = ConvNetSpec(name="ConvNet", conv_hid_layers=[[8, 4, 2], [8, 3, 1, 1]], fc_hid_layers=[16], normalize=True)
     net = ActorCriticNet(spec, IMAGE, 4)
     x = obs(IMAGE, 2)
     assert net(x)[0].shape == (2, 4)
@@ -223,6 +223,36 @@ def test_conv() -> None:
     too_deep = ConvNetSpec(name="ConvNet", conv_hid_layers=[[8, 15, 1], [8, 9, 1]])
     with pytest.raises(SpecError, match=r"conv_hid_layers\[1\]"):
         build_body(too_deep, IMAGE, "actor")
+
+
+def test_norm_of_convolutions() -> None:
+    """Defaults: images as they are; batch norm after the activation of each convolution but the first, none in fully connected layers."""
+    layers, x = [[4, 4, 2], [5, 3, 1], [6, 3, 1]], obs(IMAGE, 3)
+    for kind, asked, normed in ((ConvNetSpec, None, (1, 2)), (DuelingConvNetSpec, None, ()), (DuelingConvNetSpec, True, (1, 2))):
+        keys = {"name": kind.__name__.removesuffix("Spec"), "conv_hid_layers": layers, "fc_hid_layers": [7], "batch_norm": asked}
+        body = build_body(kind.model_validate({key: value for key, value in keys.items() if value is not None}), IMAGE, "actor").train()
+        convs = [layer for layer in body.modules() if isinstance(layer, torch.nn.Conv2d)]
+        (linear,) = [layer for layer in body.modules() if isinstance(layer, torch.nn.Linear)]
+        expected = x.float()
+        for index, conv in enumerate(convs):
+            expected = torch.relu(torch.nn.functional.conv2d(expected, conv.weight, conv.bias, conv.stride))
+            if index in normed:
+                mean, var = expected.mean((0, 2, 3), keepdim=True), expected.var((0, 2, 3), unbiased=False, keepdim=True)
+                expected = (expected - mean) / torch.sqrt(var + 1e-5)
+        expected = torch.relu(expected.flatten(1) @ linear.weight.T + linear.bias)
+        assert torch.allclose(body(x), expected, atol=1e-4, rtol=1e-4)
+    assert ConvNetSpec(name="ConvNet").normalize is DuelingConvNetSpec(name="DuelingConvNet").normalize is False
+    assert TorchArcNetSpec(name="TorchArcNet").normalize is False
+
+
+def test_norm_before_activations() -> None:
+    """batch_norm "before": in every hidden layer, as a chain of torch's modules with the same weights."""
+    spec = ConvNetSpec(name="ConvNet", conv_hid_layers=[[4, 4, 2], [5, 3, 1]], fc_hid_layers=[7], batch_norm="before")
+    body = build_body(spec, IMAGE, "actor").train()
+    a, b, c = [layer for layer in body.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    nn = torch.nn
+    twin = nn.Sequential(a, nn.BatchNorm2d(4), nn.ReLU(), b, nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), c, nn.BatchNorm1d(7), nn.ReLU())
+    assert torch.allclose(body(obs(IMAGE, 3)), twin(obs(IMAGE, 3).float()), atol=1e-5)
 
 
 ARC = {

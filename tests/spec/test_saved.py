@@ -57,3 +57,12 @@ def test_those_of_this_version_stay(specs: Specs) -> None:
     spec = specs.load(polyak({"name": "DQN"}, 0.05, 1) | {"meta.run": [OLD, {**OLD, "spec_version": 2}]})
     assert spec.agent.net is not None
     assert spec.agent.net.polyak_coef == 0.05
+
+
+@pytest.mark.parametrize(("given", "expected"), [(True, "before"), (False, False)])
+def test_batch_norm_of_an_older_run_stays_before_the_activations(specs: Specs, given: bool, expected: Any) -> None:
+    net = {"type": "ConvNet", "normalize": True, "batch_norm": given, "conv_hid_layers": [[4, 3, 2]]}
+    saved = specs.load({"agent.net": net, "meta.run": OLD})
+    assert saved.agent.net is not None
+    assert saved.agent.net.batch_norm == expected
+    assert specs.load({"agent.net": net}).agent.net.batch_norm is given

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.fused import FusedMLP
-from slm_lab.agent.net.layers import Pixels, Unpack, activation, init_layer, mlp
+from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, mlp
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ObservationSpace
@@ -179,9 +179,11 @@ def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Mo
         init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(conv)
         channels = conv.out_channels
-        if spec.batch_norm:
-            layers.append(nn.BatchNorm2d(channels))
+        if spec.batch_norm == "before":
+            layers.append(BatchNorm2d(channels))
         layers.append(activation(spec.hid_layers_activation))
+        if spec.batch_norm is True and index > 0:
+            layers.append(BatchNorm2d(channels))
         features = _conv_features(layers, shape, index)
     return layers, features
 

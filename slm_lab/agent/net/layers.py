@@ -68,13 +68,14 @@ def init_output(layer: nn.Linear, init_fn: str | None, std: float | None) -> Non
 def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int]) -> list[nn.Module]:
     """Build linear layers of `sizes` (input first), each followed by the norm and activation of the spec."""
     layers: list[nn.Module] = []
+    batch_norm = spec.batch_norm == "before" if isinstance(spec, ConvNetSpec) else spec.batch_norm
     for n_in, n_out in pairwise(sizes):
         linear = nn.Linear(n_in, n_out)
         init_layer(linear, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(linear)
         if spec.layer_norm:
             layers.append(nn.LayerNorm(n_out))
-        if spec.batch_norm:
+        if batch_norm:
             layers.append(BatchNorm(n_out))
         layers.append(activation(spec.hid_layers_activation))
     return layers
@@ -87,6 +88,15 @@ class BatchNorm(nn.BatchNorm1d):
         if self.training and len(x_BF) < 2:
             return nn.functional.batch_norm(x_BF, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return super().forward(x_BF)
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d that uses running statistics for one image of a single place, which has no variance."""
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if self.training and x_BCHW.shape[0] * x_BCHW.shape[2] * x_BCHW.shape[3] < 2:
+            return nn.functional.batch_norm(x_BCHW, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x_BCHW)
 
 
 class Pixels(nn.Module):

@@ -20,7 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", "lock_wait")
 """Columns that depend on the clock."""
 
-NET = {"name": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "tanh", "init_fn": "orthogonal_", "clip_grad_val": 0.5}
+NET = {
+    "name": "MLPNet",
+    "hid_layers": [16, 16],
+    "hid_layers_activation": "tanh",
+    "init_fn": "orthogonal_",
+    "actor_init_std": 1.0,
+    "critic_init_std": 1.0,
+    "clip_grad_val": 0.5,
+}
 RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8}
 CONV = {
     "name": "ConvNet",

@@ -127,7 +127,8 @@ class LayersSpec(NetSpec):
     out_layer_activation: str | None = None
     """Activation of the output layer; absent: none."""
     init_fn: str | None = None
-    """Weight initialisation: a function of torch.nn.init (orthogonal_, xavier_uniform_, …); absent: torch's default."""
+    """Weight initialisation of all layers, output layers and GRUs included: a function of torch.nn.init (orthogonal_, xavier_uniform_, …)
+    with torch's gain for hid_layers_activation, 1 if there is none; biases are 0. Absent: torch's default, as always in LSTM and RNN."""
     layer_norm: Flag = False
     """Apply LayerNorm before each hidden activation."""
     batch_norm: Flag = False
@@ -220,13 +221,20 @@ class TorchArcNetSpec(NetSpec):
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None
-    """{modules, graph} of the body; output layers are added."""
+    """{modules, graph} of the body; output layers are added. Layers are torch.nn's, also lazy ones, and BatchRenorm1d and
+    LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear and LazyWeightNormLinear, NormalTanh."""
     actor_arc: dict[str, Any] | None = None
     """The actor's body, if different from the critic's."""
     critic_arc: dict[str, Any] | None = None
     """The critic's body, if different from the actor's."""
     init_fn: str | None = None
-    """Weight initialisation: a function of torch.nn.init; absent: torch's default."""
+    """Weight initialisation of Linear, Conv and GRU layers and of output layers: a function of torch.nn.init with torch's gain for
+    hid_layers_activation; biases are 0. Absent: torch's default, as other layers in every case."""
+    hid_layers_activation: str = "relu"
+    """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). The activations
+    themselves are in the arc."""
+    out_layer_activation: str | None = None
+    """Activation of the actor's output layer; absent: none."""
     normalize: Flag = False
     """Divide uint8 observations by 255."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slm_lab.spec.algorithm import ALGORITHMS
@@ -10,6 +11,10 @@ from slm_lab.spec.report import Report, value_at
 SPEC_VERSION = 2
 """meta.run.spec_version of specs that are saved now; absent: 1."""
 SOFT = [name for name, model in ALGORITHMS.items() if model.soft]
+
+
+_PARTS = {("net", True): ("actor", "critic"), ("net", False): ("actor",), ("critic_net", False): ("critic",)}
+"""(section of a net, whether it is the only one) → what it initialises."""
 
 
 def keep_meaning(raw: dict[str, Any], report: Report) -> None:
@@ -38,14 +43,20 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
             coef, frames = float(net.get("polyak_coef", 0.005)), int(net.pop("update_frequency", 1))
             net["polyak_coef"] = 1.0 - (1.0 - coef) ** (_frames_per_update(raw) / frames)
         if isinstance(net, dict):
-            _keep_net(net)
+            _keep_net(net, _PARTS[key, value_at(raw, ("agent", "critic_net")) is None])
 
 
-def _keep_net(net: dict[str, Any]) -> None:
+def _keep_net(net: dict[str, Any], parts: Sequence[str]) -> None:
     """Change, in place, the keys of layers whose meaning was another in version 1.
 
-    ConvNet applied batch norm before the activation of every hidden layer.
+    ConvNet applied batch norm before the activation of every hidden layer. init_fn had a gain of 1 for output layers, and in TorchArcNet
+    for all layers.
     """
+    if net.get("name") == "TorchArcNet" and net.get("init_fn") in ("orthogonal_", "xavier_normal_", "xavier_uniform_"):
+        net["hid_layers_activation"] = "identity"
+    elif net.get("init_fn") == "orthogonal_":
+        for part in parts:
+            net.setdefault(f"{part}_init_std", 1.0)
     if net.get("name") in ("ConvNet", "DuelingConvNet") and net.get("batch_norm") is True:
         net["batch_norm"] = "before"
 

@@ -28,6 +28,8 @@ LAYERS = _NAMES["_layers"] | {
 }
 INIT_FUNCTIONS = {name: args for name, args in _NAMES["_init_functions"].items() if "!" not in args}
 """Functions of torch.nn.init without required arguments."""
+GAINS = ("Identity", "Sigmoid", "Tanh", "ReLU", "LeakyReLU", "SELU")
+"""Activations for which torch.nn.init.calculate_gain knows a gain; Identity is its "linear"."""
 
 _CALLABLE = "needs a function, which a spec cannot contain"
 _NOT_ALLOWED = {
@@ -62,14 +64,24 @@ def check_net(net: NetSpec, place: Path, report: Report) -> None:
     _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
     if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
         _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
-    if isinstance(net, LayersSpec):
+    if isinstance(net, LayersSpec | TorchArcNetSpec):
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
                 report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
+        _gain(net, place, report)
         for key in ("arc", "actor_arc", "critic_arc"):
             if (arc := getattr(net, key)) is not None:
                 _arc(arc, (*place, key), report)
+
+
+def _gain(net: TorchArcNetSpec, place: Path, report: Report) -> None:
+    """Check that init_fn has a scale for hid_layers_activation, if it needs one."""
+    known = activation(net.hid_layers_activation)
+    scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
+    if scaled and known is not None and known not in GAINS:
+        message = f"{net.init_fn} has no gain for '{net.hid_layers_activation}'; allowed with it: {', '.join(GAINS)}"
+        report.fail((*place, "hid_layers_activation"), message)
 
 
 def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: Report, key: str = "name") -> bool:

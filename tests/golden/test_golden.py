@@ -20,7 +20,15 @@ from slm_lab.spec.spec import Spec
 from tests.agent.helpers import Acting
 
 FILE = Path(__file__).parent / "traces.json"
-NET = {"name": "MLPNet", "hid_layers": [16, 16], "hid_layers_activation": "tanh", "init_fn": "orthogonal_", "clip_grad_val": 0.5}
+NET = {
+    "name": "MLPNet",
+    "hid_layers": [16, 16],
+    "hid_layers_activation": "tanh",
+    "init_fn": "orthogonal_",
+    "actor_init_std": 1.0,
+    "critic_init_std": 1.0,
+    "clip_grad_val": 0.5,
+}
 RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8, "clip_grad_val": 0.5}
 ENTROPY = {"name": "linear_decay", "start_val": 0.01, "end_val": 0.0, "start_step": 0, "end_step": 2000}
 A2C = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}

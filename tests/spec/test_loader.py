@@ -15,6 +15,7 @@ import pytest
 from slm_lab.spec import loader
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
+from slm_lab.spec.net import TorchArcNetSpec
 from tests.spec.conftest import PPO, Specs, changed
 
 YAML = """
@@ -64,7 +65,9 @@ def test_yaml_file_as_published(specs: Specs) -> None:
     assert spec.agent.net.optim_spec.model_dump() == {"name": "AdamW", "lr": 1e-4}
     assert spec.agent.net.lr_scheduler_spec is not None
     assert spec.agent.net.lr_scheduler_spec.kwargs == {"frame": 1e6}
-    assert specs.notices() == ["agent.net.hid_layers_activation"]
+    assert isinstance(spec.agent.net, TorchArcNetSpec)
+    assert spec.agent.net.hid_layers_activation == "tanh"
+    assert specs.notices() == []
 
 
 @pytest.mark.parametrize(

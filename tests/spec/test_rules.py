@@ -235,3 +235,11 @@ def test_envs_that_others_registered_are_known() -> None:
         assert env_ids.unavailable_reason("SpecRoomTest-v0") is None
     finally:
         del gymnasium.registry["SpecRoomTest-v0"]
+
+
+@pytest.mark.parametrize("init_fn", ["orthogonal_", "xavier_normal_", "kaiming_uniform_"])
+def test_an_activation_without_a_gain_is_an_error_of_an_arc(specs: Specs, init_fn: str) -> None:
+    net = {"type": "TorchArcNet", "arc": {"modules": {"body": {"LazyLinear": [4]}}}, "init_fn": init_fn, "hid_layers_activation": "silu"}
+    assert specs.problems({"agent.net": net}) == ["agent.net.hid_layers_activation"]
+    for change in ({"init_fn": "normal_"}, {"init_fn": None}, {"hid_layers_activation": "leaky_relu"}):
+        specs.load({"agent.net": {**net, **change}})

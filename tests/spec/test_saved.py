@@ -9,6 +9,7 @@ import pytest
 
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.net import TorchArcNetSpec
 from tests.spec.conftest import Specs
 
 OLD: dict[str, Any] = {"git": "abc", "versions": {"slm_lab": "0.1"}}
@@ -66,3 +67,15 @@ def test_batch_norm_of_an_older_run_stays_before_the_activations(specs: Specs, g
     assert saved.agent.net is not None
     assert saved.agent.net.batch_norm == expected
     assert specs.load({"agent.net": net}).agent.net.batch_norm is given
+
+
+def test_gains_of_an_older_run_stay(specs: Specs) -> None:
+    """Output layers had a gain of 1, every layer of a TorchArcNet too."""
+    saved = specs.load({"agent.net": {"type": "MLPNet", "init_fn": "orthogonal_", "actor_init_std": 0.01}, "meta.run": OLD})
+    assert saved.agent.net is not None
+    assert (saved.agent.net.actor_init_std, saved.agent.net.critic_init_std) == (0.01, 1.0)
+    arc = {"modules": {"body": {"LazyLinear": [4]}}}
+    saved = specs.load({"agent.net": {"type": "TorchArcNet", "arc": arc, "init_fn": "xavier_normal_"}, "meta.run": OLD})
+    assert isinstance(saved.agent.net, TorchArcNetSpec)
+    assert saved.agent.net.hid_layers_activation == "identity"
+    assert specs.notices() == []

@@ -24,9 +24,9 @@ class ActorHead(nn.Module):
     ) -> None:
         super().__init__()
         self.tail = tail
-        init_fn, out_activation = getattr(spec, "init_fn", None), getattr(spec, "out_layer_activation", None)
+        out_activation = getattr(spec, "out_layer_activation", None)
         self.linear = nn.Linear(features, params)
-        init_output(self.linear, init_fn, spec.actor_init_std)
+        init_output(self.linear, spec, spec.actor_init_std)
         self.activation = activation(out_activation) if out_activation else None
         self.log_std = log_std
 
@@ -67,7 +67,7 @@ class ActorCriticNet(nn.Module):
             features = (self.critic_body or self.actor_body).features
             tail, features = build_tail(spec, features, "critic") if shared else ([], features)
             linear = nn.Linear(features, 1)
-            init_output(linear, getattr(spec, "init_fn", None), spec.critic_init_std)
+            init_output(linear, spec, spec.critic_init_std)
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.fused import FusedMLP
-from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, mlp
+from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, init_layers, mlp
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ObservationSpace
@@ -213,6 +213,7 @@ def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace, role: str) ->
     sizes = [size, *spec.fc_hid_layers]
     layers = mlp(spec, sizes)
     cell = CELLS[spec.cell_type](sizes[-1], spec.rnn_hidden_size, spec.rnn_num_layers)
+    init_layers(cell, spec.init_fn, spec.hid_layers_activation)
     return RecurrentBody(nn.Sequential(*flatten, *layers), cell)
 
 
@@ -223,9 +224,7 @@ def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
     pixels: list[nn.Module] = [Pixels(spec.normalize)] if obs.dtype == "uint8" else []
     layers = nn.Sequential(*([Unpack(obs.parts, spec.normalize)] if obs.parts else pixels), graph)
     features = graph.materialise(layers, obs)
-    for layer in layers.modules():
-        if not list(layer.children()):
-            init_layer(layer, spec.init_fn)
+    init_layers(layers, spec.init_fn, spec.hid_layers_activation)
     return Body(layers, features)
 
 

@@ -9,8 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.weight_norm import WeightNormLinear
 from slm_lab.lib.records import Part
-from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, RecurrentNetSpec
+from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
@@ -36,16 +37,22 @@ def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None =
     weight = getattr(layer, "weight", None)
     if init_fn is None or weight is None or weight.dim() < 2:
         return
+    init_weight(weight, init_fn, nonlinearity, gain)
+    if isinstance(layer.bias, Tensor):
+        nn.init.zeros_(layer.bias)
+
+
+def init_weight(weight: Tensor, init_fn: str, nonlinearity: str | None = None, gain: float | None = None) -> None:
+    """Initialise a weight in place by `init_fn`, scaled as in `init_layer` if the function has a scale."""
     function = INITS[init_fn]
     accepted = inspect.signature(function).parameters
+    nonlinearity = nonlinearity and {"identity": "linear"}.get(nonlinearity.lower(), nonlinearity.lower())
     if "gain" in accepted:
         function(weight, gain=_gain(nonlinearity) if gain is None else gain)
-    elif "nonlinearity" in accepted and nonlinearity in ("relu", "tanh", "sigmoid", "selu"):
+    elif "nonlinearity" in accepted and nonlinearity in ("linear", "relu", "tanh", "sigmoid", "selu"):
         function(weight, nonlinearity=nonlinearity)
     else:
         function(weight)
-    if isinstance(layer.bias, Tensor):
-        nn.init.zeros_(layer.bias)
 
 
 def _gain(nonlinearity: str | None) -> float:
@@ -56,13 +63,33 @@ def _gain(nonlinearity: str | None) -> float:
         return 1.0
 
 
-def init_output(layer: nn.Linear, init_fn: str | None, std: float | None) -> None:
-    """Initialise an output layer: orthogonal with gain `std` if given, else by `init_fn` with gain 1; and mark its weight as such."""
+def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = None) -> None:
+    """Initialise every layer inside `net` in place, as SLM Lab does: weights by `init_fn`, biases 0; None leaves torch's default.
+
+    Linear and Conv layers and GRUs have both. Of weight-normalised layers it is the biases only; others, such as LSTM, stay as they are.
+    """
+    if init_fn is None:
+        return
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+            init_layer(module, init_fn, nonlinearity)
+        elif isinstance(module, nn.GRU | nn.GRUCell):
+            for name, parameter in module.named_parameters():
+                if "weight" in name:
+                    init_weight(parameter, init_fn, nonlinearity)
+                else:
+                    nn.init.zeros_(parameter)
+        elif isinstance(module, WeightNormLinear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
+    """Initialise an output layer, orthogonal with gain `std` if given, else as hidden layers, and mark its weight as an output's."""
     layer.weight.is_output = True  # type: ignore[attr-defined]  # for Muon, which is meant for hidden layers
     if std is not None:
         init_layer(layer, "orthogonal_", gain=std)
     else:
-        init_layer(layer, init_fn, gain=1.0)
+        init_layer(layer, getattr(spec, "init_fn", None), getattr(spec, "hid_layers_activation", None))
 
 
 def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int]) -> list[nn.Module]:

@@ -41,7 +41,7 @@ class QCritic(nn.Module):
             self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
             init_layer(self.joint[0], init_fn, type(act).__name__.lower())
         self.head = nn.Linear(features, 1 if actions else action.nvec[0])
-        init_output(self.head, init_fn, spec.critic_init_std)
+        init_output(self.head, spec, spec.critic_init_std)
         if spectral:
             for layer in [*self.body.modules(), *self.joint.modules()]:
                 if isinstance(layer, (nn.Linear, nn.Conv2d)):

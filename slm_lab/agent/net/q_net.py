@@ -26,7 +26,7 @@ class QNet(nn.Module):
         self.value_head: nn.Linear | None = None
         if isinstance(spec, (DuelingMLPNetSpec, DuelingConvNetSpec)):
             self.value_head = nn.Linear(self.actor_body.features, 1)
-            init_output(self.value_head, spec.init_fn, spec.critic_init_std)
+            init_output(self.value_head, spec, spec.critic_init_std)
 
     @property
     def state_size(self) -> int:

@@ -44,10 +44,20 @@ def names() -> dict[str, dict[str, dict[str, bool]]]:
     }
 
 
+def learning_rates() -> dict[str, float]:
+    """Return optimizer → default learning rate."""
+    import torch
+
+    defaults = {name: inspect.signature(vars(torch.optim)[name]).parameters["lr"].default for name in names()["OPTIMIZERS"]}
+    return {name: float(rate) for name, rate in sorted(defaults.items())}
+
+
 def text() -> str:
     """Return the text of the file; its keys begin with _, since they are no specs."""
-    tables = {f"_{table.lower()}": {name: _words(args) for name, args in sorted(entries.items())} for table, entries in names().items()}
-    return json.dumps(tables, indent=1) + "\n"
+    tables: dict[str, Any] = {
+        f"_{table.lower()}": {name: _words(args) for name, args in sorted(entries.items())} for table, entries in names().items()
+    }
+    return json.dumps({**tables, "_learning_rates": learning_rates()}, indent=1) + "\n"
 
 
 def _words(args: dict[str, bool]) -> str:

@@ -66,15 +66,15 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:
-    """Return the device of agent.net.gpu and cuda_id: "cpu" or "cuda:i". Raises SpecError if it does not exist."""
+    """Return the device of agent.net.gpu and cuda_id: "cpu" or "cuda:i". Raises SpecError if cuda_id does not exist."""
     net = spec.agent.net
     if net is None or net.gpu is False:
         return "cpu"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        if net.gpu == "auto":
-            return "cpu"
-        raise SpecError("agent", [Problem("agent.net.gpu", 'invalid value true: this machine has no CUDA device; allowed: false, "auto"')])
+        if net.gpu is True and session == 0:  # once
+            notice("agent.net.gpu is true, and this machine has no CUDA device: the net computes on the CPU")
+        return "cpu"
     if net.cuda_id is not None and net.cuda_id >= count:
         raise SpecError("agent", [Problem("agent.net.cuda_id", f"invalid device {net.cuda_id}; this machine has devices 0 to {count - 1}")])
     return f"cuda:{session % count if net.cuda_id is None else net.cuda_id}"

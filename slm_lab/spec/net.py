@@ -8,8 +8,9 @@ from pydantic import ConfigDict, Field, Strict, model_validator
 
 from slm_lab.spec.base import Component, Count, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
 from slm_lab.spec.extension import Extensible
+from slm_lab.spec.torch_names import LEARNING_RATES
 
-LogStd = Annotated[float, Strict(), Field(gt=-10, lt=2)]
+LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
 """Log standard deviation, inside the bounds at which the Normal distribution clips it: there its gradient is 0."""
 WHOLE = frozenset({
     "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
@@ -46,8 +47,14 @@ class OptimSpec(NamedClass):
 
     name: str = "Adam"
     """Name of the optimizer; other keys are its arguments."""
-    lr: PositiveReal = 1e-3
-    """Learning rate."""
+    lr: PositiveReal | None = None
+    """Learning rate; absent: torch's default of the optimizer (Adam 0.001, RMSprop 0.01, …)."""
+
+    @property
+    def rate(self) -> float:
+        """Return lr, or the default of the optimizer; of Lookahead that of the inner one."""
+        name = str(self.kwargs.get("optimizer", "Adam")) if self.name == "Lookahead" else self.name
+        return LEARNING_RATES.get(name.removeprefix("Global"), 1e-3) if self.lr is None else self.lr
 
 
 class LRSchedulerSpec(NamedClass):
@@ -74,7 +81,7 @@ class NetSpec(Component):
     use_same_optim: Flag = True
     """Use one optimizer (optim_spec) and one gradient norm for actor and critic; else separate ones (actor_* and critic_* specs)."""
     log_std_init: LogStd | None = None
-    """Normal: initial value of the log standard deviation (above -10, below 2) as a state-independent parameter; absent: an output of the
+    """Normal: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; absent: an output of the
     network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
@@ -110,8 +117,8 @@ class NetSpec(Component):
     above a shared HydraMLPNet, and activations (not inside several heads, a TorchArc graph that branches, encoders of a Dict's images or
     your own net). Small nets then learn and act by torch instead of numpy; an agent that is loaded from a run (enjoy, export) acts in
     float32. A processor without instructions for it (AVX-512 BF16 or AMX) takes about ten times as long as with float32."""
-    gpu: Flag | Literal["auto"] = False
-    """Compute on a CUDA device; "auto": if there is one."""
+    gpu: Flag | Literal["auto"] = "auto"
+    """Compute on a CUDA device; "auto": if there is one. true without one: on the CPU, with a notice."""
     cuda_id: Count | None = None
     """Index of the CUDA device; absent: Sessions are spread over all devices."""
     tf32: Flag = False

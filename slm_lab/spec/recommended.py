@@ -95,6 +95,7 @@ def _net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
         if action_kind == "continuous":
             net["log_std_init"] = 0.0
+    net["gpu"] = False  # most of these nets are faster on the CPU
     if spec.meta.distributed:
         optim["name"] = "GlobalAdam"  # one net of several Sessions, which share its statistics
     return NETS[net["name"]].model_validate(net | {"optim_spec": optim})

@@ -190,6 +190,10 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
             draft.report.note(
                 (*place, "polyak_coef"), f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
             )
+    for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # a search may change the name
+        current = getattr(value_of(draft.spec, place), key)
+        if current is not None and current.lr is None:
+            draft.set((*place, key), current.model_copy(update={"lr": current.rate}))
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:

@@ -43,6 +43,8 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
             coef, frames = float(net.get("polyak_coef", 0.005)), int(net.pop("update_frequency", 1))
             net["polyak_coef"] = 1.0 - (1.0 - coef) ** (_frames_per_update(raw) / frames)
         if isinstance(net, dict):
+            if key == "critic_net":
+                net.pop("gpu", None)  # without effect
             _keep_net(net, _PARTS[key, value_at(raw, ("agent", "critic_net")) is None])
 
 

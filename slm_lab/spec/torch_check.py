@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import Any
 
 from slm_lab.spec.net import WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.torch_names import NAMES
 
-_NAMES: dict[str, dict[str, str]] = json.loads(FilePath(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
-"""Names in torch → their arguments in one string, required ones marked with !. Written by tools/generate.py."""
-LOSSES, ACTIVATIONS = _NAMES["_losses"], _NAMES["_activations"]
-OPTIMIZERS = _NAMES["_optimizers"] | {f"Global{name}": _NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
+LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
+OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
 """Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
 """Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size. Others go to the inner optimizer."""
-SCHEDULERS = _NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
+SCHEDULERS = NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
 _RENORM = "eps momentum r_max d_max warmup_steps"
-LAYERS = _NAMES["_layers"] | {
+LAYERS = NAMES["_layers"] | {
     "BatchRenorm1d": f"num_features! {_RENORM}",
     "LazyBatchRenorm1d": _RENORM,
     "WeightNormLinear": "in_features! out_features! bias",
     "LazyWeightNormLinear": "out_features! bias",
     "NormalTanh": "",
 }
-INIT_FUNCTIONS = {name: args for name, args in _NAMES["_init_functions"].items() if "!" not in args}
+INIT_FUNCTIONS = {name: args for name, args in NAMES["_init_functions"].items() if "!" not in args}
 """Functions of torch.nn.init without required arguments."""
 GAINS = ("Identity", "Sigmoid", "Tanh", "ReLU", "LeakyReLU", "SELU")
 """Activations for which torch.nn.init.calculate_gain knows a gain; Identity is its "linear"."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution, SquashedNormal
+from slm_lab.agent.ops.distributions import DISTRIBUTIONS, ActionDistribution, Normal, SquashedNormal
 from slm_lab.lib.records import ActionSpace
 
 SPACES = {
@@ -158,3 +158,25 @@ def test_torch_mode_is_mode(name: str) -> None:
     dist = SquashedNormal(SPACES["continuous"]) if name == "SquashedNormal" else make(name)
     p = params(dist, 50, seed=4) * 3
     assert np.allclose(dist.torch_mode(torch.from_numpy(p)).numpy(), dist.mode(p), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_log_std_lies_between_minus_5_and_2(free: bool) -> None:
+    """As torch's Normal with the clipped deviations; beyond the bounds the gradient is 0."""
+    given, clipped = torch.tensor([-9.0, -4.0, 6.0]), torch.tensor([-5.0, -4.0, 2.0])
+    space, loc = ActionSpace("continuous", (), 3), torch.tensor([[0.3, -1.0, 2.0]])
+    log_std = given.clone().requires_grad_()
+    distribution = Normal(space, log_std) if free else Normal(space)
+    params = loc if free else torch.cat((loc, log_std[None]), dim=1)
+    twin = torch.distributions.Normal(loc, clipped.exp())
+    action = loc + torch.tensor([[0.004, 0.01, -3.0]])
+    logp, entropy = distribution.evaluate(params, action)
+    assert torch.allclose(logp, twin.log_prob(action).sum(1), atol=1e-5)
+    assert torch.allclose(entropy, twin.entropy().sum(1), atol=1e-5)
+    logp.sum().backward()
+    assert log_std.grad is not None
+    assert (log_std.grad != 0).tolist() == [False, True, False]
+    drawn, drawn_logp = distribution.sample(params.detach().numpy(), np.random.default_rng(0))
+    noise = np.random.default_rng(0).standard_normal((1, 3), dtype=np.float32)
+    assert np.allclose(drawn, loc.numpy() + clipped.exp().numpy() * noise, atol=1e-5)
+    assert np.allclose(drawn_logp, twin.log_prob(torch.from_numpy(drawn)).sum(1), atol=1e-3)

@@ -16,6 +16,7 @@ from slm_lab.agent.optim.schedule import SCHEDULERS, build_lr_schedule
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
+from slm_lab.spec.torch_names import LEARNING_RATES
 from tests.agent.helpers import ToyEnv, agent_of, drive
 from tests.contract.combinations import Case
 
@@ -145,7 +146,7 @@ def test_every_optimizer_resumes(name: str) -> None:
 def muon_net() -> nn.Sequential:
     torch.manual_seed(0)
     output = nn.Linear(5, 2)
-    init_output(output, None, None)
+    init_output(output, MLPNetSpec(name="MLPNet"), None)
     return nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(16, 5), nn.LayerNorm(5), output)
 
 
@@ -335,3 +336,28 @@ def test_layers_with_modes_are_switched() -> None:
     assert module[3][0].training
     trainer.set_train_mode(False)
     assert not any(m.training for m in module.modules())
+
+
+@pytest.mark.parametrize("name", [*LEARNING_RATES, "GlobalAdam", "GlobalRMSprop", "Lookahead"])
+def test_absent_lr_is_torchs_default(name: str) -> None:
+    """The rate, and the parameters after three steps, are those of torch's optimizer without arguments."""
+    kind = getattr(torch.optim, {"Lookahead": "Adam"}.get(name, name.removeprefix("Global")))
+    twin = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = kind([twin])
+    assert OptimSpec(name=name).rate == optimizer.param_groups[0]["lr"]
+    if name in ("Muon", "Lookahead", "Adafactor"):  # steps by shapes, and by an interpolation
+        return
+    param, grad = torch.ones(6), torch.zeros(6)
+    ours = build_optimizer(OptimSpec(name=name), [param], grad, "agent.net.optim_spec")
+    for step in range(3):
+        slope = torch.linspace(-1.0, 2.0, 6) + step
+        grad.copy_(slope)
+        twin.grad = slope.view(3, 2).clone()
+        ours.step()
+        optimizer.step()
+    assert torch.allclose(ours.param, twin.detach().flatten(), atol=1e-6)
+
+
+def test_lookahead_takes_the_rate_of_its_inner_optimizer() -> None:
+    assert OptimSpec.model_validate({"name": "Lookahead", "optimizer": "RMSprop"}).rate == 0.01
+    assert OptimSpec.model_validate({"name": "RMSprop", "lr": 0.3}).rate == 0.3

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.net import OptimSpec
 from tests.spec.conftest import PPO, Specs, changed
 from tests.spec.user import models
 
@@ -26,7 +27,7 @@ def test_the_users_models_validate_their_keys(specs: Specs) -> None:
     agent = specs.load(OWN).agent
     assert agent.algorithm == models.EvolutionSpec(name=f"{USER}:EvolutionSpec", population=8, bonus=models.Bonus(weight=0.5))
     assert agent.algorithm.gamma == 0.99
-    assert specs.load(NET).agent.net == models.WideNet(name=f"{USER}:WideNet", width=3)
+    assert specs.load(NET).agent.net == models.WideNet(name=f"{USER}:WideNet", width=3, optim_spec=OptimSpec(lr=0.001))
     memory = specs.load(OWN | {"agent.memory": {"name": f"{USER}:RingSpec", "size": 3}}).agent.memory
     assert memory == models.RingSpec(name=f"{USER}:RingSpec", size=3)
     critic = {"agent.algorithm": {"name": "SoftActorCritic"}, "agent.memory": {"name": "Replay"}, "agent.critic_net": {"type": "MLPNet"}}

@@ -76,7 +76,7 @@ ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
     ({}, ["env.nonsense=null"], "env.nonsense (unknown)"),
     ({}, ["meta.eval_frequency=100"], "meta.eval_frequency"),
     ({"meta.eval_deterministic": True}, [], "meta.eval_deterministic"),
-    ({}, ["agent.net.cuda_id=1"], "agent.net.cuda_id"),
+    ({"agent.net.gpu": False}, ["agent.net.cuda_id=1"], "agent.net.cuda_id"),
     (DQN, ["agent.net.actor_init_std=0.1"], "agent.net.actor_init_std"),
     (DQN, ["agent.net.shared=true"], "agent.net.shared"),
     ({}, [f"agent.algorithm.clip_eps_spec={CONSTANT}"], "agent.algorithm.clip_eps_spec.end_val"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slm_lab.spec import env_ids
+from slm_lab.spec.loader import dump_spec
 from tests.spec.conftest import Specs
 
 DECAY = {"name": "linear_decay", "start_val": 1.0, "end_val": 0.0, "start_step": 0, "end_step": 10}
@@ -243,3 +244,13 @@ def test_an_activation_without_a_gain_is_an_error_of_an_arc(specs: Specs, init_f
     assert specs.problems({"agent.net": net}) == ["agent.net.hid_layers_activation"]
     for change in ({"init_fn": "normal_"}, {"init_fn": None}, {"hid_layers_activation": "leaky_relu"}):
         specs.load({"agent.net": {**net, **change}})
+
+
+def test_absent_lr_is_written_into_the_spec_unless_a_search_may_change_the_optimizer(specs: Specs) -> None:
+    optim = {"agent.net.optim_spec": {"name": "RMSprop"}}
+    saved = dump_spec(specs.load(optim))["ppo"]["agent"]["net"]["optim_spec"]
+    assert saved == {"name": "RMSprop", "lr": 0.01}
+    searched = specs.load(optim | {"search": {"agent": {"net": {"optim_spec": {"name__choice": ["Adam", "SGD"]}}}}})
+    assert searched.agent.net is not None
+    assert searched.agent.net.optim_spec.lr is None
+    assert specs.notices() == []

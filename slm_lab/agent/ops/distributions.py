@@ -17,7 +17,7 @@ from torch import Tensor
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
-LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 """Bounds of a log standard deviation: beyond them samples are constant or overflow."""
 
 

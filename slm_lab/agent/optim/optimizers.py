@@ -319,7 +319,7 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
 def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
     """Build the optimizer of a spec. Raises SpecError if the arguments are invalid."""
     try:
-        return make_optimizer(spec.name, params, grad, spec.lr, spec.kwargs)
+        return make_optimizer(spec.name, params, grad, spec.rate, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error
 

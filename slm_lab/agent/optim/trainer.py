@@ -36,7 +36,7 @@ class Group:
         self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
-        scheduler, lr = getattr(spec, key), self.optim.lr
+        scheduler, lr = getattr(spec, key), self.optim.rate
         self.lr_at: LRSchedule = build_lr_schedule(scheduler, lr, f"agent.net.{key}") if scheduler else lambda frame: lr
 
     def build_optimizer(self) -> None:

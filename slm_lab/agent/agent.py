@@ -11,6 +11,7 @@ import torch
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.optim.shared import SharedParams
+from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import Rollout
@@ -34,6 +35,9 @@ class Agent:
         self.policy, self.algorithm, self.clock = policy, algorithm, clock
         self._explore, self._eval_seed = explore, eval_seed
         self._shared: SharedParams | None = None
+        trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
+        self._counting = [trainer for trainer in trainers if trainer.counts_calls]
+        """Those whose learning rate depends on the number of training calls."""
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
         """Choose actions for obs_N [N, *shape], given the hidden state before it."""
@@ -54,6 +58,7 @@ class Agent:
     def update(self) -> Metrics:
         """Learn from what was observed."""
         metrics = self.algorithm.update()
+        self._count_call()
         self.policy.version += 1
         return metrics
 
@@ -64,8 +69,13 @@ class Agent:
     def learn(self, rollout: Rollout) -> Metrics:
         """Learn from a rollout that was collected elsewhere; its versions are counts of gradient steps."""
         metrics = self.algorithm.learn(rollout)
+        self._count_call()
         self.policy.version = self.clock.opt_step
         return metrics
+
+    def _count_call(self) -> None:
+        for trainer in self._counting:
+            trainer.count_call()
 
     def evaluator(self, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return (obs_N, first_N) → action_N: the present policy (or its mode), with a hidden state and random stream of its own."""

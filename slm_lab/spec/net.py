@@ -58,7 +58,19 @@ class OptimSpec(NamedClass):
 
 
 class LRSchedulerSpec(NamedClass):
-    """A scheduler of torch.optim.lr_scheduler with its arguments in frames; LinearToZero {frame}; LinearToMin {frame, min_factor}."""
+    """A scheduler of torch.optim.lr_scheduler, which steps once per training call; LinearToZero {frame}; LinearToMin {frame, min_factor}.
+
+    A training call learns from one rollout, or takes training_iter × training_batch_iter gradient steps on replayed batches.
+    """
+
+    unit: Literal["training_calls", "frames"] | None = None
+    """What its arguments count; absent: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
+    meta.distributed those of all Sessions together."""
+
+    @property
+    def counts_calls(self) -> bool:
+        """Whether the rate is a function of the number of training calls so far, not of the frame."""
+        return self.name not in ("LinearToZero", "LinearToMin") if self.unit is None else self.unit == "training_calls"
 
 
 class LossSpec(NamedClass):

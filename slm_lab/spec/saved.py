@@ -52,8 +52,13 @@ def _keep_net(net: dict[str, Any], parts: Sequence[str]) -> None:
     """Change, in place, the keys of layers whose meaning was another in version 1.
 
     ConvNet applied batch norm before the activation of every hidden layer. init_fn had a gain of 1 for output layers, and in TorchArcNet
-    for all layers.
+    for all layers. torch's schedulers counted frames. Batch renormalisation had eps 1e-3 and warmup_steps 100,000, and another order of
+    positional arguments.
     """
+    for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
+        if isinstance(scheduler := net.get(key), dict) and scheduler.get("name") not in ("LinearToZero", "LinearToMin"):
+            scheduler.setdefault("unit", "frames")
+    _keep_layers(net)
     if net.get("name") == "TorchArcNet" and net.get("init_fn") in ("orthogonal_", "xavier_normal_", "xavier_uniform_"):
         net["hid_layers_activation"] = "identity"
     elif net.get("init_fn") == "orthogonal_":
@@ -70,3 +75,17 @@ def _frames_per_update(raw: dict[str, Any]) -> float:
         return envs
     steps = (algorithm.get("training_iter") or envs) / algorithm.get("policy_delay", 1)
     return float(max(algorithm.get("training_frequency", 1), envs) / steps)
+
+
+def _keep_layers(node: Any) -> None:
+    """Change, in place, the layers of batch renormalisation inside a net."""
+    if isinstance(node, list):
+        for item in node:
+            _keep_layers(item)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key == "LazyBatchRenorm1d":
+                given = dict(zip(("momentum", "eps", "warmup_steps"), value, strict=False)) if isinstance(value, list) else value or {}
+                node[key] = {"eps": 1e-3, "warmup_steps": 100_000, **given}
+            else:
+                _keep_layers(value)

@@ -514,3 +514,22 @@ def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores:
     agents[1].clock.tick(4)
     agents[0].clock.tick(4)
     assert agents[0].clock.global_frame == 4104
+
+
+def test_training_calls_of_all_workers_are_counted(stores: Stores) -> None:
+    """A scheduler of torch's steps once per training call of any worker; a restarted worker goes on from the count."""
+    spec = a3c(lr_scheduler_spec={"name": "ExponentialLR", "gamma": 0.9})
+    one, other = stores(2)
+    workers = [Worker(session(spec, store), seed) for seed, store in enumerate((one, other))]
+    found = []
+    for turn in (0, 1, 1, 0, 1):
+        workers[turn].gather()
+        workers[turn].agent.update()
+        workers[turn].gathered = False
+        found.append(workers[turn].agent.lr)
+    assert found == pytest.approx([0.01 * 0.9**count for count in range(5)])
+    again = Worker(session(spec, SharedArrays(one.fd, 0, 2, synced=True, fresh=False)), 0)
+    again.gather()
+    again.agent.update()
+    assert again.agent.lr == pytest.approx(0.01 * 0.9**5)
+    assert not any(name.endswith("calls") for name in session(a3c(), None).shared_arrays())

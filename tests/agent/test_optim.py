@@ -17,7 +17,7 @@ from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
 from slm_lab.spec.torch_names import LEARNING_RATES
-from tests.agent.helpers import ToyEnv, agent_of, drive
+from tests.agent.helpers import Acting, ToyEnv, agent_of, drive
 from tests.contract.combinations import Case
 
 
@@ -247,6 +247,66 @@ def test_schedules_equal_stepping_torch(name: str) -> None:
     schedule = build_lr_schedule(LRSchedulerSpec(name=name, **SCHEDULES[name]), base, "path")
     for frame in (0, 1, 6, 13, 14, 29, 44):
         assert schedule(frame) == pytest.approx(stepped[frame], rel=1e-6, abs=1e-9), frame
+
+
+def rates(agent: Agent, updates: int, seed: int = 1) -> list[tuple[float, int]]:
+    """Learning rate and frame of each of the next training calls."""
+    env, found = ToyEnv(agent.algorithm.info, seed), []
+    obs, acting = env.reset(), Acting(agent, env.info.num_envs)
+    while len(found) < updates:
+        out = acting.act(obs)
+        step = env.step(out.action_N)
+        agent.clock.tick(env.info.num_envs)
+        acting.observe(obs, out, step)
+        if agent.ready():
+            agent.update()
+            found.append((float(agent.lr or 0.0), agent.clock.global_frame))
+        obs = step.obs_N
+    return found
+
+
+SCHEDULED = {"optim_spec": {"name": "Adam", "lr": 0.01}, "lr_scheduler_spec": {"name": "StepLR", "step_size": 2, "gamma": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        (Case("PPO", "OnPolicyBatchReplay", "MLPNet"), {"training_epoch": 3}),
+        (Case("DQN", "Replay", "MLPNet"), {"training_iter": 3, "training_batch_iter": 2}),
+        (Case("SoftActorCritic", "Replay", "MLPNet", True), {"training_iter": 3, "policy_delay": 2}),
+        (Case("SIL", "OnPolicyReplay", "MLPNet"), {}),
+    ],
+    ids=str,
+)
+def test_torchs_schedulers_step_once_per_training_call(case: Case, change: dict[str, Any]) -> None:
+    """However many gradient steps and frames a call has; a state that went through a file keeps the count."""
+    spec = case.spec(2, SCHEDULED)
+    algorithm = spec.agent.algorithm.model_copy(update=change)
+    spec = spec.model_copy(update={"agent": spec.agent.model_copy(update={"algorithm": algorithm})})
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    twin, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5), []
+    for _ in range(8):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        twin.step()
+    agent = agent_of(spec, case.info())
+    found = [rate for rate, _ in rates(agent, 5)]
+    again, file = agent_of(spec, case.info()), io.BytesIO()
+    torch.save(agent.algorithm.state_dict(), file)
+    file.seek(0)
+    again.algorithm.load_state_dict(torch.load(file, weights_only=True))
+    assert found + [rate for rate, _ in rates(again, 3)] == pytest.approx(expected)
+
+
+def test_schedulers_by_frames() -> None:
+    case = Case("PPO", "OnPolicyBatchReplay", "MLPNet")
+    for scheduler, rate in (
+        ({"name": "StepLR", "step_size": 50, "gamma": 0.5, "unit": "frames"}, lambda frame: 0.01 * 0.5 ** (frame // 50)),
+        ({"name": "LinearToZero", "frame": 300}, lambda frame: 0.01 * max(0.0, 1 - frame / 300)),
+        ({"name": "LinearToMin", "frame": 300, "min_factor": 0.5}, lambda frame: 0.01 * max(0.5, 1 - 0.5 * frame / 300)),
+    ):
+        found = rates(agent_of(case.spec(2, SCHEDULED | {"lr_scheduler_spec": scheduler}), case.info()), 4)
+        assert [one for one, _ in found] == pytest.approx([rate(frame) for _, frame in found])
 
 
 def test_linear_schedules() -> None:

@@ -79,3 +79,20 @@ def test_gains_of_an_older_run_stay(specs: Specs) -> None:
     assert isinstance(saved.agent.net, TorchArcNetSpec)
     assert saved.agent.net.hid_layers_activation == "identity"
     assert specs.notices() == []
+
+
+def test_schedulers_and_batch_renorm_of_an_older_run_stay(specs: Specs) -> None:
+    layers = [{"LazyBatchRenorm1d": given} for given in ({"momentum": 0.1}, None, [0.2, 0.01])]
+    arc = {"modules": {"body": {"Sequential": [{"LazyLinear": [4]}, *layers]}}}
+    for scheduler, unit in (({"name": "StepLR", "step_size": 100}, "frames"), ({"name": "LinearToZero", "frame": 100}, None)):
+        net = {"type": "TorchArcNet", "arc": arc, "lr_scheduler_spec": scheduler}
+        saved = specs.load({"agent.net": net, "meta.run": OLD}).agent.net
+        assert isinstance(saved, TorchArcNetSpec)
+        assert saved.lr_scheduler_spec is not None
+        assert saved.arc is not None
+        assert saved.lr_scheduler_spec.unit == unit
+        assert [layer["LazyBatchRenorm1d"] for layer in saved.arc["modules"]["body"]["Sequential"][1:]] == [
+            {"eps": 1e-3, "warmup_steps": 100_000, "momentum": 0.1},
+            {"eps": 1e-3, "warmup_steps": 100_000},
+            {"eps": 0.01, "warmup_steps": 100_000, "momentum": 0.2},
+        ]

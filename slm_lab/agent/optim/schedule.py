@@ -1,4 +1,4 @@
-"""The learning rate as a function of the frame."""
+"""The learning rate as a function of the frame, or of the number of training calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import LRSchedulerSpec
 
 LRSchedule = Callable[[int], float]
-"""frame → learning rate."""
+"""frame, or number of training calls so far → learning rate."""
 
 SCHEDULERS: dict[str, type[lr_scheduler.LRScheduler]] = {
     name: vars(lr_scheduler)[name]
@@ -32,7 +32,7 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 
 
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
-    """Return the rate of `scheduler` after `frame` steps, without taking them one by one."""
+    """Return the rate of `scheduler` after so many steps, without taking them one by one."""
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # silences a warning that is meant for training loops
 
@@ -48,7 +48,10 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 
 
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
-    """Build the function frame → learning rate. Raises SpecError if the scheduler does not accept its arguments."""
+    """Build the function from frames, or training calls (see LRSchedulerSpec.counts_calls), to learning rates.
+
+    Raises SpecError if the scheduler does not accept its arguments.
+    """
     try:
         schedule = _build(spec, base_lr)
         schedule(0), schedule(1)  # a length of zero fails only here

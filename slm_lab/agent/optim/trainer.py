@@ -37,6 +37,8 @@ class Group:
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
         scheduler, lr = getattr(spec, key), self.optim.rate
+        self.counts_calls = scheduler is not None and scheduler.counts_calls
+        """Whether the learning rate depends on the number of training calls."""
         self.lr_at: LRSchedule = build_lr_schedule(scheduler, lr, f"agent.net.{key}") if scheduler else lambda frame: lr
 
     def build_optimizer(self) -> None:
@@ -46,9 +48,9 @@ class Group:
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
-    def set_lr(self, frame: int, factor: float) -> None:
-        """Set the learning rate of `frame`, times `factor`."""
-        self.optimizer.lr = factor * self.lr_at(frame)
+    def set_lr(self, frame: int, calls: int, factor: float) -> None:
+        """Set the learning rate of `frame`, after so many training calls, times `factor`."""
+        self.optimizer.lr = factor * self.lr_at(calls if self.counts_calls else frame)
 
     def shared_arrays(self) -> Named:
         return shared_statistics(self._packed(self.optimizer.statistics)) if self.optim.name.startswith("Global") else {}
@@ -108,16 +110,22 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._skipped_there = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
+        self.counts_calls = any(group.counts_calls for group in self.groups)
+        self._index, self._calls_W = 0, np.zeros(1, np.int64)
+        """Index of this process, and training calls of each process that trains the net."""
 
     def _parts(self) -> dict[str, Group]:
         return {f"optim{group.index}": group for group in self.groups}
 
     def shared_arrays(self) -> Named:
         updates = {"updates": SharedArray(np.zeros(1, np.int64), "own")}
-        return self.flat.shared_arrays() | updates | prefixed(self._parts())
+        calls = {"calls": SharedArray(self._calls_W[[self._index]], "own")} if self.counts_calls else {}
+        return self.flat.shared_arrays() | updates | calls | prefixed(self._parts())
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self.flat.use_master(arrays)
+        if self.counts_calls:
+            self._index, self._calls_W = store.index, arrays["calls"][:, 0]
         attach_parts(self._parts(), store, arrays)
         self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
@@ -133,13 +141,18 @@ class Trainer:
 
     def begin(self, frame: int) -> None:
         """Start an update: set the learning rates of `frame`, and pull."""
+        calls = int(self._calls_W.sum())
         for group in self.groups:
-            group.set_lr(frame, self.lr_factor)
+            group.set_lr(frame, calls, self.lr_factor)
         if self.shared is None:
             if self.mode_layers:
                 self.flat.keep_buffers()
         else:
             self.shared.refresh()
+
+    def count_call(self) -> None:
+        """Count a training call, after it."""
+        self._calls_W[self._index] += 1
 
     def refresh(self) -> None:
         """Pull before a read, if several processes train the net."""
@@ -225,11 +238,13 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         self.refresh()
         optimizers = [group.state_dict() for group in self.groups]
-        return {**self.flat.state_dict(), "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
+        calls = {"calls": int(self._calls_W[self._index])} if self.counts_calls else {}
+        return {**self.flat.state_dict(), **calls, "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
+        self._calls_W[self._index] = state.get("calls", 0)
         for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
             group.load_state_dict(saved)
             group.optimizer.lr = lr

@@ -258,6 +258,7 @@ class QLearningSpec(ReplayAlgorithmSpec):
 
     values = True
     has_target = True
+    recurrent = True
     action_kinds = ("discrete",)
     batch_size = 128
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from slm_lab.spec.base import Component, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel, by_name
+from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel, by_name
 from slm_lab.spec.extension import Extensible
 from slm_lab.spec.schedule import Schedule, constant
 
@@ -20,17 +20,40 @@ class MemorySpec(Component):
     """Holds whole episodes: training_frequency counts these; else vector steps."""
 
 
+class Sequences(NamedTuple):
+    """Form of the sequences of transitions in a replay buffer."""
+
+    burn_in: int
+    """Steps before those that are learned from."""
+    window: int
+    """Steps in all."""
+    stride: int
+    """Steps of an env from one sequence to the next: they overlap by half of what is learned from, as in R2D2."""
+
+    def number(self, steps: int) -> int:
+        """Return how many are complete after so many transitions of an env."""
+        return max(0, (steps - self.window) // self.stride + 1)
+
+
 class ReplayKeys(SpecModel):
     """Keys of every replay buffer."""
 
     batch_size: Positive = 32
-    """Transitions per batch."""
+    """Transitions per batch; with a RecurrentNet sequences of seq_len transitions."""
     max_size: Positive = 100_000
     """Maximum number of transitions; the oldest are overwritten. Memory is allocated for at most the frames of the Session."""
     use_cer: Flag = False
     """Combined experience replay (arXiv:1712.01275): include the newest transition in every batch."""
+    burn_in: Count | None = None
+    """RecurrentNet: steps before each sequence that only bring its stored hidden state up to date with the present weights, and are not
+    learned from (R2D2, Kapturowski et al. 2019); absent: half of seq_len."""
     on_device: Flag = False
     """Keep the transitions in the memory of the CUDA device that computes, instead of uploading each batch. On the CPU it is an error."""
+
+    def sequences(self, seq_len: int) -> Sequences:
+        """Return the form of the sequences that a recurrent net learns from."""
+        burn_in = seq_len // 2 if self.burn_in is None else self.burn_in
+        return Sequences(burn_in, burn_in + seq_len, max(1, seq_len // 2))
 
 
 class PriorityKeys(SpecModel):
@@ -42,6 +65,8 @@ class PriorityKeys(SpecModel):
     """Added to each priority, so that none is 0."""
     beta: Fraction | Schedule = constant(0.4)
     """Exponent of importance-sampling weights, 1 corrects fully; a number, or a schedule over frames."""
+    eta: Fraction = 0.9
+    """RecurrentNet: η of a sequence's priority, η max |error| + (1 − η) mean |error| over its transitions (Kapturowski et al. 2019)."""
 
 
 class SILReplayKeys(SpecModel):
@@ -50,17 +75,21 @@ class SILReplayKeys(SpecModel):
     sil_replay_name: Literal["Replay", "PrioritizedReplay", "SILReplay", "SILPrioritizedReplay"] | None = None
     """SIL, PPOSIL: replay buffer of past episodes, uniform or prioritised by the clipped advantage; absent: PrioritizedReplay."""
     batch_size: Positive | None = None
-    """SIL, PPOSIL: transitions per batch."""
+    """SIL, PPOSIL: transitions per batch; with a RecurrentNet sequences of seq_len transitions."""
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
     """SIL, PPOSIL: include the newest transition in every batch."""
+    burn_in: Count | None = None
+    """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only bring its hidden state up to date."""
     alpha: NonNegative | None = None
     """SIL, PPOSIL: priority exponent."""
     epsilon: PositiveReal | None = None
     """SIL, PPOSIL: added to each priority."""
     beta: Fraction | Schedule | None = None
     """SIL, PPOSIL: exponent of importance-sampling weights."""
+    eta: Fraction | None = None
+    """SIL, PPOSIL with a RecurrentNet: η of a sequence's priority."""
 
     @property
     def sil_replay(self) -> ReplaySpec | PrioritizedReplaySpec:

@@ -10,7 +10,7 @@ from slm_lab.spec import env_ids
 from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.extension import is_extension
-from slm_lab.spec.memory import MEMORIES, MemorySpec, ReplayKeys, SILReplayKeys
+from slm_lab.spec.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
 from slm_lab.spec.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.other_names import OTHER_NAMES
 from slm_lab.spec.report import Path, Report, nearest, show
@@ -176,6 +176,11 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
         return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions"
     if batch > steps * envs:
         return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} transitions"
+    if isinstance(spec.agent.net, RecurrentNetSpec) and isinstance(memory, ReplayKeys):
+        sequences = memory.sequences(spec.agent.net.seq_len)
+        if sequences.number(steps) * envs < batch:
+            what = f"of burn_in + seq_len = {sequences.window} transitions"
+            return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} sequences {what}"
     first = -(-max(start, batch) // envs)
     if first * envs // every == (first - 1) * envs // every:
         first = -(-(first * envs // every + 1) * every // envs)
@@ -212,6 +217,21 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
     if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
         report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
+
+    if isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
+        _sequences(agent.net, replay, place, report)
+    if algorithm_known and not algorithm.on_policy and is_extension(memory.name) and agent.net is not None and agent.net.recurrent:
+        why = f"{agent.net.name} learns from sequences, which only {_one_of(algorithm.memories)} hold"
+        report.fail((*place, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
+
+
+def _sequences(net: NetSpec, replay: ReplayKeys, place: Path, report: Report) -> None:
+    """Refuse keys of sequences where single transitions are drawn."""
+    if net.recurrent:
+        return
+    for key, default in (("burn_in", None), ("eta", PriorityKeys.model_fields["eta"].default)):
+        if getattr(replay, key, default) != default:
+            report.fail((*place, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
 
 
 def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:

@@ -56,6 +56,9 @@ def _replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     for key in ("num_policies", "num_batches_per_epoch"):
         if getattr(sampler, key) > 1:
             report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
+    if spec.agent.net is not None and spec.agent.net.recurrent:
+        why = "rollout workers send a replay buffer no hidden states"
+        report.fail(("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one")
     if sampler.max_policy_lag != SamplerSpec.model_fields["max_policy_lag"].default:
         report.fail((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
 

@@ -40,7 +40,7 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
     if algorithm == "Random":
         return True
     if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ"):
-        fits = replays and net != "RecurrentNet"
+        fits = replays and (net != "RecurrentNet" or "DQN" in algorithm)
     elif algorithm in ("PPO", "PPOSIL"):
         fits = memory == "OnPolicyBatchReplay"
     else:

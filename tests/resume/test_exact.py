@@ -30,6 +30,16 @@ CASES: dict[str, dict[str, Any]] = {
         "env": "Acrobot-v1",
         "sections": {**REPLAY, "env": {"backend": "sync"}, "memory": {"name": "PrioritizedReplay", "batch_size": 16, "max_size": 200}},
     },
+    "DQN with a recurrent net": {
+        "algorithm": "DQN",
+        "env": "CartPole-v1",
+        "sections": {
+            "meta": {"save_replay": True},
+            "net": RNN,
+            "env": {"num_envs": 2},
+            "memory": {"name": "PrioritizedReplay", "batch_size": 8, "max_size": 300},
+        },
+    },
     "SAC": {"algorithm": "SoftActorCritic", "env": "Pendulum-v1", "sections": {**REPLAY, "algorithm": {"training_start_step": 700}}},
     "SIL": {"algorithm": "SIL", "env": "CartPole-v1", "sections": {"meta": {"save_replay": True}, "env": {"num_envs": 2}}},
     "PPO with a recurrent net": {"algorithm": "PPO", "env": "CartPole-v1", "sections": {"net": RNN, "env": {"num_envs": 4}}},

@@ -68,10 +68,9 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
             "agent.memory.cross_entropy",
         ),
         # nets
-        (
-            DQN | {"agent.net.type": "RecurrentNet"},
-            "agent.net.type",
-        ),
+        (SAC | {"agent.net.type": "RecurrentNet"}, "agent.net.type"),
+        (DQN | {"agent.memory.burn_in": 2}, "agent.memory.burn_in"),
+        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "eta": 0.5}}, "agent.memory.eta"),
         (SIL | {"agent.net.type": "RecurrentNet"}, "agent.net.type"),
         (
             {"agent.net.type": "DuelingMLPNet"},
@@ -249,6 +248,7 @@ def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
         "batch_size": 8,
         "max_size": 100_000,
         "use_cer": False,
+        "burn_in": None,
         "on_device": False,
     }  # type: ignore[union-attr]
     spec = specs.load(SIL | {"agent.memory.beta": 0.5})

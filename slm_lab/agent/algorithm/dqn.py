@@ -17,6 +17,7 @@ from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, o
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.acting import fast_values
 from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.agent.replay.sequences import SequenceBatch, SequenceReplay
 from slm_lab.agent.rollout.minibatch import Batch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
@@ -65,13 +66,13 @@ class Sarsa(ValueLearning):
         return next_action_TN
 
 
-NextValue = Callable[[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Tensor], Tensor]
-"""(the net's values, the target net's, next_obs_B) → V(s') [B]."""
+NextValue = Callable[[Callable[[], Tensor], Callable[[], Tensor]], Tensor]
+"""(the net's action values of s' [B, A], the target net's) → V(s') [B]."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
-    VanillaDQNSpec: lambda q, target_q, next_obs_B: max_value(q(next_obs_B)),
-    DQNSpec: lambda q, target_q, next_obs_B: max_value(target_q(next_obs_B)),
-    DoubleDQNSpec: lambda q, target_q, next_obs_B: double_q_value(q(next_obs_B), target_q(next_obs_B)),
+    VanillaDQNSpec: lambda q, target_q: max_value(q()),
+    DQNSpec: lambda q, target_q: max_value(target_q()),
+    DoubleDQNSpec: lambda q, target_q: double_q_value(q(), target_q()),
 }
 """The value of the next state: the only difference between the algorithms."""
 
@@ -80,7 +81,8 @@ class QLearning(ValueLearning):
     """VanillaDQN, DQN and DoubleDQN. Prioritised replay comes with the memory, the dueling form with the net."""
 
     spec: QLearningSpec
-    memory: Replay
+    memory: Replay | SequenceReplay
+    """Of sequences for a recurrent net."""
 
     def build(self) -> None:
         super().build()
@@ -95,7 +97,7 @@ class QLearning(ValueLearning):
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
         for _ in range(self.spec.training_iter):
-            batch = self.memory.sample().to(self.device)
+            batch = self.memory.sample().to(self.device)  # sequences with a recurrent net
             for _ in range(self.spec.training_batch_iter):
                 self._step(batch)
         return self.meter.end()
@@ -104,15 +106,20 @@ class QLearning(ValueLearning):
         if self.target is not None and self.target.due(self.clock.global_frame):
             self.target.update()
 
-    def _step(self, batch: Transitions) -> None:
+    def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch."""
-        target_B = self._targets(batch)
-        q_B = action_value(self.net.critic(batch.obs_B), batch.action_B)
+        if isinstance(batch, SequenceBatch):
+            q_B, target_B = self._unrolled(batch)
+            drawn = batch.row_M
+        else:
+            target_B = self._targets(batch)
+            q_B = action_value(self.net.critic(batch.obs_B), batch.action_B)
+            drawn = batch.row_B
         if batch.weight_B is None:
             loss = self.value_loss(q_B, target_B)
         else:  # arXiv:1511.05952, Algorithm 1, line 13
             loss = (batch.weight_B * self.value_loss(q_B, target_B, reduction="none")).mean()
-            self.memory.update_priorities(batch.row_B, target_B - q_B)
+            self.memory.update_priorities(drawn, target_B - q_B)
         self.meter.add(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
         self.meter.record(td_error=td_error, q_mean=q_mean)
@@ -123,6 +130,23 @@ class QLearning(ValueLearning):
         if self.target is not None:
             self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are valued as they would be when acting
-        next_value_B = self.next_value(self.values, self.target_values, batch.next_obs_B)
+        next_value_B = self.next_value(lambda: self.values(batch.next_obs_B), lambda: self.target_values(batch.next_obs_B))
         self.trainer.set_train_mode(True)
         return one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
+
+    def _unrolled(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Return Q(s, a) and targets [B] over sequences; each net begins from the stored state with its own burn-in.
+
+        Kapturowski et al. 2019 (R2D2), section 3; with the plain return of one step and rewards as they are.
+        """
+        _, q_SA = batch.unroll(self.net)
+        with torch.no_grad():
+            if self.target is not None:
+                self.target.refresh()
+            next_value_B = self.next_value(lambda: batch.after(q_SA), lambda: batch.after(self._target_unrolled(batch)))
+        target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
+        return action_value(batch.now(q_SA), batch.action_B), target_B
+
+    def _target_unrolled(self, batch: SequenceBatch) -> Tensor:
+        assert self.target is not None
+        return batch.unroll(self.target.net)[1]

@@ -59,8 +59,16 @@ class Store(ABC):
         """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
 
     @abstractmethod
+    def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        """Return observations [B, *shape] of rows."""
+
+    @abstractmethod
+    def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        """Return true next observations [B, *shape] of rows."""
+
     def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
         """Return observations and true next observations [B, *shape] of rows."""
+        return self.obs_of(row_B), self.next_obs_of(row_B)
 
     def lost(self, row: int) -> bool:
         """Whether frames of a row were overwritten by newer ones."""
@@ -105,8 +113,11 @@ class VectorStore(Store):
         self.obs[row_K] = obs_N[env_K]
         self.next_obs[row_K] = step.last_obs_N[env_K]
 
-    def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
-        return self.obs.take(row_B, axis=0), self.next_obs.take(row_B, axis=0)
+    def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        return self.obs.take(row_B, axis=0)
+
+    def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        return self.next_obs.take(row_B, axis=0)
 
 
 class FrameStore(Store):
@@ -178,10 +189,15 @@ class FrameStore(Store):
         self.count += len(frames_K)
         return number_K
 
-    def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
-        slot_B2S = self.slot.take(row_B, axis=0)
-        obs, next_obs = (self.frames.take(slot_B2S[:, which].reshape(-1), axis=0) for which in (0, 1))
-        return obs.reshape(len(row_B), *self.space.shape), next_obs.reshape(len(row_B), *self.space.shape)
+    def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        return self._stacked(self.slot[row_B, 0])
+
+    def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        return self._stacked(self.slot[row_B, 1])
+
+    def _stacked(self, slot_BS: np.ndarray) -> np.ndarray | Tensor:
+        """Return observations [B, *shape] of the frames in slots [B, S]."""
+        return self.frames.take(slot_BS.reshape(-1), axis=0).reshape(len(slot_BS), *self.space.shape)
 
     def lost(self, row: int) -> bool:
         return bool(self.oldest[row] < self.count - self.slots)

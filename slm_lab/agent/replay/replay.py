@@ -80,8 +80,8 @@ class Replay:
         self.device = device
         self.batch_size, self.use_cer, self.clock, self.rng = spec.batch_size, spec.use_cer, clock, rng
         self.frequency, self.start = frequency, max(start, spec.batch_size)
-        self.capacity = min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs)
-        self.nbytes = replay_bytes(self.capacity, info)
+        self.capacity = self._capacity(min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs), info.num_envs)
+        self.nbytes = self._nbytes(info)
         if device is not None:
             _check_device(device, self.capacity, info)
         check_replay_memory(self.capacity, self.nbytes, device=device)
@@ -101,16 +101,24 @@ class Replay:
         self.ready = False
         """Whether the last step completed what one update needs."""
 
+    def _capacity(self, most: int, num_envs: int) -> int:
+        """Return the number of rows, given the most that are of use."""
+        return most
+
+    def _nbytes(self, info: EnvInfo) -> int:
+        """Return the bytes of the buffer."""
+        return replay_bytes(self.capacity, info)
+
+    @property
+    def items(self) -> int:
+        """Maximum number of what is drawn: transitions here."""
+        return self.capacity
+
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one step; rows that are not transitions are left out."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
-        self.store.put(row_K, env_K, obs_N, first_N, step)
-        columns = self.columns
-        columns["action"][row_K] = out.action_N[env_K]
-        columns["logp"][row_K] = out.logp_N[env_K]
-        columns["reward"][row_K] = step.reward_N[env_K]
-        columns["terminated"][row_K] = step.terminated_N[env_K]
+        self._put(row_K, env_K, obs_N, first_N, out, step)
         before, self.seen = self.seen, self.seen + len(env_K)
         self.size = min(self.size + len(env_K), self.capacity)
         self._added(row_K)
@@ -119,6 +127,15 @@ class Replay:
             self.size -= 1
         self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
 
+    def _put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, out: ActOut, step: VecStep) -> None:
+        """Write the transitions of the envs env_K [K] into rows row_K [K]."""
+        self.store.put(row_K, env_K, obs_N, first_N, step)
+        columns = self.columns
+        columns["action"][row_K] = out.action_N[env_K]
+        columns["logp"][row_K] = out.logp_N[env_K]
+        columns["reward"][row_K] = step.reward_N[env_K]
+        columns["terminated"][row_K] = step.terminated_N[env_K]
+
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions."""
         row_B = self._draw()
@@ -126,9 +143,9 @@ class Replay:
             row_B[-1] = (self.seen - 1) % self.capacity
         weight_B = self._weights(row_B)
         obs_B, next_obs_B = self.store.get(row_B)
-        action_B, logp_B, reward_B, terminated_B = (_as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
+        action_B, logp_B, reward_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
         weight = None if weight_B is None else torch.from_numpy(weight_B)
-        obs, next_obs = _as_tensor(obs_B), _as_tensor(next_obs_B)
+        obs, next_obs = as_tensor(obs_B), as_tensor(next_obs_B)
         return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
@@ -160,9 +177,17 @@ class Replay:
     def contents(self) -> dict[str, Any]:
         """Return the transitions, as tensors and numbers: of a buffer that is not full only the rows in use, else without copies."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity}
-        rows = min(self.seen, self.capacity)
+        rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
         return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows))}
+
+    def _rows_in_use(self) -> int:
+        """Return the number of first rows that were ever written."""
+        return min(self.seen, self.capacity)
+
+    def _items_in_use(self) -> int:
+        """Return the same of what is drawn."""
+        return self._rows_in_use()
 
     def load_contents(self, state: dict[str, Any]) -> None:
         """Load what `contents` returned. Raises ValueError if it does not fit; a buffer that was never full fits a larger one."""
@@ -184,7 +209,7 @@ class PrioritizedReplay(Replay):
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
-        self.tree = SumTree(self.capacity)
+        self.tree = SumTree(self.items)
         self.greatest = 1.0
         """Of all priorities so far."""
 
@@ -212,7 +237,7 @@ class PrioritizedReplay(Replay):
         self.greatest = max(self.greatest, float(priority_B.max()))
 
     def contents(self) -> dict[str, Any]:
-        weights = self.tree.levels[0].reshape(-1)[: min(self.seen, self.capacity)]
+        weights = self.tree.levels[0].reshape(-1)[: self._items_in_use()]
         return {**super().contents(), "weights": torch.from_numpy(weights.copy()), "greatest": self.greatest}
 
     def load_contents(self, state: dict[str, Any]) -> None:
@@ -262,7 +287,8 @@ def memory_message(capacity: int, needed: int, memories: int = 1, there: int | N
     return f"{capacity:,} transitions take {each}, this {where} has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
 
 
-def _as_tensor(values: np.ndarray | Tensor) -> Tensor:
+def as_tensor(values: np.ndarray | Tensor) -> Tensor:
+    """Return an array as a tensor; rows on a device are one."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 

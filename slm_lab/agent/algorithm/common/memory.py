@@ -8,6 +8,7 @@ import numpy as np
 
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.replay.replay import REPLAYS, Replay
+from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
 from slm_lab.agent.rollout.storage import RolloutStorage, build_memory, slab_bytes
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
@@ -15,6 +16,7 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec
+from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.spec import AgentSpec
 
 
@@ -33,9 +35,13 @@ def agent_memory(
         if isinstance(memory, OnPolicyBatchReplaySpec):
             check_rollout_memory(agent, info, device)
         return build_memory(memory, info, agent.rollout_len, state_size)
-    kind = REPLAYS.get(type(memory)) or type(memory).implementation()
+    there: dict[str, Any] = {"device": device} if getattr(memory, "on_device", False) else {}
+    if isinstance(agent.net, RecurrentNetSpec):
+        there |= {"state_size": state_size, "seq_len": agent.net.seq_len}
+        kind: Any = SEQUENCE_REPLAYS[type(memory)]
+    else:
+        kind = REPLAYS.get(type(memory)) or type(memory).implementation()
     rng = np.random.default_rng(seeds.update)
-    there = {"device": device} if getattr(memory, "on_device", False) else {}
     replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step, **there)
     return replay
 

@@ -1,0 +1,300 @@
+"""Replay buffers of sequences, for recurrent nets (R2D2, Kapturowski et al. 2019, "Recurrent experience replay in distributed RL")."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.ops.device import upload
+from slm_lab.agent.replay.frames import FrameStore, load_rows
+from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, as_tensor
+from slm_lab.lib.records import ActOut, EnvInfo, VecStep
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+
+
+class SequenceNet(Protocol):
+    """A recurrent net."""
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
+        """Return outputs to act on [T, N, P], values [T, N, …] and the state after the last step [N, S]."""
+
+
+class SequenceBatch(NamedTuple):
+    """A batch of M sequences: burn_in steps without a loss, then L transitions; B = L × M of these in all, step by step.
+
+    The transitions are laid out in C segments. A segment ends with its episode or with its sequence, and one observation follows its last
+    transition: the true next one. So every transition finds its next observation one step later, after the hidden state that it would have
+    when acting, whether its episode went on, was truncated or is cut by the end of the sequence. Shorter segments are padded.
+    """
+
+    burn_in_obs_TM: Tensor
+    """[burn_in, M, *shape]."""
+    burn_in_first_TM: Tensor
+    """bool [burn_in, M]: the observation begins an episode. Always on the CPU."""
+    state_MS: Tensor
+    """float32 [M, S]: the hidden state with which the first step was taken."""
+    obs_PC: Tensor
+    """[1 + longest segment, C, *shape]."""
+    sequence_C: Tensor
+    """int64 [C]: the sequence of each segment."""
+    fresh_C: Tensor
+    """bool [C]: the segment begins an episode; else it goes on from the burn-in."""
+    place_B: Tensor
+    """int64 [B]: places of the transitions in the steps of all segments, (P + 1) × C."""
+    action_B: Tensor
+    """int64 [B] or [B, D], or float32 [B, D]."""
+    reward_B: Tensor
+    """float32 [B]."""
+    terminated_B: Tensor
+    """float32 [B], 0 or 1: cuts the bootstrap."""
+    weight_B: Tensor | None
+    """float32 [B]: importance weight of each transition's sequence; None if all are 1."""
+    row_M: np.ndarray
+    """int64 [M]: the sequences' places in the buffer, for `update_priorities`."""
+    row_B: np.ndarray
+    """int64 [B]: the transitions' rows in the buffer."""
+
+    def to(self, device: str) -> SequenceBatch:
+        """Return the batch on `device`."""
+        if device == "cpu":
+            return self
+        items = self._asdict().items()
+        moved: dict[str, Any] = {
+            name: upload(item, device) for name, item in items if isinstance(item, Tensor) and name != "burn_in_first_TM"
+        }
+        return self._replace(**moved)
+
+    def unroll(self, net: SequenceNet) -> tuple[Tensor, Tensor]:
+        """Return a net's outputs to act on and its values of all steps of all segments, [(P + 1) × C, …], for `now` and `after`.
+
+        The burn-in has no gradient.
+        """
+        state_MS = self.state_MS
+        if len(self.burn_in_obs_TM):
+            with torch.no_grad():
+                *_, state_MS = net.unroll(self.burn_in_obs_TM, self.burn_in_first_TM, state_MS)
+        state_CS = torch.where(self.fresh_C.unsqueeze(1), 0.0, state_MS.index_select(0, self.sequence_C))
+        params, values, _ = net.unroll(self.obs_PC, torch.zeros(self.obs_PC.shape[:2], dtype=torch.bool), state_CS)
+        return params.flatten(0, 1), values.flatten(0, 1)
+
+    def now(self, outputs: Tensor) -> Tensor:
+        """Return those of `unroll` for the transitions' observations [B, …]."""
+        return outputs.index_select(0, self.place_B)
+
+    def after(self, outputs: Tensor) -> Tensor:
+        """Return those of `unroll` for the transitions' true next observations [B, …]."""
+        return outputs.index_select(0, self.place_B + len(self.sequence_C))
+
+
+class SequenceReplay(Replay):
+    """The newest transitions, drawn in sequences with the hidden state that the policy had where they begin.
+
+    A sequence is burn_in + seq_len consecutive transitions of one env. The next one of the same env begins seq_len // 2 transitions later
+    (they overlap by half, as in the paper), whether an episode has ended or not: the states at its steps start anew with each episode.
+    Each env has its own ring of capacity / num_envs rows, so sequence (env n, start k) is in fixed rows.
+
+    Args: as of Replay. state_size: S of the hidden state. seq_len: transitions of a sequence that are learned from.
+
+    Raises SpecError if not even one sequence of each env fits.
+    """
+
+    def __init__(
+        self, spec: ReplaySpec | PrioritizedReplaySpec, info: EnvInfo, *arguments: Any, state_size: int, seq_len: int, **keywords: Any
+    ) -> None:
+        self.state_size, self.seq_len = state_size, seq_len
+        self.burn_in, self.window, self.stride = spec.sequences(seq_len)
+        super().__init__(spec, info, *arguments, **keywords)
+        self.num_envs, self.steps = info.num_envs, self.capacity // info.num_envs
+        self.state_KS = np.zeros((self.items, state_size), np.float32)
+        """Hidden state before each sequence."""
+        self.columns["first"] = np.zeros(self.capacity, np.bool_)
+        """Whether the observation begins an episode."""
+        self.count_N = np.zeros(info.num_envs, np.int64)
+        """Transitions of each env, ever."""
+        self.begin_N = np.zeros(info.num_envs, np.int64)
+        """Number of the transition at which the oldest sequence of each env begins."""
+
+    def _capacity(self, most: int, num_envs: int) -> int:
+        steps = most // num_envs // self.stride * self.stride
+        if steps < self.window:
+            need = -(-self.window // self.stride) * self.stride * num_envs
+            each = f"sequences of burn_in + seq_len = {self.burn_in} + {self.seq_len} transitions for each of {num_envs} envs"
+            raise SpecError("agent", [Problem("agent.memory.max_size", f"{most:,} transitions are too few for {each}; at least {need:,}")])
+        return steps * num_envs
+
+    def _nbytes(self, info: EnvInfo) -> int:
+        return super()._nbytes(info) + self.capacity + self.items * (4 * self.state_size + 8)
+
+    @property
+    def items(self) -> int:
+        """Maximum number of sequences; each has its place [start / stride, env]."""
+        return self.capacity // self.stride
+
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        """Store one step; rows that are not transitions are left out. `state_N` [N, S]: the hidden state before obs_N."""
+        assert state_N is not None, "a recurrent policy has a hidden state"
+        env_K = np.flatnonzero(step.valid_N)
+        count_K = self.count_N[env_K]
+        row_K = count_K % self.steps * self.num_envs + env_K
+        self._put(row_K, env_K, obs_N, first_N, out, step)
+        self.columns["first"][row_K] = first_N[env_K]
+        begins_K = count_K % self.stride == 0
+        if begins_K.any():  # in the place of a sequence whose first transition has just been overwritten
+            env_J = env_K[begins_K]
+            place_J = self._place(count_K[begins_K], env_J)
+            self._dropped(place_J)
+            self.state_KS[place_J] = np.where(first_N[env_J, None], np.float32(0.0), state_N[env_J])
+        self.count_N[env_K] = count_K + 1
+        self.begin_N = np.maximum(self.begin_N, -(-(self.count_N - self.steps) // self.stride) * self.stride)
+        start_K = count_K + 1 - self.window
+        ended_K = (start_K >= self.begin_N[env_K]) & (start_K % self.stride == 0)
+        if ended_K.any():
+            self._added(self._place(start_K[ended_K], env_K[ended_K]))
+        if isinstance(self.store, FrameStore):
+            self._drop_lost()
+        before, self.seen = self.seen, self.seen + len(env_K)
+        self.size = int(self._number_N().sum())
+        enough = self.seen >= self.start and self.size > 0 and self._ever() >= self.batch_size
+        self.ready = enough and self.seen // self.frequency > before // self.frequency
+
+    def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
+        """Return the places of the sequences that begin at so many transitions of envs."""
+        places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
+        return places
+
+    def _dropped(self, place_K: np.ndarray) -> None:
+        """Handle sequences that can no longer be sampled."""
+
+    def _drop_lost(self) -> None:
+        """Drop sequences whose images were overwritten by newer ones."""
+        for n in range(self.num_envs):
+            while (begin := self.begin_N[n]) < self.count_N[n] and self.store.lost(int(begin % self.steps * self.num_envs + n)):
+                self._dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
+                self.begin_N[n] += self.stride
+
+    def _number_N(self) -> np.ndarray:
+        """Return the sequences of each env that can be sampled."""
+        number_N: np.ndarray = np.maximum((self.count_N - self.window - self.begin_N) // self.stride + 1, 0)
+        return number_N
+
+    def _ever(self) -> int:
+        """Return the sequences that have been completed, ever."""
+        return int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum())
+
+    def _draw(self) -> np.ndarray:
+        """Sample the places of sequences, each with the same probability."""
+        number_N = self._number_N()
+        last_N = number_N.cumsum()
+        which_M = self.rng.integers(0, last_N[-1], self.batch_size)
+        env_M = np.searchsorted(last_N, which_M, side="right")
+        start_M = self.begin_N[env_M] + (which_M - last_N[env_M] + number_N[env_M]) * self.stride
+        return self._place(start_M, env_M)
+
+    def _newest(self) -> int:
+        """Return the place of the sequence that was completed last, of the first env of several."""
+        start_N = (self.count_N - self.window) // self.stride * self.stride
+        n = int(np.argmin(np.where(self._number_N() > 0, self.count_N - self.window - start_N, self.steps)))
+        return int(self._place(start_N[n : n + 1], np.array([n]))[0])
+
+    def sample(self) -> SequenceBatch:  # type: ignore[override]  # an algorithm knows which of both it has
+        """Sample a batch of batch_size sequences."""
+        place_M = self._draw()
+        if self.use_cer:
+            place_M[-1] = self._newest()
+        return self.batch(place_M, self._weights(place_M))
+
+    def batch(self, place_M: np.ndarray, weight_M: np.ndarray | None = None) -> SequenceBatch:
+        """Return the sequences in some places as a batch."""
+        env_M, begin_M = place_M % self.num_envs, place_M // self.num_envs * self.stride
+        row_WM = (begin_M + np.arange(self.window)[:, None]) % self.steps * self.num_envs + env_M
+        early_TM, row_LM = row_WM[: self.burn_in], row_WM[self.burn_in :]
+        first_LM = self.columns["first"].take(row_LM)
+        obs_PC, segments = self._segments(row_LM, first_LM)
+        shape = self.store.obs_of(row_LM[:1, 0]).shape[1:]
+        burn_in = as_tensor(self.store.obs_of(early_TM.reshape(-1))).reshape(*early_TM.shape, *shape)
+        row_B = row_LM.reshape(-1)
+        action_B, reward_B, terminated_B = (
+            as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "reward", "terminated")
+        )
+        weight_B = None if weight_M is None else torch.from_numpy(np.tile(weight_M, self.seq_len))
+        return SequenceBatch(
+            burn_in,
+            torch.from_numpy(self.columns["first"].take(early_TM)),
+            torch.from_numpy(self.state_KS.take(place_M, axis=0)),
+            obs_PC,
+            *segments,
+            action_B,
+            reward_B,
+            terminated_B,
+            weight_B,
+            place_M,
+            row_B,
+        )
+
+    def _segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Lay out transitions in segments; return (obs_PC, (sequence_C, fresh_C, place_B)) of SequenceBatch."""
+        L, M = row_LM.shape
+        begins_ML = first_LM.T.copy()
+        begins_ML[:, 0] = True
+        sequence_C, begin_C = np.nonzero(begins_ML)
+        end_C = np.append(np.where(sequence_C[1:] == sequence_C[:-1], begin_C[1:], L), L)
+        length_C, C = end_C - begin_C, len(begin_C)
+        column_LM = begins_ML.reshape(-1).cumsum().reshape(M, L).T - 1
+        step_LM = np.arange(L)[:, None] - begin_C[column_LM]
+        place_B = torch.from_numpy((step_LM * C + column_LM).reshape(-1))
+        obs_B = as_tensor(self.store.obs_of(row_LM.reshape(-1)))
+        last_C = as_tensor(self.store.next_obs_of(row_LM[end_C - 1, sequence_C]))
+        steps = int(length_C.max()) + 1
+        obs = obs_B.new_zeros(steps * C, *obs_B.shape[1:])
+        obs[upload(place_B, obs.device)] = obs_B
+        obs[upload(torch.from_numpy(length_C * C + np.arange(C)), obs.device)] = last_C
+        fresh_C = first_LM[begin_C, sequence_C]
+        segments = (torch.from_numpy(sequence_C), torch.from_numpy(fresh_C), place_B)
+        return obs.unflatten(0, (steps, C)), segments
+
+    def _rows_in_use(self) -> int:
+        return int(min(self.count_N.max(), self.steps)) * self.num_envs
+
+    def _items_in_use(self) -> int:
+        return -(-self._rows_in_use() // (self.stride * self.num_envs)) * self.num_envs
+
+    def contents(self) -> dict[str, Any]:
+        counts = {"count_N": self.count_N.tolist(), "begin_N": self.begin_N.tolist(), "stride": self.stride, "window": self.window}
+        return {**super().contents(), **counts, "state_KS": torch.from_numpy(self.state_KS[: self._items_in_use()].copy())}
+
+    def load_contents(self, state: dict[str, Any]) -> None:
+        if "state_KS" not in state or (state["stride"], state["window"]) != (self.stride, self.window):
+            lengths = f"stride {self.stride} and {self.window} steps"
+            raise ValueError(f"incompatible replay buffer: expected sequences with {lengths}, of the same seq_len and burn_in")
+        if state["capacity"] != self.capacity and max(state["count_N"]) > min(state["capacity"], self.capacity) // self.num_envs:
+            raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
+        load_rows("state_KS", self.state_KS, state["state_KS"].numpy())
+        self.count_N, self.begin_N = np.array(state["count_N"]), np.array(state["begin_N"])
+        super().load_contents(state | {"capacity": self.capacity})
+
+
+class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
+    """Sequences sampled in proportion to their priorities: those of arXiv:1511.05952, with η max |δ| + (1 − η) mean |δ| as the error."""
+
+    def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(spec, *arguments, **keywords)
+        self.eta = spec.eta
+
+    def _dropped(self, place_K: np.ndarray) -> None:
+        self.tree.set(place_K, 0.0)
+
+    def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
+        """Set the priorities of sequences [M] by the errors of their transitions [L × M]; one that is not finite counts as 0."""
+        size_LM = error_B.detach().abs().reshape(-1, len(row_B)).double()
+        size_LM = torch.where(size_LM.isfinite(), size_LM, 0.0)
+        super().update_priorities(row_B, self.eta * size_LM.amax(0) + (1.0 - self.eta) * size_LM.mean(0))
+
+
+SEQUENCE_REPLAYS: dict[type[ReplaySpec] | type[PrioritizedReplaySpec], type[SequenceReplay]] = {
+    ReplaySpec: SequenceReplay,
+    PrioritizedReplaySpec: PrioritizedSequenceReplay,
+}

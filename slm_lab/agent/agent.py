@@ -28,12 +28,15 @@ class Agent:
     The hidden state of a recurrent policy belongs to the caller: `policy.initial_state` gives the first, `ActOut.state_N` each next one, to
     be zeroed where an episode begins.
 
-    Args: explore: schedule of explore_var, None if exploration does not depend on it. eval_seed: seed of evaluations.
+    Args: explore: schedule of explore_var, None if exploration does not depend on it. eval_seed: seed of evaluations. random_frames: first
+    frames of the Session in which it acts uniformly at random (not in evaluations).
     """
 
-    def __init__(self, policy: Policy, algorithm: Algorithm, clock: Clock, explore: Schedule | None, eval_seed: int) -> None:
+    def __init__(
+        self, policy: Policy, algorithm: Algorithm, clock: Clock, explore: Schedule | None, eval_seed: int, random_frames: int = 0
+    ) -> None:
         self.policy, self.algorithm, self.clock = policy, algorithm, clock
-        self._explore, self._eval_seed = explore, eval_seed
+        self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
         trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
         self._counting = [trainer for trainer in trainers if trainer.counts_calls]
@@ -45,6 +48,8 @@ class Agent:
             self._shared.refresh()
         if self._explore is not None:
             self.policy.explore_var = self._explore.value(self.clock.global_frame)
+        if self._random_frames:
+            self.policy.uniform = self.acts_at_random
         return self.policy.act(obs_N, state_N)
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
@@ -83,6 +88,11 @@ class Agent:
             self._shared.refresh()
         self.policy.explore_var = self.explore_var or 0.0
         return self.policy.evaluator(np.random.default_rng(self._eval_seed), deterministic)
+
+    @property
+    def acts_at_random(self) -> bool:
+        """Whether it acts uniformly at random now: before training_start_step, where the algorithm does so."""
+        return self.clock.frame < self._random_frames
 
     @property
     def diagnostics(self) -> tuple[str, ...]:

@@ -62,7 +62,8 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
         if isinstance(part, Trainer | TargetNet):
             use_matmul(part.flat.module, spec.meta.matmul, device)
     explores = model.action_policy in ("epsilon_greedy", "boltzmann")
-    return Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env)
+    random_frames = spec.agent.training_start if getattr(model, "random_start", False) else 0
+    return Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env, random_frames)
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:

@@ -98,9 +98,8 @@ def measure(session: Session) -> float | None:
 
 def quick(spec: Spec) -> Spec:
     """Return the spec with updates that begin as soon as they can, for a measurement."""
-    start = getattr(spec.agent.algorithm, "training_start_step", None)
     batch = getattr(spec.agent.memory, "batch_size", 1)
-    if not start or start <= batch:
+    if not spec.agent.training_start or spec.agent.training_start <= batch:
         return spec
     algorithm = spec.agent.algorithm.model_copy(update={"training_start_step": batch})
     return spec.model_copy(update={"agent": spec.agent.model_copy(update={"algorithm": algorithm})})

@@ -243,11 +243,16 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     recurrent = False
     memories = REPLAY_MEMORIES
     samplers = ("async",)
+    min_start: ClassVar[int] = 0
+    """Fewest transitions before the first training if training_start_step is absent."""
+    random_start: ClassVar[bool] = False
+    """Acts uniformly at random before training_start_step."""
 
     training_frequency: Positive = 1
     """Transitions between trainings; at most one training per vector step."""
-    training_start_step: Count = 0
-    """Transitions collected before the first training."""
+    training_start_step: Count | None = None
+    """Transitions collected before the first training; absent: a batch (memory.batch_size), in SoftActorCritic and CrossQ at least 1,000.
+    SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the Session."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -315,6 +320,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     action_kinds = ("discrete", "continuous")
     bounded_only = True
     batch_size = 256
+    min_start = 1000
+    random_start = True
 
     name: Literal["SoftActorCritic"]
     training_iter: Positive | None = None
@@ -349,7 +356,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     alpha_anneal_frames: Positive | None = None
     """Anneal fixed_alpha linearly to 0 over this many frames; absent: constant."""
     spectral_norm: Flag = False
-    """Spectral normalisation (arXiv:1802.05957) of the critics' hidden layers."""
+    """Spectral normalisation (arXiv:1802.05957) of the critics' last fully connected hidden layer (arXiv:2105.05246), in their target
+    networks too."""
 
 
 class CrossQSpec(SoftActorCriticSpec):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from slm_lab.spec.algorithm import ALGORITHMS, EntropyAnneal, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.algorithm import ALGORITHMS, EntropyAnneal, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.net import NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
@@ -133,6 +133,8 @@ def _algorithm(draft: _Draft) -> None:
             draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given")
         if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
             draft.ignore(ALGORITHM, ["entropy_anneal"], "target_entropy is given, and ratios belong to 'auto'")
+    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
+        draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start)
     if isinstance(algorithm, VTraceSpec):
         _vtrace(algorithm, draft)
     if isinstance(algorithm, PPOSpec):

@@ -170,10 +170,13 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[Path, str] | None:
 def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
     """Return the key for which a replay buffer is not used within `steps` vector steps of a Session, and why."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
-    start, every = getattr(algorithm, "training_start_step", 0), getattr(algorithm, "training_frequency", 1)
+    absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
+    every = getattr(algorithm, "training_frequency", 1)
     batch = getattr(memory, "batch_size", 1)
+    if absent and (spec.is_short or start == batch):  # a short spec gets a value that fits
+        start = 0
     if start >= spec.session_frames:
-        return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions"
+        return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions{' (the default)' if absent else ''}"
     if batch > steps * envs:
         return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} transitions"
     if isinstance(spec.agent.net, RecurrentNetSpec) and isinstance(memory, ReplayKeys):

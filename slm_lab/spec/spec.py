@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from slm_lab.spec.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec
+from slm_lab.spec.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.memory import MEMORIES, Memory
@@ -47,6 +47,16 @@ class AgentSpec(SpecModel):
         if not self.algorithm.learns:
             return 1
         return self.algorithm.rollout_len(1 if self.memory.episodes else 32)
+
+    @property
+    def training_start(self) -> int:
+        """Return the transitions of a replay buffer before the first training; 0 for an on-policy algorithm."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, ReplayAlgorithmSpec):
+            return 0
+        if algorithm.training_start_step is not None:
+            return algorithm.training_start_step
+        return max(algorithm.min_start, getattr(self.memory, "batch_size", 1))
 
 
 class Spec(SpecModel):

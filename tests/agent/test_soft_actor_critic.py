@@ -45,7 +45,7 @@ def sac_spec(
     num_envs: int = 3,
     **algorithm: Any,
 ) -> Spec:
-    algorithm = {"name": "SoftActorCritic", **algorithm}
+    algorithm = {"name": "SoftActorCritic", "training_start_step": 0, **algorithm}
     if algorithm["name"] == "CrossQ" and critic_net is None:
         critic_net = BRN
     agent = {
@@ -204,8 +204,15 @@ def test_image_features_meet_the_action_late() -> None:
     assert not torch.equal(q, critics(obs, torch.ones(5, 2)))
 
 
+def norm_of(layer: torch.nn.Module) -> float:
+    """Return the largest singular value of a layer's weight, as it is used."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return float(torch.linalg.matrix_norm(weight.detach().flatten(1), 2))
+
+
 @pytest.mark.parametrize("flat", [False, True])
-def test_spectral_norm_bounds_the_hidden_layers(flat: bool) -> None:
+def test_spectral_norm_bounds_the_last_hidden_layer(flat: bool) -> None:
     critics = build_critics(MLPNetSpec(name="MLPNet", hid_layers=[16, 16], init_fn="orthogonal_"), OBS, CONTINUOUS, spectral=True)
     vectors = FlatParams(critics) if flat else None
     for parameter in critics.parameters():
@@ -214,15 +221,53 @@ def test_spectral_norm_bounds_the_hidden_layers(flat: bool) -> None:
     for _ in range(50):  # power iterations
         critics(torch.randn(5, 4), torch.randn(5, 2))
     for critic in critics.critics:
-        for layer in (critic.body.layers[0], critic.body.layers[2]):  # type: ignore[union-attr,index]
-            assert torch.linalg.matrix_norm(layer.weight.detach(), 2) == pytest.approx(1.0, abs=1e-3)
-        assert torch.linalg.matrix_norm(critic.head.weight.detach(), 2) > 2.0, "the output layer is free"  # type: ignore[union-attr]
+        first, last = critic.body.layers[0], critic.body.layers[2]  # type: ignore[union-attr,index]
+        assert norm_of(last) == pytest.approx(1.0, abs=1e-3)
+        assert norm_of(first) > 2.0, "that before it is free"
+        assert norm_of(critic.head) > 2.0, "the output layer is free"  # type: ignore[arg-type]
     critics.eval()
     before = [buffer.clone() for buffer in critics.buffers()]
     critics(torch.randn(5, 4), torch.randn(5, 2))
     assert all(torch.equal(a, b) for a, b in zip(before, critics.buffers(), strict=True))
     if vectors is not None:
         assert torch.equal(torch.cat([buffer.flatten() for buffer in critics.buffers()]), vectors.buffer), "still views"
+
+
+ARC_NET = {"name": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "width"),  # outputs of the layer that is bounded
+    [
+        ({"net": {**MLP, "hid_layers": [7, 5]}}, 5),
+        ({"net": {**MLP, "hid_layers": [7, 5]}, "action": DISCRETE}, 5),
+        ({"net": ARC_NET}, 8),
+        ({"net": {**CONV, "fc_hid_layers": [9, 6]}, "shape": (3, 9, 9), "dtype": "uint8", "action": DISCRETE}, 6),
+        ({"net": {**CONV, "fc_hid_layers": [6]}, "shape": (3, 9, 9), "dtype": "uint8"}, 6),  # with the action: one more layer
+        ({"name": "CrossQ", "critic_net": {**MLP, "hid_layers": [7, 5], "batch_norm": True}}, 5),
+    ],
+)
+def test_spectral_norm_is_on_one_layer_of_each_critic_and_target(kwargs: dict[str, Any], width: int) -> None:
+    agent, env = build(spectral_norm=True, **kwargs)
+    drive(agent, env, 40)
+    algorithm = algorithm_of(agent)
+    for critics in (algorithm.critics, *([] if algorithm.target is None else [algorithm.target.net])):
+        assert isinstance(critics, SeparateCritics)
+        for critic in critics.critics:
+            linear = [layer for layer in critic.modules() if isinstance(layer, torch.nn.Linear)]
+            bounded = [torch.nn.utils.parametrize.is_parametrized(layer) for layer in linear]
+            assert bounded == [False] * (len(linear) - 2) + [True, False]
+            assert linear[-2].out_features == width
+            assert norm_of(linear[-2]) == pytest.approx(1.0, abs=0.02)
+            assert not any(torch.nn.utils.parametrize.is_parametrized(layer) for layer in critic.modules() if layer not in linear)
+
+
+def test_a_target_net_that_moves_slowly_is_normalised_too() -> None:
+    net = {**MLP, "hid_layers": [16, 16], "update_type": "polyak", "polyak_coef": 0.02}
+    agent, env = build(spectral_norm=True, net=net)
+    drive(agent, env, 150)
+    for critic in target_of(algorithm_of(agent)).net.critics:
+        assert norm_of(critic.body.layers[2]) == pytest.approx(1.0, abs=0.05)
 
 
 # the equations
@@ -604,6 +649,7 @@ def test_crossq_critic_loss(reduction: str) -> None:
         (DISCRETE, {"entropy_anneal": -0.5}, ["agent.algorithm.entropy_anneal", "-0.5", "true"]),
         (CONTINUOUS, {"entropy_penalty_coef": 0.5}, ["agent.algorithm.entropy_penalty_coef", "0.5", "discrete", "remove it"]),
         (CONTINUOUS, {"entropy_anneal": {"end_ratio": 0.5, "frames": 9}}, ["agent.algorithm.entropy_anneal", "discrete"]),
+        (CONTINUOUS, {"spectral_norm": True, "net": {**MLP, "hid_layers": []}}, ["agent.algorithm.spectral_norm", "hidden layer"]),
         (DISCRETE, {"net": {**MLP, "log_std_init": -1.0}}, ["agent.net.log_std_init", "-1", "remove it"]),
         (DISCRETE, {"action_pdtype": "Normal"}, ["agent.algorithm.action_pdtype", "Normal", "Categorical, GumbelSoftmax"]),
         (CONTINUOUS, {"action_pdtype": "Beta"}, ["agent.algorithm.action_pdtype", "Beta", "default, Normal"]),

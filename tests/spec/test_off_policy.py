@@ -15,7 +15,7 @@ from tests.spec.conftest import PPO, Specs, changed
 
 REPLAY = {"agent.memory": {"name": "Replay"}}
 DQN = {"agent.algorithm": {"name": "DQN"}} | REPLAY
-SAC = {"agent.algorithm": {"name": "SoftActorCritic"}} | REPLAY
+SAC = {"agent.algorithm": {"name": "SoftActorCritic", "training_start_step": 64}} | REPLAY
 SIL = {"agent.algorithm": {"name": "PPOSIL"}}
 CONSTANT = {"name": "no_decay", "start_val": 0.1}
 FALLING = {"name": "linear_decay", "start_val": 0.4, "end_val": 1.0, "start_step": 10, "end_step": 5}
@@ -266,6 +266,7 @@ def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, alg
             "agent.algorithm": {"name": algorithm},
             "agent.memory": {"name": memory},
             "agent.net": {"type": net} | NEEDS.get(net, {}),
+            "env.max_frame": 3000,
         }
         if not fitting(algorithm, memory, net):
             assert all(problem in ("agent.memory.name", "agent.net.type") for problem in specs.problems(changes)), changes

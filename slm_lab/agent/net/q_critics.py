@@ -14,6 +14,7 @@ from slm_lab.agent.net.fused import ACTIVATIONS, FUSED, FusedChain, Layer
 from slm_lab.agent.net.layers import activation, init_layer, init_output
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
@@ -42,10 +43,12 @@ class QCritic(nn.Module):
             init_layer(self.joint[0], init_fn, type(act).__name__.lower())
         self.head = nn.Linear(features, 1 if actions else action.nvec[0])
         init_output(self.head, spec, spec.critic_init_std)
-        if spectral:
-            for layer in [*self.body.modules(), *self.joint.modules()]:
-                if isinstance(layer, (nn.Linear, nn.Conv2d)):
-                    spectral_norm(layer)
+        if spectral:  # one layer only, the one before the outputs: optimal values are not smooth (Gogianu et al. 2021)
+            hidden = [layer for layer in [*self.body.modules(), *self.joint.modules()] if isinstance(layer, nn.Linear)]
+            if not hidden:
+                message = "true needs a fully connected hidden layer in the critics; add one, or remove spectral_norm"
+                raise SpecError("agent", [Problem("agent.algorithm.spectral_norm", message)])
+            spectral_norm(hidden[-1])
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return Q [B, 1] of actions [B, D]; without actions Q [B, A]."""

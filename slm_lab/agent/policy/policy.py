@@ -43,6 +43,8 @@ class Policy:
         self.action, self.rng, self.net, self.distribution, self.logp, self.flat = action, rng, net, distribution, logp, flat
         self.action_policy: ActionPolicy = "random" if net is None else action_policy
         self.explore_var: float = 0.0
+        self.uniform = False
+        """Ignore the distribution and act uniformly at random; not passed on to clones."""
         self.version = 0
         """Updates that the weights have received."""
         self.state_size = 0 if net is None else net.state_size
@@ -76,7 +78,7 @@ class Policy:
         Args: state_N: hidden state, zero for an env at the start of its episode. deterministic: take the mode of the distribution;
         random policies stay random.
         """
-        if self.action_policy == "random":
+        if self.action_policy == "random" or self.uniform:
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
         if self._numpy_actor is not None and len(obs_N) <= self._numpy_max_rows:
@@ -86,6 +88,8 @@ class Policy:
 
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
         """Choose actions by the outputs of `forward`, computed here or elsewhere."""
+        if self.uniform:
+            return ActOut(*self._uniform(len(params_NP)), state_N, self.version)
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -208,6 +208,20 @@ def test_a_replay_of_what_workers_collect(env: dict[str, Any], net: dict[str, An
     assert session.clock.frame == 600
 
 
+def test_workers_act_at_random_before_training_starts(open_session: Open) -> None:
+    sac = {"name": "SoftActorCritic", "training_frequency": 4, "training_start_step": 100}
+    env = {"name": "Pendulum-v1", "max_frame": 600}
+    session = open_session(worker_spec(env=env, algorithm=sac, memory=REPLAY, sampler={"async_rl": True} | SERIAL))
+    session.run()
+    assert session.agent.replay is not None
+    logp = session.agent.replay.columns["logp"][:600]  # not computed for samples of the policy
+    at_random = np.isfinite(logp)
+    np.testing.assert_allclose(logp[at_random], -np.log(2.0))
+    first = int(np.flatnonzero(~at_random)[0])
+    assert 100 <= first <= 250, "from the weights on that were published after it"
+    assert not at_random[first:].any()
+
+
 def test_the_replay_pairs_observations_with_their_true_successors(open_session: Open) -> None:
     """Observations of Toy count the steps of an episode: the next one is one more, whatever came in between."""
     env = {"name": "tests.env.toys:Toy-v0", "mean_length": 4.0, "max_frame": 600, "backend": "sync"}

@@ -42,7 +42,7 @@ def agent_memory(
     else:
         kind = REPLAYS.get(type(memory)) or type(memory).implementation()
     rng = np.random.default_rng(seeds.update)
-    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, algorithm.training_start_step, **there)
+    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, agent.training_start, **there)
     return replay
 
 

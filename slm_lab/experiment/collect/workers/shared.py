@@ -10,6 +10,7 @@ import torch
 
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, slab_bytes
+from slm_lab.env.normalize import Normalizers
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
@@ -47,16 +48,23 @@ class PolicyExtras:
     """What is published with the weights of a policy."""
 
     explore_var: float
+    uniform: bool
+    """See Policy.uniform."""
     statistics: np.ndarray
     """Of the normalizers, see Normalizers.vector."""
 
     def vector(self) -> np.ndarray:
         """All of it in one vector."""
-        return np.concatenate([[self.explore_var], self.statistics])
+        return np.concatenate([[self.explore_var, self.uniform], self.statistics])
+
+    @staticmethod
+    def size(normalizers: Normalizers) -> int:
+        """Return the number of elements of the vector."""
+        return 2 + len(normalizers.vector)
 
     @staticmethod
     def from_vector(vector: np.ndarray) -> PolicyExtras:
-        return PolicyExtras(float(vector[0]), vector[1:])
+        return PolicyExtras(float(vector[0]), bool(vector[1]), vector[2:])
 
 
 class PublishedWeights:

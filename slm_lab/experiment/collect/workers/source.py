@@ -72,7 +72,7 @@ class WorkerSource:
         self.population: Population | None = None
         """For meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
-        self.arrays = WorkerArrays(spec, info, policies, 1 + len(normalizers.vector))
+        self.arrays = WorkerArrays(spec, info, policies, PolicyExtras.size(normalizers))
         try:
             if store is not None:
                 store.attach({"workers": self.arrays})
@@ -196,7 +196,7 @@ class WorkerSource:
     def _publish(self, policy: int) -> None:
         """Publish the newest weights of a policy."""
         learner = self.learners[policy]
-        extras = PolicyExtras(learner.agent.explore_var or 0.0, self.normalizers.vector)
+        extras = PolicyExtras(learner.agent.explore_var or 0.0, learner.agent.acts_at_random, self.normalizers.vector)
         self.arrays.weights[policy].publish(learner.clock.opt_step, extras.vector())
 
     def close(self) -> None:

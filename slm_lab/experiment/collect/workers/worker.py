@@ -170,7 +170,7 @@ class WeightSubscriber:
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
                 extras = PolicyExtras.from_vector(weights.extras)
-                policy.version, policy.explore_var = weights.version, extras.explore_var
+                policy.version, policy.explore_var, policy.uniform = weights.version, extras.explore_var, extras.uniform
                 if len(extras.statistics) and extras.statistics[0] > self.seen:  # another policy's may be older
                     self.seen = float(extras.statistics[0])
                     for env in self.envs:
@@ -311,7 +311,7 @@ def log_info(meta: MetaSpec) -> dict[str, Any]:
 
 def extras_count(env: Env) -> int:
     """Numbers that are published with the weights."""
-    return 1 + len(env.normalizers.vector)
+    return PolicyExtras.size(env.normalizers)
 
 
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:

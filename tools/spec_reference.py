@@ -92,6 +92,7 @@ EXAMPLES: dict[str, Any] = {
     "memory": {"name": "Replay", "batch_size": 64},
     "net": {"name": "MLPNet", "hid_layers": [64, 64]},
     "critic_net": {"name": "MLPNet", "hid_layers": [512, 512]},
+    "burn_in": 8,
     "use_same_optim": False,
     "actor_optim_spec": {"name": "Adam", "lr": 3e-4},
     "critic_optim_spec": {"name": "Adam", "lr": 1e-3},

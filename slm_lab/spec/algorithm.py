@@ -208,7 +208,6 @@ class SILKeys(SpecModel):
 class SILSpec(ActorCriticSpec, SILKeys):
     """Self-imitation learning (arXiv:1806.05635) on top of ActorCritic."""
 
-    recurrent = False
     self_imitation = True
     samplers = ()
 
@@ -218,7 +217,6 @@ class SILSpec(ActorCriticSpec, SILKeys):
 class PPOSILSpec(PPOSpec, SILKeys):
     """Self-imitation learning (arXiv:1806.05635) on top of PPO."""
 
-    recurrent = False
     self_imitation = True
     samplers = ()
 

@@ -221,7 +221,8 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
     if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
         report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
 
-    if isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
+    draws = algorithm.self_imitation or not algorithm.on_policy
+    if draws and isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
         _sequences(agent.net, replay, place, report)
     if algorithm_known and not algorithm.on_policy and is_extension(memory.name) and agent.net is not None and agent.net.recurrent:
         why = f"{agent.net.name} learns from sequences, which only {_one_of(algorithm.memories)} hold"

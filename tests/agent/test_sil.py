@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from typing import Any
 
@@ -16,7 +15,6 @@ from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep
 from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
 from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info, spec
@@ -36,7 +34,7 @@ def sil_spec(algorithm: dict[str, Any], memory: str = "OnPolicyBatchReplay", net
     )
 
 
-def first_value(obs_K: torch.Tensor) -> torch.Tensor:
+def first_value(obs_K: torch.Tensor, state_KS: torch.Tensor | None = None) -> torch.Tensor:
     """A critic for tests: the first component."""
     return obs_K.flatten(1)[:, 0].float()
 
@@ -135,7 +133,7 @@ def test_truncated_returns_follow_v() -> None:
     """A return is bootstrapped with V as it is when drawn, one that ended for good is what it is; and what is gone is forgotten."""
     scale = 1.0
     small = PrioritizedReplaySpec(name="PrioritizedReplay", batch_size=32, max_size=40)
-    memory = SILReplay(small, info(3), Clock(), np.random.default_rng(0), 0.9, lambda obs_K: scale * first_value(obs_K))
+    memory = SILReplay(small, info(3), Clock(), np.random.default_rng(0), 0.9, lambda obs_K, state_KS: scale * first_value(obs_K))
     fill(memory, ToyEnv(info(3), 1), 200)
     rows = np.arange(40)
     once = memory.returns(rows)
@@ -303,17 +301,6 @@ def test_resumed_is_straight(algorithm: dict[str, Any], memory: str) -> None:
     assert resumed[0].clock.opt_step > first.clock.opt_step
     for a, b in zip(resumed[0].weights().values(), resumed[1].weights().values(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_recurrent_net_is_a_spec_error(tmp_path: Any) -> None:
-    path = tmp_path / "spec.json"
-    text = sil_spec(A2C).model_dump_json(exclude_none=True, exclude={"name"})
-    content = json.loads(text)
-    content["agent"]["net"] = {"name": "RecurrentNet"}
-    content["env"]["name"] = "CartPole-v1"
-    path.write_text(json.dumps({"toy": content}))
-    with pytest.raises(SpecError, match=r"agent.net.name: 'RecurrentNet'"):
-        load_spec(str(path), "toy")
 
 
 class Corridor:

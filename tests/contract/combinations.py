@@ -45,8 +45,6 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
         fits = memory == "OnPolicyBatchReplay"
     else:
         fits = not replays
-    if algorithm in ("SIL", "PPOSIL"):
-        fits = fits and net != "RecurrentNet"
     return fits and ("DQN" in algorithm or algorithm == "SARSA" or "Dueling" not in net)
 
 

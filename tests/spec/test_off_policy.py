@@ -71,7 +71,6 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.net.type": "RecurrentNet"}, "agent.net.type"),
         (DQN | {"agent.memory.burn_in": 2}, "agent.memory.burn_in"),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "eta": 0.5}}, "agent.memory.eta"),
-        (SIL | {"agent.net.type": "RecurrentNet"}, "agent.net.type"),
         (
             {"agent.net.type": "DuelingMLPNet"},
             "agent.net.type",

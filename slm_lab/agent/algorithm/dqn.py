@@ -110,16 +110,14 @@ class QLearning(ValueLearning):
         """Take one gradient step on the temporal-difference errors of a batch."""
         if isinstance(batch, SequenceBatch):
             q_B, target_B = self._unrolled(batch)
-            drawn = batch.row_M
         else:
             target_B = self._targets(batch)
             q_B = action_value(self.net.critic(batch.obs_B), batch.action_B)
-            drawn = batch.row_B
         if batch.weight_B is None:
             loss = self.value_loss(q_B, target_B)
         else:  # arXiv:1511.05952, Algorithm 1, line 13
             loss = (batch.weight_B * self.value_loss(q_B, target_B, reduction="none")).mean()
-            self.memory.update_priorities(drawn, target_B - q_B)
+            self.memory.update_priorities(batch.drawn, target_B - q_B)
         self.meter.add(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
         self.meter.record(td_error=td_error, q_mean=q_mean)

@@ -16,6 +16,7 @@ from slm_lab.agent.algorithm.common.value_scale import ValueScale
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions
+from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.records import ActOut, Metrics, VecStep
@@ -32,7 +33,8 @@ class SelfImitation(PolicyGradient):
     def build(self) -> None:
         super().build()
         rng = np.random.default_rng([self.seeds.update, 1])  # not the stream that orders PPO's minibatches
-        self.replay = SILReplay(self.agent_spec.memory.sil_replay, self.info, self.clock, rng, self.spec.gamma, self._value)
+        sequences = {"state_size": self.policy.state_size, "seq_len": self.seq_len}
+        self.replay = SILReplay(self.agent_spec.memory.sil_replay, self.info, self.clock, rng, self.spec.gamma, self._value, **sequences)
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         super().observe(obs_N, first_N, state_N, out, step)
@@ -54,16 +56,19 @@ class SelfImitation(PolicyGradient):
             for _ in range(self.spec.training_batch_iter):
                 better_B = self._imitation_step(batch)
             self.trainer.set_train_mode(False)
-            self.replay.update_priorities(batch.row_B, better_B)
+            self.replay.update_priorities(batch.drawn, better_B)
         return self.meter.end()
 
-    def _imitation_step(self, batch: Transitions) -> Tensor:
+    def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
         """Take one gradient step on a batch; return (R − V)₊ [B] before it, in reward units.
 
         The policy loss weighs in reward units. The critic learns on its own scale, as it does from fresh experience; if V is above R,
         it is so on either.
         """
-        params_BP, output_B = self.net(batch.obs_B)
+        if isinstance(batch, SequenceBatch):
+            params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
+        else:
+            params_BP, output_B = self.net(batch.obs_B)
         logp_B = self.distribution.log_prob(params_BP, batch.action_B)
         return_B, value_B = batch.reward_B, self.scale.decode(output_B.detach())
         weight_B = torch.ones_like(return_B) if batch.weight_B is None else batch.weight_B
@@ -76,9 +81,14 @@ class SelfImitation(PolicyGradient):
         return better_B
 
     @torch.no_grad()
-    def _value(self, obs_K: Tensor) -> Tensor:
-        """Return V of observations, in reward units."""
-        return self.scale.decode(self.net.critic(obs_K.to(self.device))).cpu()
+    def _value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
+        """Return V of observations, given the hidden state before them, in reward units."""
+        obs_K = obs_K.to(self.device)
+        if not self.policy.state_size:
+            return self.scale.decode(self.net.critic(obs_K)).cpu()
+        not_first = torch.zeros(1, len(obs_K), dtype=torch.bool)
+        _, value_1K, _ = self.net.unroll(obs_K.unsqueeze(0), not_first, state_KS.to(self.device))
+        return self.scale.decode(value_1K[0]).cpu()
 
     def tune(self, tuning: Tuning) -> None:
         super().tune(tuning)

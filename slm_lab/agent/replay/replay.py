@@ -41,6 +41,11 @@ class Transitions(NamedTuple):
     row_B: np.ndarray
     """int64 [B]: their rows in the buffer."""
 
+    @property
+    def drawn(self) -> np.ndarray:
+        """What was drawn, for `update_priorities`: int64 [B] rows."""
+        return self.row_B
+
     def to(self, device: str) -> Transitions:
         """Return the batch on `device`."""
         if device == "cpu":
@@ -113,6 +118,11 @@ class Replay:
     def items(self) -> int:
         """Maximum number of what is drawn: transitions here."""
         return self.capacity
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether enough has been seen for one batch."""
+        return self.size > 0 and self.seen >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one step; rows that are not transitions are left out."""

@@ -54,9 +54,14 @@ class SequenceBatch(NamedTuple):
     weight_B: Tensor | None
     """float32 [B]: importance weight of each transition's sequence; None if all are 1."""
     row_M: np.ndarray
-    """int64 [M]: the sequences' places in the buffer, for `update_priorities`."""
+    """int64 [M]: the sequences' places in the buffer."""
     row_B: np.ndarray
     """int64 [B]: the transitions' rows in the buffer."""
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """What was drawn, for `update_priorities`: int64 [M] places."""
+        return self.row_M
 
     def to(self, device: str) -> SequenceBatch:
         """Return the batch on `device`."""
@@ -134,6 +139,11 @@ class SequenceReplay(Replay):
         """Maximum number of sequences; each has its place [start / stride, env]."""
         return self.capacity // self.stride
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether so many sequences have been completed, ever."""
+        return self.size > 0 and int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum()) >= self.batch_size
+
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one step; rows that are not transitions are left out. `state_N` [N, S]: the hidden state before obs_N."""
         assert state_N is not None, "a recurrent policy has a hidden state"
@@ -158,8 +168,7 @@ class SequenceReplay(Replay):
             self._drop_lost()
         before, self.seen = self.seen, self.seen + len(env_K)
         self.size = int(self._number_N().sum())
-        enough = self.seen >= self.start and self.size > 0 and self._ever() >= self.batch_size
-        self.ready = enough and self.seen // self.frequency > before // self.frequency
+        self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
     def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
         """Return the places of the sequences that begin at so many transitions of envs."""
@@ -180,10 +189,6 @@ class SequenceReplay(Replay):
         """Return the sequences of each env that can be sampled."""
         number_N: np.ndarray = np.maximum((self.count_N - self.window - self.begin_N) // self.stride + 1, 0)
         return number_N
-
-    def _ever(self) -> int:
-        """Return the sequences that have been completed, ever."""
-        return int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum())
 
     def _draw(self) -> np.ndarray:
         """Sample the places of sequences, each with the same probability."""

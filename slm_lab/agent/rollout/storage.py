@@ -17,6 +17,8 @@ from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpe
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
 """Arrays with one row per step; `obs` and `first` have one row more."""
+ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
+"""Arrays of a rollout."""
 
 
 def slab_bytes(info: EnvInfo, rows: int) -> int:
@@ -225,7 +227,11 @@ class OnPolicyReplay(RolloutStorage):
     def rollout(self) -> Rollout:
         episodes = self._episodes()
         T, E = max(end - begin for _, begin, end in episodes), len(episodes)
-        padded = {name: np.zeros((T + (name in ("obs", "first")), E, *slab.shape[2:]), slab.dtype) for name, slab in self.slabs.items()}
+        padded = {
+            name: np.zeros((T + (name in ("obs", "first")), E, *slab.shape[2:]), slab.dtype)
+            for name, slab in self.slabs.items()
+            if name in ROLLOUT_ARRAYS
+        }
         for column, (n, begin, end) in enumerate(episodes):
             for name in ("obs", *ROW_ARRAYS):
                 padded[name][: end - begin, column] = self.slabs[name][begin:end, n]

@@ -12,12 +12,34 @@ from torch import Tensor
 
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.replay.frames import FrameStore
-from slm_lab.agent.replay.replay import REPLAYS, Transitions
+from slm_lab.agent.replay.replay import REPLAYS, Replay, Transitions
+from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS, SequenceBatch, SequenceReplay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import OnPolicyReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+
+
+class EpisodesWithStates(OnPolicyReplay):
+    """Whole episodes with the hidden state before each step."""
+
+    state_TES: np.ndarray
+    """float32 [T, E, S]: of the last rollout."""
+
+    def _allocate(self, rows: int) -> dict[str, np.ndarray]:
+        return {**super()._allocate(rows), "state": np.zeros((rows, self.info.num_envs, self.state_size), np.float32)}
+
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        super().add(obs_N, first_N, state_N, out, step)
+        self.slabs["state"][self.t - 1] = 0.0 if state_N is None else state_N
+
+    def rollout(self) -> Rollout:
+        rollout = super().rollout()
+        self.state_TES = np.zeros((*rollout.reward_TN.shape, self.state_size), np.float32)
+        for column, (n, begin, end) in enumerate(self._episodes()):
+            self.state_TES[: end - begin, column] = self.slabs["state"][begin:end, n]
+        return rollout
 
 
 class SILReplay:
@@ -27,10 +49,14 @@ class SILReplay:
     of its true last observation each time it is sampled: bootstrapped only once, returns from a time when V was too high would be imitated
     for ever (A2C on Acrobot after 40,000 frames: −406 that way, −137 this way).
 
+    For a recurrent net the replay memory is one of sequences, which run on from one episode to the next; the hidden states are those of the
+    policy that acted.
+
     Args:
         spec: of the replay memory, uniform or prioritised.
         gamma: discount of the returns.
-        value: obs_K [K, *shape] → V [K] float32 in reward units, on the CPU.
+        value: obs_K [K, *shape], hidden state before them [K, S] → V [K] float32 in reward units, on the CPU.
+        state_size: S of the hidden state. seq_len: transitions of a sequence.
 
     Raises SpecError if it does not fit this machine.
     """
@@ -42,19 +68,28 @@ class SILReplay:
         clock: Clock,
         rng: np.random.Generator,
         gamma: float,
-        value: Callable[[Tensor], Tensor],
+        value: Callable[[Tensor, Tensor], Tensor],
+        state_size: int = 0,
+        seq_len: int = 1,
     ) -> None:
-        self.gamma, self.value = gamma, value
-        self.episodes = OnPolicyReplay(info, length=1, state_size=0)
+        self.gamma, self.value, self.state_size = gamma, value, state_size
+        self.episodes = (EpisodesWithStates if state_size else OnPolicyReplay)(info, 1, state_size)
         # whole episodes come one after the other, as from one env
-        self.ring = REPLAYS[type(spec)](spec, replace(info, num_envs=1), clock, rng)
+        one_env = replace(info, num_envs=1)
+        self.ring: Replay | SequenceReplay
+        if state_size:
+            self.ring = SEQUENCE_REPLAYS[type(spec)](spec, one_env, clock, rng, state_size=state_size, seq_len=seq_len)
+        else:
+            self.ring = REPLAYS[type(spec)](spec, one_env, clock, rng)
         self.ring.columns |= {"bootstrap": np.zeros(self.ring.capacity, np.float32), "episode": np.zeros(self.ring.capacity, np.int64)}
         self.count = 0
         """Episodes ever added."""
         self.last_obs: dict[int, np.ndarray] = {}
         """True last observations of truncated episodes, by their number."""
-        self.chunk = 1 if isinstance(self.ring.store, FrameStore) else self.ring.capacity
-        """Transitions added to the ring in one call: frames of images only in order."""
+        self.last_state: dict[int, np.ndarray] = {}
+        """Hidden states before them [S]."""
+        self.chunk = 1 if state_size or isinstance(self.ring.store, FrameStore) else self.ring.capacity
+        """Transitions added to the ring in one call: frames of images only in order, as sequences."""
 
     @property
     def capacity(self) -> int:
@@ -80,10 +115,13 @@ class SILReplay:
         rollout = self.episodes.rollout()
         reward_TN, ends = rollout.reward_TN, (rollout.terminated_TN, rollout.done_TN)
         return_TN = discounted_returns(reward_TN, torch.zeros_like(reward_TN), *ends, self.gamma)  # without the bootstrap
-        last_obs = dict(zip(rollout.truncations.n_K.tolist(), rollout.truncations.obs_K.numpy(), strict=True))
+        cut = rollout.truncations
+        last = {
+            n: (obs.copy(), state.copy()) for n, obs, state in zip(cut.n_K.tolist(), cut.obs_K.numpy(), cut.state_KS.numpy(), strict=True)
+        }
         for episode, length in enumerate(rollout.valid_TN.sum(dim=0).tolist()):
-            if episode in last_obs:
-                self.last_obs[self.count] = last_obs[episode].copy()
+            if episode in last:
+                self.last_obs[self.count], self.last_state[self.count] = last[episode]
             self._put(rollout, return_TN, episode, length)
             self.count += 1
         self._forget()
@@ -100,22 +138,24 @@ class SILReplay:
             ends = rollout.terminated_TN[row, episode].numpy(), rollout.truncated_TN[row, episode].numpy()
             all_valid, first = np.ones(end - begin, np.bool_), np.arange(begin, end) == 0
             step = VecStep(return_TN[row, episode].numpy(), *ends, next_obs, next_obs, ends[0] | ends[1], all_valid, [])
-            self.ring.add(rollout.obs_TN[row, episode].numpy(), first, None, out, step)
+            state = self.episodes.state_TES[row, episode] if isinstance(self.episodes, EpisodesWithStates) else None
+            self.ring.add(rollout.obs_TN[row, episode].numpy(), first, state, out, step)
             row_L = (self.ring.seen + np.arange(begin - end, 0)) % self.ring.capacity
             columns["bootstrap"][row_L], columns["episode"][row_L] = discount ** np.arange(length - begin, length - end, -1), self.count
 
     def _forget(self) -> None:
         """Drop the last observations of episodes that have left the ring."""
-        oldest = int(self.ring.columns["episode"][(self.ring.seen - self.ring.size) % self.ring.capacity])
+        rows = min(self.ring.seen, self.ring.capacity) if self.state_size else self.ring.size
+        oldest = int(self.ring.columns["episode"][(self.ring.seen - rows) % self.ring.capacity])
         for number in [number for number in self.last_obs if number < oldest]:
-            del self.last_obs[number]
+            del self.last_obs[number], self.last_state[number]
 
     @property
     def ready(self) -> bool:
         """Whether there is enough for one batch."""
-        return self.ring.size > 0 and self.ring.seen >= self.ring.batch_size
+        return self.ring.has_batch
 
-    def sample(self) -> Transitions:
+    def sample(self) -> Transitions | SequenceBatch:
         """Sample a batch; its reward_B are returns, its next_obs_B have no meaning."""
         batch = self.ring.sample()
         return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
@@ -126,13 +166,13 @@ class SILReplay:
         cut_K = np.flatnonzero(bootstrap_B)
         if len(cut_K):
             numbers, which_K = np.unique(episode_B[cut_K], return_inverse=True)
-            value = self.value(torch.from_numpy(np.stack([self.last_obs[int(number)] for number in numbers]))).numpy()
-            return_B[cut_K] += bootstrap_B[cut_K] * value[which_K]
+            last = (torch.from_numpy(np.stack([items[int(number)] for number in numbers])) for items in (self.last_obs, self.last_state))
+            return_B[cut_K] += bootstrap_B[cut_K] * self.value(*last).numpy()[which_K]
         return return_B
 
-    def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of rows by their errors [B]."""
-        self.ring.update_priorities(row_B, error_B)
+    def update_priorities(self, drawn: np.ndarray, error_B: Tensor) -> None:
+        """Set the priorities of what was drawn by the transitions' errors [B]."""
+        self.ring.update_priorities(drawn, error_B)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random stream; not the transitions (see `contents`)."""
@@ -145,9 +185,14 @@ class SILReplay:
     def contents(self) -> dict[str, Any]:
         """Return the transitions of finished episodes, as tensors and numbers."""
         last_obs = {number: torch.from_numpy(obs) for number, obs in self.last_obs.items()}
-        return {"ring": self.ring.contents(), "count": self.count, "last_obs": last_obs}
+        last_state = {number: torch.from_numpy(state) for number, state in self.last_state.items()} if self.state_size else {}
+        return {"ring": self.ring.contents(), "count": self.count, "last_obs": last_obs, "last_state": last_state}
 
     def load_contents(self, state: dict[str, Any]) -> None:
         """Load what `contents` returned."""
         self.ring.load_contents(state["ring"])
         self.count, self.last_obs = int(state["count"]), {number: obs.numpy().copy() for number, obs in state["last_obs"].items()}
+        states = state.get("last_state", {})
+        self.last_state = {
+            number: states[number].numpy().copy() if number in states else np.zeros(0, np.float32) for number in self.last_obs
+        }

@@ -262,7 +262,7 @@ class QLearningSpec(ReplayAlgorithmSpec):
     values = True
     has_target = True
     recurrent = True
-    action_kinds = ("discrete",)
+    action_kinds = ("discrete", "multi_discrete")
     batch_size = 128
 
     action_pdtype: ActionPdtype = "Argmax"

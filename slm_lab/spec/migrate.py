@@ -16,6 +16,8 @@ _RENAMED: dict[Path, Path] = {
     ("meta", "num_cpus"): ("meta", "search_resources", "cpu"),
     ("meta", "num_gpus"): ("meta", "search_resources", "gpu"),
 }
+_ALGORITHMS = {"HydraDQN": "DQN"}
+"""Old names of algorithms. HydraDQN (v2) was DQN on a HydraMLPNet, with a head for each of several envs; with one env it is DQN."""
 _DROPPED: dict[Path, str] = {
     ("body",): "there is one agent and one env",
     ("git_sha",): "now in meta.run",
@@ -41,6 +43,7 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
         if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
             report.ineffective(path, f"no longer used ({reason}); ignored")
     _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)
+    _replace_value(raw, ("agent", "algorithm", "name"), lambda name: _ALGORITHMS.get(name, name), report)
     _replace_value(raw, ("env", "name"), env_ids.current_id, report)
     for key in ("net", "critic_net"):
         _net(_section(raw, "agent", key), ("agent", key), report)

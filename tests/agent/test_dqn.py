@@ -267,7 +267,7 @@ def test_boltzmann_and_epsilon_explore_as_said() -> None:
 
 
 @pytest.mark.parametrize("name", ["DQN", "SARSA"])
-def test_needs_one_discrete_action(name: str) -> None:
+def test_needs_discrete_actions(name: str) -> None:
     toy = q_spec(name) if name == "DQN" else spec({"name": "SARSA", **EXPLORE})
     with pytest.raises(SpecError, match=r"agent\.algorithm\.name: '\w+' requires a discrete action.*continuous.*SoftActorCritic"):
         agent_of(toy, info(action=CONTINUOUS))

@@ -69,6 +69,13 @@ def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
     assert all(notice.startswith("ppo_pong: ") for notice in specs.told())
 
 
+def test_hydra_dqn_is_dqn(specs: Specs) -> None:
+    net = {"type": "HydraMLPNet", "hid_layers": [[[32], [32]], [64], []]}
+    spec = specs.load({"agent.algorithm": {"name": "HydraDQN"}, "agent.memory": {"name": "Replay"}, "agent.net": net})
+    assert spec.agent.algorithm.name == "DQN"
+    assert specs.notices() == ["agent.algorithm.name"]
+
+
 def test_problems_stand_at_the_path_in_the_old_file(specs: Specs) -> None:
     bad = V4.replace('"lam": 0.95', '"lam": 2').replace('"normalize_state": false', '"normalize_state": 3').replace('"MSELoss"', '"MSE"')
     assert specs.found(load_spec, specs.file(bad), "ppo_pong") == [

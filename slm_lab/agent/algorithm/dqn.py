@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.diagnostics import value_diagnostics
-from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, one_step_target
+from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.acting import fast_values
 from slm_lab.agent.replay.replay import Replay, Transitions
@@ -88,7 +88,7 @@ class QLearning(ValueLearning):
         super().build()
         self.next_value = next(value for model, value in NEXT_VALUES.items() if isinstance(self.spec, model))
         if self.spec.has_target:
-            target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec[0])
+            target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec)
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
         # without gradients, for targets
         self.values = fast_values(self.net, self.memory.batch_size)
@@ -107,19 +107,21 @@ class QLearning(ValueLearning):
             self.target.update()
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
-        """Take one gradient step on the temporal-difference errors of a batch."""
+        """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D discrete actions at a time."""
         if isinstance(batch, SequenceBatch):
             q_B, target_B = self._unrolled(batch)
         else:
             target_B = self._targets(batch)
-            q_B = action_value(self.net.critic(batch.obs_B), batch.action_B)
+            q_B = action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B)
         if batch.weight_B is None:
             loss = self.value_loss(q_B, target_B)
         else:  # arXiv:1511.05952, Algorithm 1, line 13
-            loss = (batch.weight_B * self.value_loss(q_B, target_B, reduction="none")).mean()
-            self.memory.update_priorities(batch.drawn, target_B - q_B)
+            each = self.value_loss(q_B, target_B, reduction="none")
+            loss = (batch.weight_B * (each if each.ndim == 1 else each.mean(1))).mean()
+            error_B = target_B - q_B
+            self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
         self.meter.add(loss)
-        td_error, q_mean = value_diagnostics(q_B, target_B)
+        td_error, q_mean = value_diagnostics(q_B.flatten(), target_B.flatten())
         self.meter.record(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
@@ -128,9 +130,21 @@ class QLearning(ValueLearning):
         if self.target is not None:
             self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are valued as they would be when acting
-        next_value_B = self.next_value(lambda: self.values(batch.next_obs_B), lambda: self.target_values(batch.next_obs_B))
+        next_obs_B = batch.next_obs_B
+        next_value_B = self.next_value(lambda: self._each(self.values(next_obs_B)), lambda: self._each(self.target_values(next_obs_B)))
         self.trainer.set_train_mode(True)
-        return one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
+        return self._bootstrapped(batch, next_value_B)
+
+    def _each(self, q_BA: Tensor) -> Tensor:
+        """Return the values of D discrete actions at a time as [..., D, A]; those of one as they are."""
+        return q_BA if self.info.action.kind == "discrete" else by_component(q_BA, self.info.action.nvec)
+
+    def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: Tensor) -> Tensor:
+        """Return the targets [B]; [B, D] for D actions at a time, each with the whole reward and the value of its own next action."""
+        reward_B, terminated_B = batch.reward_B, batch.terminated_B
+        if next_value_B.ndim > 1:
+            reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (reward_B, terminated_B))
+        return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
 
     def _unrolled(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
         """Return Q(s, a) and targets [B] over sequences; each net begins from the stored state with its own burn-in.
@@ -141,9 +155,10 @@ class QLearning(ValueLearning):
         with torch.no_grad():
             if self.target is not None:
                 self.target.refresh()
-            next_value_B = self.next_value(lambda: batch.after(q_SA), lambda: batch.after(self._target_unrolled(batch)))
-        target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
-        return action_value(batch.now(q_SA), batch.action_B), target_B
+            next_value_B = self.next_value(
+                lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(self._target_unrolled(batch)))
+            )
+        return action_value(self._each(batch.now(q_SA)), batch.action_B), self._bootstrapped(batch, next_value_B)
 
     def _target_unrolled(self, batch: SequenceBatch) -> Tensor:
         assert self.target is not None

@@ -15,14 +15,18 @@ from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
 class QNet(nn.Module):
     """Q(s, ·): a body and a head, dueling or plain.
 
+    Of several discrete actions at a time (`nvec` choices each) every one has values of its own, side by side.
+
     Dueling (arXiv:1511.06581, eq. 9): one head gives advantages, another the state's value. Actions are chosen by the advantages alone:
-    the value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it.
+    the value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it. With several actions
+    each has advantages of its own, and they share the value (arXiv:1711.08946, eq. 1).
     """
 
-    def __init__(self, spec: NetSpec, obs: ObservationSpace, actions: int) -> None:
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
         super().__init__()
+        self.nvec = nvec
         self.actor_body: Body = build_body(spec, obs, "actor")
-        self.actor_head = ActorHead(self.actor_body.features, actions, spec)
+        self.actor_head = ActorHead(self.actor_body.features, sum(nvec), spec)
         self.value_head: nn.Linear | None = None
         if isinstance(spec, (DuelingMLPNetSpec, DuelingConvNetSpec)):
             self.value_head = nn.Linear(self.actor_body.features, 1)
@@ -57,4 +61,5 @@ class QNet(nn.Module):
         q_BA = self.actor_head(features_BF)
         if self.value_head is None:
             return q_BA
-        return torch.add(self.value_head(features_BF), q_BA - q_BA.mean(dim=1, keepdim=True))
+        centred = [part - part.mean(dim=1, keepdim=True) for part in (q_BA.split(self.nvec, dim=1) if len(self.nvec) > 1 else (q_BA,))]
+        return torch.add(self.value_head(features_BF), centred[0] if len(centred) == 1 else torch.cat(centred, dim=1))

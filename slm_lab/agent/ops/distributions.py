@@ -144,6 +144,13 @@ class MultiCategorical(ActionDistribution):
         return torch.stack([-(logp.exp() * logp).sum(dim=1) for logp in logps]).sum(0)
 
 
+class MultiArgmax(MultiCategorical):
+    """A MultiCategorical that always acts greedily in each component."""
+
+    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return self.mode(params_NP)
+
+
 class Bernoulli(ActionDistribution):
     """Independent Bernoulli variables, one per component; the parameters are the logits of 1."""
 
@@ -413,6 +420,8 @@ DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
     "LogNormal": LogNormal,
     "MultivariateNormal": MultivariateNormal,
 }
+MULTI_DISCRETE: dict[str, type[ActionDistribution]] = {"Argmax": MultiArgmax}
+"""What names of distributions of one discrete action mean for several."""
 DEFAULT_DISTRIBUTION: dict[ActionKind, str] = {
     "discrete": "Categorical",
     "multi_discrete": "MultiCategorical",

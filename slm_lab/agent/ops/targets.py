@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,6 +22,17 @@ def one_step_target(reward: Tensor, next_value: Tensor, terminated: Tensor, gamm
 def action_value(q_BA: Tensor, action_B: Tensor) -> Tensor:
     """Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]."""
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
+
+
+def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
+    """Return the values of D discrete actions at a time, side by side [..., Σ nvec], as [..., D, max nvec]; −∞ where there is no action.
+
+    Then the functions below give one value for each of the D actions.
+    """
+    if len(set(nvec)) == 1:
+        return q_BA.unflatten(-1, (len(nvec), nvec[0]))
+    most = max(nvec)
+    return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
 
 
 def max_value(q_BA: Tensor) -> Tensor:

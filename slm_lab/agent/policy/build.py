@@ -33,7 +33,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     check_actions(algorithm, info.action)
     net: ActorCriticNet | QNet
     if algorithm.values:
-        net, distribution = QNet(agent.net, info.observation, info.action.nvec[0]), build_distribution(algorithm, info.action)
+        net, distribution = QNet(agent.net, info.observation, info.action.nvec), build_distribution(algorithm, info.action)
     else:
         if isinstance(algorithm, SoftActorCriticSpec):
             check_soft_actor_critic(algorithm, agent.net, info.action)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, ActionDistribution
+from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, MULTI_DISCRETE, ActionDistribution
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
@@ -35,9 +35,10 @@ def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
 def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:
     """Build the distribution that the spec names. Raises SpecError if it does not fit the action space."""
     name = DEFAULT_DISTRIBUTION[action.kind] if spec.action_pdtype == "default" else spec.action_pdtype
-    kind = DISTRIBUTIONS[name]
+    kinds = DISTRIBUTIONS | MULTI_DISCRETE if action.kind == "multi_discrete" else DISTRIBUTIONS
+    kind = kinds[name]
     if action.kind not in kind.kinds or (kind.needs_bounds and not action.bounded):
-        fitting = [n for n, k in DISTRIBUTIONS.items() if action.kind in k.kinds and (action.bounded or not k.needs_bounds)]
+        fitting = [n for n, k in kinds.items() if action.kind in k.kinds and (action.bounded or not k.needs_bounds)]
         space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
         message = f"{name!r} is not supported for {space}; allowed: default, {', '.join(fitting)}"
         raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])

@@ -93,6 +93,7 @@ EXAMPLES: dict[str, Any] = {
     "net": {"name": "MLPNet", "hid_layers": [64, 64]},
     "critic_net": {"name": "MLPNet", "hid_layers": [512, 512]},
     "burn_in": 8,
+    "eta": 0.7,
     "use_same_optim": False,
     "actor_optim_spec": {"name": "Adam", "lr": 3e-4},
     "critic_optim_spec": {"name": "Adam", "lr": 1e-3},

@@ -16,11 +16,11 @@ def check(words: list[str], arguments: Namespace) -> int:
     if len(words) > 2:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
     from slm_lab.spec.base import SpecError
-    from slm_lab.spec.loader import find_spec_file, load_specs, spec_names
+    from slm_lab.spec.loader import find_spec_file, load, notify, spec_names
 
     file = check_file_argument(words[0])
     try:
-        specs = load_specs(file, words[1] if len(words) > 1 else None, arguments.set)
+        loaded = load(file, words[1] if len(words) > 1 else None, arguments.set)
     except SpecError as error:
         paths = [problem.path for problem in error.problems]
         if len(words) == 1 and all(paths):  # a problem without a path is one of the file or of --set
@@ -28,6 +28,9 @@ def check(words: list[str], arguments: Namespace) -> int:
             if valid:
                 print_result("\n".join(f"{name}: valid" for name in valid))
         raise
+    notify(loaded.notes)
+    specs = loaded.specs
+    summary = [] if loaded.differences is None else [_summary(loaded.differences)]
     if arguments.build:
         from slm_lab.experiment.engine import check_builds
         from slm_lab.experiment.plan import Plan
@@ -37,5 +40,13 @@ def check(words: list[str], arguments: Namespace) -> int:
             reports = check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
         except SpecError as error:
             raise mark_sets(error, error.source, arguments.set) from None
-        return print_result("\n".join(f"{spec.name}: builds; {report}" for spec, report in zip(specs, reports, strict=True)))
-    return print_result("\n".join(f"{spec.name}: valid" for spec in specs))
+        lines = [f"{spec.name}: builds; {report}" for spec, report in zip(specs, reports, strict=True)]
+        return print_result("\n".join(lines + summary))
+    return print_result("\n".join([*(f"{spec.name}: valid" for spec in specs), *summary]))
+
+
+def _summary(differences: list[str]) -> str:
+    """Return one line on what differs from SLM Lab, for which the file was written."""
+    if not differences:
+        return "written for SLM Lab; means the same here"
+    return f"written for SLM Lab; differs here: {', '.join(differences)} (docs/from_slm_lab.md)"

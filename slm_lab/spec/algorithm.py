@@ -72,6 +72,11 @@ class AlgorithmSpec(Component):
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
 
     @property
+    def learns_values(self) -> bool:
+        """Return whether it learns values, by net.loss_spec."""
+        return not self.on_policy or self.has_critic or self.values
+
+    @property
     def needs_logp(self) -> bool:
         """Return whether training needs log π(a|s) of the policy that acted."""
         return False

@@ -87,7 +87,7 @@ def unavailable_reason(name: str) -> str | None:
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
         ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
-        return None if name in ids else f"unknown env '{name}'{_module_hint(name) or _hint(name, ids)}"
+        return None if name in ids else _gone(name) or f"unknown env '{name}'{_module_hint(name) or _hint(name, ids)}"
     if kind in _PACKAGES and not _installed(_PACKAGES[kind][0]):
         package, extra = _PACKAGES[kind]
         return f"{name} needs the package {package}: pip install '{extra}'"
@@ -129,6 +129,21 @@ def _registered_by(module: str) -> list[str]:
     except Exception:
         return []
     return sorted(gymnasium.registry)
+
+
+_GONE = {"gridworld": "Unity", "tennis": "Unity", "2dball": "Unity", "3dball": "Unity"}
+"""Names, in lower case, of envs that SLM Lab had → where they came from."""
+
+
+def _gone(name: str) -> str:
+    """Return why an env that SLM Lab had cannot be made; "" for others."""
+    found = re.match(r"Unity|Roboschool|playground/", name)
+    origin = found.group().rstrip("/") if found else "PyBullet" if re.search(r"BulletEnv-v\d+$", name) else _GONE.get(name.lower())
+    if origin is None:
+        return ""
+    if origin == "playground":
+        return f"'{name}' is an env of MuJoCo Playground, which is not supported; Gymnasium's MuJoCo envs are (Hopper-v5)"
+    return f"'{name}' is an env of {origin} that no package offers any more, and Gymnasium has none like it"
 
 
 def _module_hint(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from slm_lab.lib.log import notice
 from slm_lab.spec import env_ids
 from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.differences import adapt, is_for_slm_lab, note_differences
 from slm_lab.spec.hints import suggest_argument
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Path, Report, nearest, show, value_at
@@ -25,7 +26,7 @@ from slm_lab.spec.rules import check_rules, check_updates
 from slm_lab.spec.sampler_rules import derive_sizes
 from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.search import prune_search
-from slm_lab.spec.search_check import check_search
+from slm_lab.spec.search_check import check_search, drop_misplaced
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import plain, read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls, fill_names
@@ -44,6 +45,8 @@ class Loaded:
 
     specs: list[Spec] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    differences: list[str] | None = None
+    """What differs from SLM Lab, a few words each; None if none of the specs was written for it."""
 
 
 Source = str | FilePath | Mapping[str, Any]
@@ -68,14 +71,14 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = ()) -
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
         raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
-    _notify(loaded.notes)
+    notify(loaded.notes)
     return loaded.specs[0]
 
 
 def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
     """Load all specs of a file, or all that `name` expands to (by `spec_params`). Raises as load_spec does."""
     loaded = load(path, name, sets)
-    _notify(loaded.notes)
+    notify(loaded.notes)
     return loaded.specs
 
 
@@ -114,14 +117,11 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
     What a short spec leaves to recommended values is left out here too.
     """
-    body = spec.model_dump(mode="json", exclude={"name"})
+    body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:
         body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
     search = body.pop("search", None)
     drop_nulls(body)
-    for key in ("net", "critic_net"):
-        if (net := body["agent"].get(key)) is not None:
-            body["agent"][key] = {"type": net.pop("name"), **net}
     return {spec.name: body | ({"search": search} if search else {})}
 
 
@@ -148,7 +148,8 @@ def find_spec_file(path: str | FilePath) -> FilePath:
 def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
     """As load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
-    source, entries = _read(path, name)
+    repeated: dict[str, list[str]] = {}
+    source, entries = _read(path, name, repeated)
     keys = [*entries] if name is None else [_key_of(name, entries, arguments, source)]
     loaded, used = Loaded(), set[str]()
     rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
@@ -160,10 +161,12 @@ def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
                 continue  # another expansion of spec_params than the one asked for
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
             loaded.specs += [spec] if spec else []
-            loaded.notes += [f"{made}: {note}" for note in report.notes]
+            loaded.notes += [f"{made}: {note}" for note in (*repeated.get(key, ()), *report.notes)]
+            if report.for_slm_lab:
+                loaded.differences = list(dict.fromkeys([*(loaded.differences or ()), *report.differences]))
     problems += _unused(arguments, used, [entries[key] for key in keys])
     if problems:
-        _notify(loaded.notes)
+        notify(loaded.notes)
         raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
     _check_unique_names(loaded.specs, source)
     return loaded
@@ -179,7 +182,8 @@ def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem
     ]
 
 
-def _notify(notes: list[str]) -> None:
+def notify(notes: list[str]) -> None:
+    """Log each notice once."""
     for note in dict.fromkeys(notes):
         notice(note)
 
@@ -191,15 +195,15 @@ def _check_unique_names(specs: list[Spec], source: str) -> None:
         raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
 
 
-def _read(path: Source, name: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the name of a source for messages, and name → raw spec."""
+def _read(path: Source, name: str | None = None, repeated: dict[str, list[str]] | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the name of a source for messages, and name → raw spec. `repeated`: see text.read."""
     if isinstance(path, Mapping):
         source, content = "spec", plain(dict(path), "spec")
         if content.keys() & {"agent", "env"}:
             content = {name or "spec": content}
     else:
         file = find_spec_file(path)
-        source, content = str(file), read(file)
+        source, content = str(file), read(file, repeated)
     if not isinstance(content, dict):
         raise SpecError(source, [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
@@ -256,6 +260,7 @@ def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator
 def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> Spec | None:
     """Return the Spec of one raw spec; None, with problems in the report, if it is invalid."""
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
+    report.for_slm_lab = is_for_slm_lab(raw)
     migrate(raw, report)
     keep_meaning(raw, report)
     for path, value in arguments.overrides.items():
@@ -268,6 +273,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
             report.fail(path, "has no effect: written by a run, ignored on load")
     migrate(raw, report)
     drop_nulls(raw)
+    adapt(raw, report)
     fill_names(raw)
     drop_ineffective(raw, report)
     prune_search(raw, report)
@@ -286,7 +292,15 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
     if whole and not found.problems:
         check_updates(spec, found)
-    check_search(raw, found, partial(_problems, name) if whole else None)
+        note_differences(spec, found)
+    searched = report.child()
+    check_search(raw, searched, partial(_problems, name) if whole else None)
+    if searched.problems and whole and report.for_slm_lab:
+        drop_misplaced(raw, searched.problems, found)
+        searched = report.child()
+        check_search(raw, searched, partial(_problems, name))
+        spec = spec.model_copy(update={"search": raw["search"]})
+    found.merge(searched)
     report.merge(found)
     resolved = resolve(spec, report) if not report.problems else None
     return resolved if not report.problems else None

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel, by_name
+from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, SpecModel, by_name
 from slm_lab.spec.extension import Extensible
 from slm_lab.spec.schedule import Schedule, constant
 
@@ -61,8 +61,8 @@ class PriorityKeys(SpecModel):
 
     alpha: NonNegative = 0.6
     """Priority exponent; 0 is uniform sampling."""
-    epsilon: PositiveReal = 1e-4
-    """Added to each priority, so that none is 0."""
+    epsilon: NonNegative = 1e-4
+    """Added to each error, so that no priority is 0; with 0 a transition without error is hardly sampled again."""
     beta: Fraction | Schedule = constant(0.4)
     """Exponent of importance-sampling weights, 1 corrects fully; a number, or a schedule over frames."""
     eta: Fraction = 0.9
@@ -84,8 +84,8 @@ class SILReplayKeys(SpecModel):
     """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only bring its hidden state up to date."""
     alpha: NonNegative | None = None
     """SIL, PPOSIL: priority exponent."""
-    epsilon: PositiveReal | None = None
-    """SIL, PPOSIL: added to each priority."""
+    epsilon: NonNegative | None = None
+    """SIL, PPOSIL: added to each error."""
     beta: Fraction | Schedule | None = None
     """SIL, PPOSIL: exponent of importance-sampling weights."""
     eta: Fraction | None = None

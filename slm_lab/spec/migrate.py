@@ -19,6 +19,7 @@ _RENAMED: dict[Path, Path] = {
 _ALGORITHMS = {"HydraDQN": "DQN"}
 """Old names of algorithms. HydraDQN (v2) was DQN on a HydraMLPNet, with a head for each of several envs; with one env it is DQN."""
 _DROPPED: dict[Path, str] = {
+    ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
     ("body",): "there is one agent and one env",
     ("git_sha",): "now in meta.run",
     ("name",): "a spec is named by its key",
@@ -37,6 +38,7 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
     for root in ((), ("search",)):
         for key in ("agent", "env"):
             _unlist(raw, (*root, key), report)
+    _search_algorithm(raw, report)
     for old, new in _RENAMED.items():
         _rename(raw, old, new, report)
     for path, reason in _DROPPED.items():
@@ -47,6 +49,25 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
     _replace_value(raw, ("env", "name"), env_ids.current_id, report)
     for key in ("net", "critic_net"):
         _net(_section(raw, "agent", key), ("agent", key), report)
+
+
+def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
+    """Replace v4's meta.search: RandomSearch tries all combinations of grid_search keys, and draws the values of others."""
+    meta, path = _section(raw, "meta"), ("meta", "search")
+    name = meta.get("search")
+    if name != "RandomSearch":
+        if name is not None and not report.is_set(path):
+            report.fail(path, f"must be 'RandomSearch' (v4 form; now meta.search_algorithm), not {show(name)}")
+            del meta["search"]
+        return
+    meta["search"] = "grid" if _has_grid(raw.get("search")) else "random"
+    _rename(raw, path, ("meta", "search_algorithm"), report)
+
+
+def _has_grid(search: Any) -> bool:
+    """Return whether a search section has grid_search keys."""
+    items = search.items() if isinstance(search, dict) else enumerate(search) if isinstance(search, list) else ()
+    return any(str(key).endswith("__grid_search") or _has_grid(value) for key, value in items)
 
 
 def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
@@ -61,7 +82,7 @@ def _unlist(raw: dict[str, Any], path: Path, report: Report) -> None:
     if not isinstance(items, list):
         return
     if len(items) != 1:
-        report.fail(path, f"must be an object, or a list of one object, not a list of {len(items)}")
+        report.fail(path, f"must be an object, or a list of one object (v4 form), not a list of {len(items)}: a spec has one {path[-1]}")
         section[str(path[-1])] = None
         return
     report.note(path, "a list (v4 form); its only item is used")

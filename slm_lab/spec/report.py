@@ -60,6 +60,10 @@ class Report:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
+        self.for_slm_lab = False
+        """The spec was written for SLM Lab (see differences.py)."""
+        self.differences: list[str] = []
+        """What differs from SLM Lab, a few words each, if the spec was written for it."""
         self._origin: dict[Path, Path] = {}
         self._set: list[Path] = []
 
@@ -81,7 +85,7 @@ class Report:
     def child(self) -> Report:
         """Return an empty report on the same file, to be merged."""
         child = Report()
-        child._origin, child._set = self._origin, self._set
+        child._origin, child._set, child.for_slm_lab = self._origin, self._set, self.for_slm_lab
         return child
 
     def merge(self, found: Report) -> None:
@@ -89,6 +93,7 @@ class Report:
         known = [problem.path for problem in self.problems]
         self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]
         self.notes += [note for note in found.notes if note not in self.notes]
+        self.differences += [topic for topic in found.differences if topic not in self.differences]
 
     def fail(self, path: Path, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem, once."""
@@ -108,6 +113,13 @@ class Report:
         """Return whether the value at `path` was given by --set."""
         place = self.origin(path)
         return any(_at_or_below(place, given) for given in self._set)
+
+    def differs(self, path: Path, topic: str, message: str) -> None:
+        """Add a note on what a key means here and in SLM Lab, if the spec was written for SLM Lab; `topic` names it in a few words."""
+        if self.for_slm_lab:
+            self.note(path, message)
+            if topic not in self.differences:
+                self.differences.append(topic)
 
     def note(self, path: Path, message: str) -> None:
         """Add a note, once."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from slm_lab.spec.algorithm import ALGORITHMS, EntropyAnneal, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
-from slm_lab.spec.net import NetSpec, RecurrentNetSpec
+from slm_lab.spec.net import LossSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM, value_of
 from slm_lab.spec.sampler_rules import SAMPLER, resolve_sampler
@@ -182,6 +182,8 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
         draft.ignore(place, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
         _optimizers(net, draft)
+    if not algorithm.learns_values:
+        draft.set((*place, "loss_spec"), LossSpec())  # it may name a loss that is none of values
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net")
     elif net.update_type == "replace":

@@ -34,7 +34,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     _schedules(spec.agent.memory, ("agent", "memory"), report)
     for key in ("net", "critic_net"):
         if (net := getattr(spec.agent, key)) is not None:
-            check_net(net, ("agent", key), report)
+            check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
             _net(spec.agent, net, ("agent", key), report)
     _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
@@ -118,7 +118,7 @@ def _without_effect(spec: Spec, report: Report) -> None:
         if algorithm.learns and not algorithm.soft and not algorithm.has_critic:
             groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
         groups.append((place, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
-        groups.append((place, ("loss_spec",), algorithm.on_policy and not (algorithm.has_critic or algorithm.values), "it has no critic"))
+        groups.append((place, ("loss_spec",), not algorithm.learns_values, "it has no critic"))
     section: SpecModel
     for section, place in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
         constant = [key for key in type(section).model_fields if isinstance(getattr(section, key), NoDecay)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slm_lab.spec.base import Problem
-from slm_lab.spec.report import Path, Report, show, show_path, value_at
+from slm_lab.spec.report import Path, Report, show, show_path, to_path, value_at
 from slm_lab.spec.search import NET, SearchKey, is_for_search, search_entries, settings, walk
+from slm_lab.spec.validate import SECTION_KEYS
 from slm_lab.spec.variables import override
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
@@ -43,6 +44,42 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
         _check_key(key, above, values, report)
     if len(report.problems) == before and (problems := values.problems_of_all()):
         report.fail(("search",), f"no combination of its values is valid: {problems[0]}")
+
+
+def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
+    """Remove from the search section of a spec written for SLM Lab, in place and with a note, what has no effect there or cannot be set.
+
+    That is a key of another section, which SLM Lab ignores, and some of the values of a choice that contradict the spec's own.
+    """
+    known = frozenset().union(*SECTION_KEYS.values())
+    for node, text, where in [*_leaves(raw["search"], ())]:
+        path = ("search", *where)
+        found = [problem for problem in problems if problem.path == show_path(report.origin(path))]
+        if not found or report.is_set(path):
+            continue
+        key = to_path(str(text).rpartition("__")[0])[-1:]
+        if any(problem.code == "unknown" for problem in found):
+            if key and key[0] in known:
+                report.note(path, f"is no key of that section, which SLM Lab ignores; not searched ({found[0].message})")
+                del node[text]
+            continue
+        bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
+        if 0 < len(bad) < len(node[text]):
+            node[text] = [value for value in node[text] if value not in bad]
+            report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} not searched")
+
+
+def _leaves(node: Any, where: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
+    """Yield the lists of arguments in a search section: the object, the key, and its path."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if isinstance(value, list) and "__" in key:
+                yield node, key, (*where, key)
+            else:
+                yield from _leaves(value, (*where, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _leaves(value, (*where, index))
 
 
 def set_value(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:

@@ -22,8 +22,10 @@ _TOKEN = re.compile(
 )
 
 
-def read(path: FilePath) -> Any:
+def read(path: FilePath, repeated: dict[str, list[str]] | None = None) -> Any:
     """Return the content of a spec file.
+
+    Args: repeated: receives, by name of the spec, a line for each duplicate key in specs of the v4 form, whose last value counts.
 
     Raises: SpecError for an unreadable file, invalid text (with line and column), a duplicate key, NaN.
     """
@@ -33,12 +35,12 @@ def read(path: FilePath) -> Any:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(source, [Problem("", f"cannot be read: {reason}")]) from None
-    return parse_yaml(text, source) if path.suffix.lower() in (".yaml", ".yml") else parse_json(text, source)
+    return parse_yaml(text, source) if path.suffix.lower() in (".yaml", ".yml") else parse_json(text, source, repeated)
 
 
-def parse_json(text: str, source: str = "spec") -> Any:
-    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes."""
-    clean, quoted = _strict(text, source)
+def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] | None = None) -> Any:
+    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. `repeated`: see `read`."""
+    clean, quoted, duplicates = _strict(text, source)
     try:
         value = json.loads(clean)
     except json.JSONDecodeError as error:
@@ -47,6 +49,13 @@ def parse_json(text: str, source: str = "spec") -> Any:
     except (RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
         raise SpecError(source, [Problem("", reason)]) from None
+    for name, key, position in duplicates:
+        entry = value.get(name) if isinstance(value, dict) else None
+        found = _at(text, position, f"duplicate key '{key}'", source)
+        if not isinstance(entry, dict) or not isinstance(entry.get("agent"), list):
+            raise found
+        if repeated is not None:
+            repeated.setdefault(name, []).append(f"{found.problems[0]}; the last one is used (v4 form)")
     return plain(value, source)
 
 
@@ -94,12 +103,13 @@ def plain(value: Any, source: str) -> Any:
     return tree
 
 
-def _strict(text: str, source: str) -> tuple[str, list[int]]:
-    """Return strict JSON and the positions of added quotes: comments and trailing commas become spaces, bare ${var} is quoted.
+def _strict(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
+    """Return strict JSON, the positions of added quotes, and duplicate keys: (key of the outermost object, key, position).
 
-    Raises: SpecError for an unterminated comment, a duplicate key, NaN.
+    Comments and trailing commas become spaces, bare ${var} is quoted. Raises: SpecError for an unterminated comment, NaN.
     """
     clean, quoted = list[str](), list[int]()
+    duplicates, outermost = list[tuple[str, str, int]](), ""
     keys: list[set[str]] = []
     """Keys of the objects (or lists) around the current position."""
     before, start, comma = "", 0, 0
@@ -124,13 +134,15 @@ def _strict(text: str, source: str) -> tuple[str, list[int]]:
                     clean[comma] = " "
             elif part == ":" and keys:
                 key = _decoded(before)
+                if len(keys) == 1:
+                    outermost = key
                 if key in keys[-1]:
-                    raise _at(text, start, f"duplicate key '{key}'", source)
+                    duplicates.append(("" if len(keys) == 1 else outermost, key, start))
                 keys[-1].add(key)
             comma = len(clean) if part == "," and before not in ("", *"[{,:") else 0
             before, start = part, match.start()
         clean.append(part)
-    return "".join(clean), quoted
+    return "".join(clean), quoted, duplicates
 
 
 def _decoded(string: str) -> str:

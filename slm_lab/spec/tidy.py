@@ -31,15 +31,15 @@ def fill_names(raw: dict[str, Any]) -> None:
     if not isinstance(agent, dict):
         return
     net, memory, algorithm = agent.get("net"), agent.get("memory"), agent.get("algorithm")
-    if net == {}:
-        del agent["net"]
+    model = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
+    if net == {} or (isinstance(net, dict) and "name" not in net and model is not None and not model.learns):
+        del agent["net"]  # Random needs none
     elif isinstance(net, dict) and "name" not in net:
         env_name = str(env.get("name")) if isinstance(env, dict) else ""
         if net.keys() & {"conv_hid_layers", "fc_hid_layers", "normalize"} or env_name.startswith(("ALE/", "CarRacing-")):
             net["name"] = "ConvNet"
         elif "hid_layers" in net or env_name in KNOWN:  # the spaces of other envs are not known here
             net["name"] = "MLPNet"
-    model = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
     if isinstance(memory, dict) and "name" not in memory and model is not None:
         memory["name"] = model.memories[0]
 

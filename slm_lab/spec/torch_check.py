@@ -50,15 +50,21 @@ def activation(name: str) -> str | None:
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
-def check_net(net: NetSpec, place: Path, report: Report) -> None:
-    """Add a problem for each name or argument of the net at `place` that does not exist in torch."""
+def check_net(net: NetSpec, place: Path, report: Report, *, has_loss: bool = True) -> None:
+    """Add a problem for each name or argument of the net at `place` that does not exist in torch.
+
+    Without `has_loss` (the algorithm learns no values) an unknown loss is a note: it is not used.
+    """
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
             _optimizer(optim, (*place, key), report)
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
         if (scheduler := getattr(net, key)) is not None:
             _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report)
-    _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
+    if has_loss:
+        _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
+    elif net.loss_spec.name not in LOSSES:
+        report.ineffective((*place, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored")
     if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
         _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
     if isinstance(net, LayersSpec | TorchArcNetSpec):

@@ -559,3 +559,15 @@ def test_contents_of_another_size_are_refused(image: bool) -> None:
 def test_vectors_are_kept_whole() -> None:
     assert isinstance(build(info(1)).store, VectorStore)
     assert isinstance(build(info(1, shape=(3, 3, 3))).store, VectorStore), "float images are no frames"
+
+
+def test_priorities_of_zero_can_be_sampled() -> None:
+    """With an epsilon of 0 (SLM Lab's files have it) all priorities may be 0."""
+    env = ToyEnv(info(2, DISCRETE))
+    memory = build(env.info, "PrioritizedReplay", epsilon=0.0)
+    for _ in feed(memory, env, 20):
+        pass
+    memory.update_priorities(np.arange(40), torch.zeros(40))
+    batch = memory.sample()
+    assert len(set(batch.row_B.tolist())) > 1
+    assert bool(torch.as_tensor(batch.weight_B).isfinite().all())

@@ -62,7 +62,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
             DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": FALLING | {"end_val": 1.5, "end_step": 20}}},
             "agent.memory.beta.end_val",
         ),
-        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "epsilon": 0}}, "agent.memory.epsilon"),
+        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "epsilon": -1}}, "agent.memory.epsilon"),
         (
             {"agent.algorithm": {"name": "Reinforce"}, "agent.memory": {"name": "OnPolicyCrossEntropy", "cross_entropy": 0}},
             "agent.memory.cross_entropy",

@@ -216,6 +216,9 @@ class PrioritizedReplay(Replay):
     (section B.2.1); importance weights (N · P)^−beta are divided by the batch's greatest.
     """
 
+    LEAST = 1e-12
+    """Lowest priority, for errors of 0 with an epsilon of 0: the sum of all must not be 0."""
+
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
@@ -242,7 +245,7 @@ class PrioritizedReplay(Replay):
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
         """Set the priorities of rows by their errors [B], of any sign; an error that is not finite counts as 0."""
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
-        priority_B = (np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha
+        priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)
         self.tree.set(row_B, priority_B)
         self.greatest = max(self.greatest, float(priority_B.max()))
 

@@ -1,0 +1,165 @@
+"""Specs that were written for SLM Lab: how they are recognised, and a note on each key that means something else here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slm_lab.spec.algorithm import QLearningSpec
+from slm_lab.spec.net import NetSpec
+from slm_lab.spec.report import Path, Report, value_at
+from slm_lab.spec.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
+from slm_lab.spec.spec import Spec
+
+_ENV: Path = ("env", "name")
+_ENVS: Path = ("env", "num_envs")
+_ALGORITHM: Path = ("agent", "algorithm")
+_NET: Path = ("agent", "net")
+
+
+def is_for_slm_lab(raw: dict[str, Any]) -> bool:
+    """Return whether a raw spec was written for SLM Lab.
+
+    It has what SLM Lab's files have, and specs for this package need not: agent and env as lists (v4), or (v5) `type` for the name of a
+    net, meta.distributed and meta.max_trial. Specs that a run of this package saved never count: older versions wrote these keys too.
+    """
+    if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
+        return True
+    paths: tuple[Path, ...] = (("agent", "net", "type"), ("meta", "distributed"), ("meta", "max_trial"))
+    return value_at(raw, ("meta", "run")) is None and all(value_at(raw, path) is not None for path in paths)
+
+
+def adapt(raw: dict[str, Any], report: Report) -> None:
+    """Replace, in place and with a note, values of a migrated raw spec that have a meaning in SLM Lab only."""
+    for key in ("net", "critic_net"):
+        if isinstance(net := value_at(raw, ("agent", key)), dict):
+            _whole_frequency(net, ("agent", key), report)
+            if report.for_slm_lab and value_at(raw, ("meta", "distributed")):
+                _without_lookahead(net, ("agent", key), report)
+    algorithm = value_at(raw, _ALGORITHM)
+    if report.for_slm_lab and isinstance(algorithm, dict):
+        for key, schedule in algorithm.items():
+            if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
+                _constant(schedule, (*_ALGORITHM, key), report)
+
+
+def _whole_frequency(net: dict[str, Any], place: Path, report: Report) -> None:
+    """Replace an update_frequency below 1, with which SLM Lab copies the net at every vector step."""
+    path, value = (*place, "update_frequency"), net.get("update_frequency")
+    if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
+        report.note(path, f"{value:g} is the same as 1: each vector step")
+        net["update_frequency"] = 1
+
+
+def _without_lookahead(net: dict[str, Any], place: Path, report: Report) -> None:
+    """Replace Lookahead, of which SLM Lab v4 shares the inner optimizer only, by that optimizer."""
+    for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
+        optim = net.get(key)
+        if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*place, key)):
+            inner = optim.get("optimizer", "Adam")
+            net[key] = {"name": inner, **{name: optim[name] for name in optim.keys() - {"name", "optimizer", "k", "alpha"}}}
+            why = "Lookahead would reset the global net to the slow weights of one Session"
+            report.differs((*place, key), "Lookahead with distributed", f"{why}; {inner} is used")
+
+
+def _constant(schedule: dict[str, Any], path: Path, report: Report) -> None:
+    """Let no_decay have its end_val, which is what it has in SLM Lab from the second step on."""
+    start, end = schedule.get("start_val"), schedule.get("end_val")
+    if end and end != start and not report.is_set(path):
+        schedule["start_val"] = end
+        report.note((*path, "start_val"), f"no_decay is end_val in SLM Lab; {end} is used")
+
+
+Notes = Iterator[tuple[Path, str, str]]
+"""Path, topic in a few words, and message of each difference."""
+
+
+def note_differences(spec: Spec, report: Report) -> None:
+    """Add a note for each thing that a spec written for SLM Lab does differently here."""
+    if report.for_slm_lab and spec.agent.algorithm.learns:
+        for rule in RULES:
+            for path, topic, message in rule(spec):
+                report.differs(path, topic, message)
+
+
+def _episodes(spec: Spec) -> Notes:
+    algorithm, atari = spec.agent.algorithm, spec.env.name.startswith("ALE/")
+    if not atari and (algorithm.on_policy or spec.env.num_envs == 1):
+        theirs = "runs on into the next episode" if algorithm.on_policy else "uses the first observation of the next episode"
+        yield _ENV, "time limits", f"an episode cut by a time limit keeps the value of its last observation; SLM Lab {theirs}"
+    if spec.env.max_t is not None:
+        yield ("env", "max_t"), "max_t", f"ends episodes after {spec.env.max_t} steps; SLM Lab ignores it"
+    if spec.env.num_envs > 1:
+        yield _ENVS, "rows of resets", "the step in which an env resets is not trained on; SLM Lab trains on it"
+    else:
+        yield _ENVS, "total_reward", "total_reward is the mean of the last 100 episodes; in SLM Lab, with 1 env, the last episode's"
+
+
+def _memory(spec: Spec) -> Notes:
+    if not spec.agent.algorithm.on_policy and not spec.env.name.startswith("ALE/"):
+        yield ("agent", "memory", "name"), "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
+
+
+def _learning(spec: Spec) -> Notes:
+    algorithm = spec.agent.algorithm
+    given = algorithm.model_fields_set
+    if algorithm.name == "DQN":
+        yield (*_ALGORITHM, "name"), "DQN", "takes the maximum of the target net; in SLM Lab DQN is DoubleDQN"
+    if algorithm.self_imitation:
+        message = "learns from the returns of whole episodes, the critic included; SLM Lab sums rewards over shuffled transitions"
+        yield (*_ALGORITHM, "name"), "self-imitation", message
+    if isinstance(algorithm, QLearningSpec):
+        if "action_policy" not in given:
+            yield _ALGORITHM, "exploration", "action_policy is absent: epsilon_greedy; SLM Lab samples softmax(Q)"
+        elif algorithm.action_policy == "epsilon_greedy" and spec.env.num_envs > 1:
+            yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
+
+
+def _schedules(spec: Spec) -> Notes:
+    for key in type(spec.agent.algorithm).model_fields:
+        schedule = getattr(spec.agent.algorithm, key)
+        if key not in spec.agent.algorithm.model_fields_set or not isinstance(schedule, LinearDecay | RateDecay | PeriodicDecay):
+            continue
+        if theirs := _their_schedule(schedule):
+            yield (*_ALGORITHM, key), "schedules", f"goes from {schedule.start_val:g} to {schedule.end_val:g}; in SLM Lab {theirs}"
+
+
+def _their_schedule(schedule: Schedule) -> str:
+    """Return what SLM Lab makes of a schedule; "" for the same."""
+    if isinstance(schedule, NoDecay) or schedule.start_val == schedule.end_val:
+        return ""
+    if schedule.end_val == 0:
+        return "an end_val of 0 is not read: it stays at start_val"
+    if isinstance(schedule, PeriodicDecay):
+        return "periodic_decay is constant"
+    if isinstance(schedule, RateDecay):
+        return "rate_decay jumps at its end"
+    return "it is end_val from start_step on" if schedule.end_val > schedule.start_val else ""
+
+
+def _nets(spec: Spec) -> Notes:
+    net: NetSpec | None = spec.agent.net
+    if net is None:
+        return
+    if net.recurrent:
+        yield (*_NET, "type"), "RecurrentNet", "carries a hidden state over the steps of an episode; SLM Lab stacks seq_len observations"
+    if spec.agent.algorithm.has_critic and not spec.agent.algorithm.soft and not net.shared:
+        for key in ("actor_init_std", "critic_init_std"):
+            if getattr(net, key) is not None:
+                yield (*_NET, key), "initialisation of the output layers", "is used; SLM Lab drops it unless shared is true"
+
+
+def _meta(spec: Spec) -> Notes:
+    meta = spec.meta
+    if meta.distributed:
+        message = "schedules and learning rates count the frames of all Sessions, and each update has its own gradient; in SLM Lab"
+        yield ("meta", "distributed"), "distributed", f"{message} they count each Session's, and 'synced' adds gradients up"
+    if meta.rigorous_eval and spec.agent.algorithm.soft:
+        yield ("meta", "rigorous_eval"), "evaluation", "evaluates the policy; SLM Lab acts at random in its first evaluations"
+    if meta.rigorous_eval and spec.env.normalize_obs:
+        message = "evaluation uses the statistics of training; SLM Lab collects others"
+        yield ("meta", "rigorous_eval"), "normalisation in evaluation", message
+
+
+RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _memory, _learning, _schedules, _nets, _meta)
+"""Each yields what differs in one part of a spec."""

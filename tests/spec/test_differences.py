@@ -1,0 +1,278 @@
+"""Specs written for SLM Lab: which are recognised, what is noted of them, and the forms that only they have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slm_lab.cli.entry import main
+from slm_lab.spec.loader import dump_spec, load, load_spec, load_specs
+from slm_lab.spec.search import parse_search
+from tests.spec.conftest import Specs, changed
+
+V5: dict[str, Any] = {
+    "agent": {
+        "name": "A2C",
+        "algorithm": {"name": "ActorCritic", "gamma": 0.98, "lam": 0.9, "training_frequency": 16},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {"type": "MLPNet", "shared": True, "hid_layers": [8], "gpu": False},
+    },
+    "env": {"name": "CartPole-v1", "num_envs": 4, "max_t": None, "max_frame": 800},
+    "meta": {"distributed": False, "max_session": 2, "max_trial": 1},
+}
+DQN = {
+    "agent.algorithm": {
+        "name": "DoubleDQN",
+        "action_policy": "epsilon_greedy",
+        "explore_var_spec": {"name": "no_decay", "start_val": 0.1},
+        "training_start_step": 32,
+    },
+    "agent.memory": {"name": "Replay", "batch_size": 32, "max_size": 1000},
+    "agent.net.shared": ...,
+    "agent.net.update_frequency": 100,
+}
+SAC = {
+    "agent.algorithm": {"name": "SoftActorCritic"},
+    "agent.memory": {"name": "Replay", "batch_size": 32, "max_size": 1000},
+    "agent.net": {"type": "MLPNet", "hid_layers": [8], "update_type": "polyak", "polyak_coef": 0.01},
+    "env.name": "Pendulum-v1",
+    "env.max_frame": 5000,
+}
+
+
+def v4(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same spec in the v4 form."""
+    return {**spec, "agent": [spec["agent"]], "env": [spec["env"]], "body": {"product": "outer", "num": 1}}
+
+
+def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> list[str]:
+    """What differs, a few words each."""
+    differences = load(specs.file({"it": changed(base, changes)}), "it").differences
+    assert differences is not None
+    return differences
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent.net.type": ..., "agent.net.name": "MLPNet"},  # this package's name for it
+        {"meta.distributed": ...},
+        {"meta.max_trial": ...},
+        {"meta.run": [{"git_sha": "0"}]},  # saved by a run
+    ],
+)
+def test_specs_for_this_package_are_loaded_without_notes(specs: Specs, changes: dict[str, Any]) -> None:
+    found = load(specs.file({"it": changed(V5, changes)}), "it")
+    assert found.differences is None
+    assert not found.notes
+
+
+def test_a_saved_spec_is_one_for_this_package(specs: Specs) -> None:
+    spec = load_spec(specs.file({"it": V5}))
+    found = load(dump_spec(spec), None)
+    assert (found.differences, found.notes, found.specs) == (None, [], [spec])
+
+
+@pytest.mark.parametrize("form", [dict, v4])
+def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
+    load_spec(specs.file({"it": form(V5)}))
+    paths = [path.replace("[0]", "") for path in specs.notices()]
+    assert sorted(set(paths) - {"agent", "env", "body"}) == ["env.name", "env.num_envs"]
+    assert len(specs.told()) == len(set(specs.told()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "topics"),
+    [
+        ({}, ["time limits", "rows of resets"]),
+        ({"env.num_envs": 1}, ["time limits", "total_reward"]),
+        ({"env.max_t": 50}, ["time limits", "max_t", "rows of resets"]),
+        ({"env.name": "ALE/Pong-v5", "agent.net": {"type": "ConvNet", "shared": True}}, ["rows of resets"]),
+        ({"meta.rigorous_eval": 2, "env.normalize_obs": True}, ["time limits", "rows of resets", "normalisation in evaluation"]),
+        ({"meta.distributed": "synced"}, ["time limits", "rows of resets", "distributed"]),
+        ({"agent.net": {"type": "RecurrentNet", "shared": True}}, ["time limits", "rows of resets", "RecurrentNet"]),
+        (
+            {"agent.net.shared": False, "agent.net.critic_init_std": 1.0},
+            ["time limits", "rows of resets", "initialisation of the output layers"],
+        ),
+        (
+            {"agent.algorithm.name": "SIL", "agent.memory.sil_replay_name": "Replay"},
+            ["time limits", "rows of resets", "self-imitation"],
+        ),
+        (DQN, ["rows of resets", "precision of the replay", "exploration"]),
+        (DQN | {"env.num_envs": 1}, ["time limits", "total_reward", "precision of the replay"]),
+        (DQN | {"agent.algorithm.name": "DQN", "env.num_envs": 1}, ["time limits", "total_reward", "precision of the replay", "DQN"]),
+        (
+            DQN | {"agent.algorithm": {"name": "DoubleDQN"}, "env.num_envs": 1},
+            ["time limits", "total_reward", "precision of the replay", "exploration"],
+        ),
+        (SAC, ["rows of resets", "precision of the replay"]),
+        (SAC | {"meta.rigorous_eval": 2}, ["rows of resets", "precision of the replay", "evaluation"]),
+    ],
+)
+def test_what_differs(specs: Specs, changes: dict[str, Any], topics: list[str]) -> None:
+    assert loaded(specs, changes) == topics
+
+
+@pytest.mark.parametrize(
+    ("schedule", "differs"),
+    [
+        ({"name": "linear_decay", "start_val": 0.1, "end_val": 0.01}, False),
+        ({"name": "linear_decay", "start_val": 0.1, "end_val": 0.1}, False),
+        ({"name": "linear_decay", "start_val": 0.1, "end_val": 0}, True),
+        ({"name": "linear_decay", "start_val": 0.1, "end_val": 0.2}, True),
+        ({"name": "rate_decay", "start_val": 0.1, "end_val": 0.01}, True),
+        ({"name": "periodic_decay", "start_val": 0.1, "end_val": 0.01}, True),
+        ({"name": "no_decay", "start_val": 0.1}, False),
+    ],
+)
+def test_schedules_that_differ(specs: Specs, schedule: dict[str, Any], differs: bool) -> None:
+    steps = {} if schedule["name"] == "no_decay" else {"start_step": 0, "end_step": 500}
+    assert ("schedules" in loaded(specs, {"agent.algorithm.entropy_coef_spec": schedule | steps})) == differs
+
+
+def test_no_decay_is_end_val(specs: Specs) -> None:
+    schedule = {"name": "no_decay", "start_val": 0.2, "end_val": 0.05, "start_step": 0, "end_step": 100}
+    theirs = load_spec(specs.file({"it": changed(V5, {"agent.algorithm.entropy_coef_spec": schedule})}))
+    assert theirs.agent.algorithm.entropy_coef_spec.value(0) == 0.05
+    ours = load_spec(specs.file({"it": changed(V5, {"agent.algorithm.entropy_coef_spec": schedule, "meta.max_trial": ...})}))
+    assert ours.agent.algorithm.entropy_coef_spec.value(0) == 0.2
+
+
+def test_check_ends_with_a_line_of_what_differs(specs: Specs, capsys: pytest.CaptureFixture[str]) -> None:
+    two = {"one": V5, "two": changed(V5, DQN | {"env.num_envs": 1})}
+    assert main(["check", str(specs.file(two))]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("written for SLM Lab")
+    for topic in ("time limits", "rows of resets", "total_reward", "precision of the replay"):
+        assert last.count(topic) == 1
+    assert main(["check", str(specs.file({"one": changed(V5, {"meta.max_trial": ...})}))]) == 0
+    assert "SLM Lab" not in capsys.readouterr().out
+    random = changed(V5, {"agent.algorithm": {"name": "Random"}, "agent.net": {}, "agent.memory": ...})
+    assert main(["check", str(specs.file({"one": v4(random)}))]) == 0
+    assert "same" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_last_of_two_equal_keys_counts_in_a_v4_file(specs: Specs) -> None:
+    text = json.dumps({"it": v4(V5), "other": v4(V5)}).replace('"gamma": 0.98', '"gamma": 0.5, "gamma": 0.7', 1)
+    file = specs.file(text)
+    assert load_spec(file, "it").agent.algorithm.gamma == 0.7
+    assert [note for note in specs.told() if "duplicate" in note and "'gamma'" in note and note.startswith("it: line 1, ")]
+    specs.log.clear()
+    assert load_spec(file, "other").agent.algorithm.gamma == 0.98
+    assert not [note for note in specs.told() if "duplicate" in note]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"it": V5}).replace('"gamma": 0.98', '"gamma": 0.5, "gamma": 0.7'),
+        json.dumps({"it": v4(V5)})[:-1] + ', "it": 3}',  # which spec it would be is not known
+        json.dumps({"it": V5, "old": v4(V5)}).replace('"gamma": 0.98', '"gamma": 0.5, "gamma": 0.7', 1),
+    ],
+)
+def test_equal_keys_elsewhere_are_refused(specs: Specs, text: str) -> None:
+    assert specs.found(load_specs, specs.file(text)) == [""]
+
+
+@pytest.mark.parametrize(("key", "algorithm"), [("gamma__uniform", "random"), ("gamma__grid_search", "grid")])
+def test_the_search_algorithm_of_v4(specs: Specs, key: str, algorithm: str) -> None:
+    search = {"agent": [{"algorithm": {key: [0.9, 0.99]}}]}
+    spec = load_spec(specs.file({"it": v4(changed(V5, {"meta.search": "RandomSearch", "search": search}))}))
+    assert spec.meta.search_algorithm == algorithm
+    assert "meta.search" in specs.notices()
+    assert load_spec(specs.file({"it": changed(V5, {"meta.search": "RandomSearch"})})).meta.search_algorithm == "random"
+    assert specs.found(load_spec, specs.file({"it": changed(V5, {"meta.search": "Bayes"})})) == ["meta.search"]
+
+
+@pytest.mark.parametrize(
+    ("value", "update", "becomes"), [(0.9, "replace", 1), (0.9, "polyak", 1), (0.25, "replace", 1), (100, "replace", 100)]
+)
+def test_update_frequency_below_a_step(specs: Specs, value: float, update: str, becomes: int) -> None:
+    changes = DQN | {"agent.net.update_frequency": value, "agent.net.update_type": update, "agent.net.polyak_coef": 0.1}
+    spec = load_spec(specs.file({"it": changed(V5, changes)}))
+    assert spec.agent.net is not None
+    assert spec.agent.net.update_frequency == becomes
+    assert ("agent.net.update_frequency" in specs.notices()) == (value < 1)
+
+
+@pytest.mark.parametrize("value", [1.5, 0, -0.5])
+def test_other_fractions_of_update_frequency_are_refused(specs: Specs, value: float) -> None:
+    file = specs.file({"it": changed(V5, DQN | {"agent.net.update_frequency": value})})
+    assert specs.found(load_spec, file) == ["agent.net.update_frequency"]
+
+
+def test_a_loss_where_no_values_are_learned(specs: Specs) -> None:
+    loss = {"agent.net.loss_spec": {"name": "CrossEntropyLoss"}}
+    reinforce = loss | {"agent.algorithm": {"name": "Reinforce", "training_frequency": 2}, "agent.memory.name": "OnPolicyReplay"}
+    spec = load_spec(specs.file({"it": changed(V5, reinforce)}))
+    assert "agent.net.loss_spec.name" in specs.notices()
+    assert spec.agent.net is not None
+    assert spec.agent.net.loss_spec.name == "MSELoss"
+    assert specs.found(load_spec, specs.file({"it": changed(V5, loss)})) == ["agent.net.loss_spec.name"]
+    sets = ["agent.net.loss_spec.name=CrossEntropyLoss"]
+    assert specs.found(load_spec, specs.file({"it": changed(V5, reinforce)}), None, sets) == ["agent.net.loss_spec.name"]
+
+
+@pytest.mark.parametrize("net", [{}, {"gpu": False}, {"hid_layers": [8]}])
+def test_a_net_without_type(specs: Specs, net: dict[str, Any]) -> None:
+    random = {"agent.algorithm": {"name": "Random"}, "agent.net": net, "env.name": "tests.spec.user.models:Nowhere-v0"}
+    assert load_spec(specs.file({"it": changed(V5, random)})).agent.net is None
+    named = load_spec(specs.file({"it": changed(V5, {"agent.net": {"hid_layers": [8], "shared": True}})})).agent.net
+    assert named is not None
+    assert named.name == "MLPNet"
+
+
+def test_keys_that_slm_lab_ignores_in_that_place(specs: Specs) -> None:
+    load_spec(specs.file({"it": v4(changed(V5, {"agent.algorithm.normalize_state": True}))}))
+    assert "agent[0].algorithm.normalize_state" in specs.notices()
+
+
+def test_lookahead_of_a_global_net(specs: Specs) -> None:
+    optim = {"name": "Lookahead", "optimizer": "RAdam", "k": 5, "lr": 0.02}
+    spec = load_spec(specs.file({"it": v4(changed(V5, {"meta.distributed": "synced", "agent.net.optim_spec": optim}))}))
+    assert spec.agent.net is not None
+    assert spec.agent.net.optim_spec.model_dump() == {"name": "RAdam", "lr": 0.02}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Unity3DBall-v0", "gridworld", "RoboschoolHumanoidFlagrun-v1", "RoboschoolPong-v1", "KukaBulletEnv-v0", "playground/CartpoleBalance"],
+)
+def test_envs_that_are_no_more(specs: Specs, name: str) -> None:
+    assert specs.found(load_spec, specs.file({"it": v4(changed(V5, {"env.name": name}))})) == ["env[0].name"]
+    with pytest.raises(Exception, match=r"no package offers|not supported"):
+        load_spec(specs.file({"it": changed(V5, {"env.name": name})}))
+
+
+SEARCH = {
+    "agent": {
+        "agent": {"training_frequency__choice": [8, 16]},  # of another section: SLM Lab sets what nobody reads
+        "algorithm": {"gamma__uniform": [0.9, 0.99], "entropy_coef_spec": {"start_step__choice": [0, 100, 900]}},
+    }
+}
+ENTROPY = {"name": "linear_decay", "start_val": 0.1, "end_val": 0.01, "start_step": 0, "end_step": 500}
+
+
+def test_search_keys_without_effect_are_not_searched(specs: Specs) -> None:
+    changes = {"search": SEARCH, "agent.algorithm.entropy_coef_spec": ENTROPY}
+    spec = load_spec(specs.file({"it": changed(V5, changes)}))
+    assert spec.search is not None
+    assert {key.text: key.args for key in parse_search(spec.search)} == {
+        "agent.algorithm.gamma": (0.9, 0.99),
+        "agent.algorithm.entropy_coef_spec.start_step": (0, 100),
+    }
+    found = ["search.agent.agent.training_frequency__choice", "search.agent.algorithm.entropy_coef_spec.start_step__choice"]
+    assert [path for path in specs.notices() if path.startswith("search")] == found
+    ours = specs.file({"it": changed(V5, changes | {"meta.max_trial": ...})})
+    assert specs.found(load_spec, ours) == [f"{found[0]} (unknown)", found[1]]
+    typo = {"search": {"agent": {"algorithm": {"gama__choice": [0.9]}}}}
+    assert specs.found(load_spec, specs.file({"it": changed(V5, typo)})) == ["search.agent.algorithm.gama__choice (unknown)"]
+
+
+def test_priorities_without_epsilon(specs: Specs) -> None:
+    memory = {"agent.memory": {"name": "PrioritizedReplay", "alpha": 1.0, "epsilon": 0.0, "batch_size": 4, "max_size": 100}}
+    spec = load_spec(specs.file({"it": changed(V5, DQN | memory)}))
+    assert spec.agent.memory.model_dump()["epsilon"] == 0

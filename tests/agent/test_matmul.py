@@ -295,7 +295,7 @@ def test_agents_learn_and_act_in_bfloat16(algorithm: dict[str, Any], memory: str
     assert drive(agent, ToyEnv(info(3, action), 1), 60)
     assert all(value.dtype == torch.float32 for value in agent.weights().values())
     assert any(not torch.equal(value, before[name]) for name, value in agent.weights().items())
-    assert all(module.products == BFLOAT16 for module in nets(agent))
+    assert all(module.products.bfloat16 for module in nets(agent))
     net: Any = agent.policy.net
     obs_N = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     layer = net.actor_body.layers[0]
@@ -318,7 +318,7 @@ def test_a_net_and_that_of_the_critics_differ() -> None:
     toy = spec(SAC, MLP, "Replay")
     critic_net = toy.agent.net.model_copy(update={"dtype": "bfloat16"})  # type: ignore[union-attr]
     agent = agent_of(toy.model_copy(update={"agent": toy.agent.model_copy(update={"critic_net": critic_net})}), info(3, CONTINUOUS))
-    assert [module.products for module in nets(agent)] == [BFLOAT16, BFLOAT16, FLOAT32]  # critics, target critics, actor
+    assert [module.products.bfloat16 for module in nets(agent)] == [True, True, False]  # critics, target critics, actor
 
 
 @pytest.mark.parametrize(("key", "has", "notices"), [("net", False, 1), ("net", True, 0), ("critic_net", False, 1)])

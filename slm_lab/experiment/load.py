@@ -66,7 +66,7 @@ class LoadedAgent:
         if state is None:
             state = self.policy.initial_state(len(obs_N))
         out = self.policy.act(obs_N, state, deterministic)
-        action_N = self._decode(out.action_N)
+        action_N = self._decode(self.policy.env_action(out.action_N))
         if batched:
             return action_N, out.state_N
         action = action_N[0]

@@ -118,7 +118,7 @@ class ActOut(NamedTuple):
     """Actions of a policy for one vector step."""
 
     action_N: np.ndarray
-    """[N] or [N, dim], see ActionSpace."""
+    """[N] or [N, dim], see ActionSpace; as it is learned from, `Policy.env_action` gives the env's."""
     logp_N: np.ndarray
     """float32 [N]: log-probability of the action under the policy that chose it; NaN unless requested."""
     state_N: np.ndarray | None = None

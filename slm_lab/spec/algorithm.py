@@ -18,6 +18,7 @@ ActionPdtype = Literal[
     "MultiCategorical",
     "Bernoulli",
     "Normal",
+    "NormalTanh",
     "Beta",
     "Gumbel",
     "LogNormal",
@@ -63,7 +64,8 @@ class AlgorithmSpec(Component):
     """Modes of meta.sampler that can collect for it: sync, async."""
 
     action_pdtype: ActionPdtype = "default"
-    """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space."""
+    """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space. NormalTanh:
+    tanh of a Normal, learned from the actions before tanh."""
     action_policy: ActionPolicy = "default"
     """How to choose an action from the distribution; default: sample it."""
     gamma: Fraction = 0.99

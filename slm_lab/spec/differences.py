@@ -113,6 +113,8 @@ def _learning(spec: Spec) -> Notes:
             yield _ALGORITHM, "exploration", "action_policy is absent: epsilon_greedy; SLM Lab samples softmax(Q)"
         elif algorithm.action_policy == "epsilon_greedy" and spec.env.num_envs > 1:
             yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
+    if algorithm.action_pdtype == "NormalTanh":
+        yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
 
 
 def _schedules(spec: Spec) -> Notes:

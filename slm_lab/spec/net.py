@@ -93,8 +93,8 @@ class NetSpec(Component):
     use_same_optim: Flag = True
     """Use one optimizer (optim_spec) and one gradient norm for actor and critic; else separate ones (actor_* and critic_* specs)."""
     log_std_init: LogStd | None = None
-    """Normal: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; absent: an output of the
-    network."""
+    """Normal, NormalTanh: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; absent: an
+    output of the network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
     critic_init_std: PositiveReal | None = None

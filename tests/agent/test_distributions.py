@@ -35,6 +35,9 @@ def reference(name: str, p: Tensor) -> td.Distribution:
             return td.Independent(td.Bernoulli(logits=p), 1)
         case "Normal":
             return td.Independent(td.Normal(p[:, :2], p[:, 2:].exp()), 1)
+        case "NormalTanh":
+            squash = td.transforms.TanhTransform()
+            return td.Independent(td.TransformedDistribution(td.Normal(p[:, :2], p[:, 2:].exp()), [squash]), 1)
         case "LogNormal":
             return td.Independent(td.LogNormal(p[:, :2], p[:, 2:].exp()), 1)
         case "Gumbel":
@@ -57,13 +60,20 @@ def test_log_prob_and_entropy(name: str) -> None:
     action, logp = dist.sample(p, rng)
     torch_p, torch_a = torch.from_numpy(p), torch.from_numpy(action)
     expected = reference(name, torch_p)
-    wanted = expected.log_prob(torch_a.float() if name == "Bernoulli" else torch_a)
+    wanted = expected.log_prob(torch.from_numpy(dist.env_action(action)).float())
     assert torch.allclose(dist.log_prob(torch_p, torch_a), wanted, atol=1e-4)
     assert np.allclose(logp, wanted.numpy(), atol=1e-4)
     both = dist.evaluate(torch_p, torch_a)
     assert torch.allclose(both[0], wanted, atol=1e-4)
     assert torch.allclose(both[1], dist.entropy(torch_p), atol=1e-5)
-    if name != "Beta":  # torch has no entropy for transformed distributions
+    if name == "NormalTanh":
+        grid = torch.linspace(-8.0, 8.0, 20_001, dtype=torch.float64).unsqueeze(1)
+        for row, entropy in zip(torch_p.double(), both[1], strict=True):
+            loc, std = row[:2], row[2:].exp()
+            slope = (1.0 - torch.tanh(loc + std * grid).square()).log() * torch.exp(-0.5 * grid.square()) / np.sqrt(2.0 * np.pi)
+            plain = td.Normal(loc, std).entropy().sum() + torch.trapezoid(slope.sum(1), grid[:, 0])
+            assert float(entropy) == pytest.approx(float(plain), abs=1e-3)
+    elif name != "Beta":  # torch has no entropy for transformed distributions
         assert torch.allclose(dist.entropy(torch_p), expected.entropy(), atol=1e-4)
     else:
         shape = torch.nn.functional.softplus(torch_p) + 1.0
@@ -98,7 +108,7 @@ def test_shapes_dtypes_and_mode(name: str) -> None:
         kind = dist.action.kind
         assert action.shape == ((7,) if kind == "discrete" else (7, dist.action.dim))
         assert action.dtype == (np.float32 if kind == "continuous" else np.int64)
-    if name not in ("MultivariateNormal", "LogNormal", "Gumbel", "Normal", "Beta"):
+    if name not in ("MultivariateNormal", "LogNormal", "Gumbel", "Normal", "NormalTanh", "Beta"):
         draws = np.stack([dist.sample(p, np.random.default_rng(i))[0] for i in range(50)])
         best = dist.log_prob(torch.from_numpy(p), torch.from_numpy(dist.mode(p)))
         for draw in draws:
@@ -157,7 +167,7 @@ def test_torch_mode_is_mode(name: str) -> None:
     """In torch, for export."""
     dist = SquashedNormal(SPACES["continuous"]) if name == "SquashedNormal" else make(name)
     p = params(dist, 50, seed=4) * 3
-    assert np.allclose(dist.torch_mode(torch.from_numpy(p)).numpy(), dist.mode(p), rtol=1e-5, atol=1e-6)
+    assert np.allclose(dist.torch_mode(torch.from_numpy(p)).numpy(), dist.env_action(dist.mode(p)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("free", [False, True])

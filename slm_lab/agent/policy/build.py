@@ -65,4 +65,4 @@ def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[
     if not isinstance(distribution, Normal):
         why = f"has no effect with {type(distribution).__name__}, only with Normal; remove it"
         raise SpecError("agent", [Problem("agent.net.log_std_init", why)])
-    return Normal(action, log_std), log_std
+    return type(distribution)(action, log_std), log_std

@@ -45,6 +45,9 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind == "continuous":
         message = f"{spec.action_policy!r} is not supported for continuous actions; allowed: default, random"
         raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
+    if name == "NormalTanh" and spec.action_policy == "random":
+        message = "'random' is not supported with NormalTanh; allowed: default"
+        raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
     return kind(action)
 
 

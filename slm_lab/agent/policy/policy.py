@@ -55,6 +55,10 @@ class Policy:
         self._numpy_max_rows = 0 if self._numpy_actor is None or net is None else SMALL // max_parameter_size(net)
         """Largest number of envs for which the numpy forward pass is faster."""
         self._unknown_N = np.zeros(0, np.float32)
+        self.env_action: Callable[[np.ndarray], np.ndarray] = (
+            (lambda action_N: action_N) if distribution is None else distribution.env_action
+        )
+        """Converts the actions of ActOut to those that the env takes."""
         self._choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
             "default": self._sample if logp else self._draw,
             "boltzmann": self._boltzmann,
@@ -93,7 +97,7 @@ class Policy:
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (obs_N, first_N) → action_N: this policy (or its mode) with a hidden state and a random stream of its own."""
+        """Return (obs_N, first_N) → the env's actions: this policy (or its mode) with a hidden state and a random stream of its own."""
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
 
@@ -105,7 +109,7 @@ class Policy:
                 state_N = out.state_N
             else:
                 out = policy.act(obs_N, None, deterministic)
-            return out.action_N
+            return policy.env_action(out.action_N)
 
         return act
 

@@ -46,7 +46,7 @@ class LocalSource:
             assert obs_N is not None
             out = agent.act(obs_N, state_N)
             beat(STEPPING)
-            step = env.step(out.action_N)
+            step = env.step(agent.policy.env_action(out.action_N))
             beat(TRAINING)
             # set before the step is learned from, so that the state can be saved after it
             self._obs_N, self._first_N = step.obs_N, step.first_N

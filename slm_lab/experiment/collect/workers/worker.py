@@ -98,7 +98,7 @@ class EnvGroup:
         """Step the envs and write the transition."""
         storage = slot.storage
         t = storage.t
-        step = self.env.step(out.action_N)
+        step = self.env.step(self.policies[0].env_action(out.action_N))
         slot.policy_TN[t] = self.policy_N
         storage.add(self.obs_N, self.first_N, self.state_NS, out, step)
         ended += [EndedEpisode(t, episode.env, int(self.policy_N[episode.env]), episode) for episode in step.episodes]

@@ -36,7 +36,7 @@ def spec_of(name: str, **keys: Any) -> NetSpec:
 
 def net_of(spec: NetSpec) -> nn.Module:
     obs = IMAGE if spec.name.endswith("ConvNet") else VECTOR
-    return QNet(spec, obs, 3) if spec.dueling else ActorCriticNet(spec, obs, 3)
+    return QNet(spec, obs, (3,)) if spec.dueling else ActorCriticNet(spec, obs, 3)
 
 
 def assert_orthogonal(weight: Tensor, gain: float) -> None:

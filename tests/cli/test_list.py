@@ -47,7 +47,7 @@ def test_every_component_with_a_line(kind: str, names: dict[str, type], listed: 
         assert lines[row + 1].strip().split()[0] == str(model.__doc__).split()[0]
     assert max(map(len, lines)) <= 80
     if kind == "algorithms":
-        assert "DQN              off-policy      discrete actions" in lines
+        assert "DQN              off-policy      discrete and multi_discrete actions" in lines
         assert "PPO              on-policy       any actions" in lines
 
 

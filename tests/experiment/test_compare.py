@@ -192,7 +192,7 @@ def test_specs_of_one_name_that_differ_are_settings_named_by_the_keys_that_do(tm
             tmp_path / f"s{i}",
             [[i, i]],
             name="b",
-            spec={"agent": {"net": {"name": name, "lr": 0.1, "fc_hid_layers": []}, "algorithm": {"lr": i}}},
+            spec={"agent": {"net": {"name": name, "lr": 0.1, "fc_hid_layers": [], "batch_norm": False}, "algorithm": {"lr": i}}},
         )
     names = [one.name for one in read_settings([str(tmp_path / "s*")])]
     assert names == ["b lr=0 net.name=RecurrentNet", "b lr=1 net.name=ConvNet"]

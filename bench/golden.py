@@ -42,7 +42,8 @@ POLYAK = {"update_type": "polyak", "polyak_coef": 0.005}
 PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
 A2C = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
 REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 1000}
-PER = {**REPLAY, "name": "PrioritizedReplay"}
+PER = {**REPLAY, "name": "PrioritizedReplay", "beta": 0.4, "initial_error": "greatest"}
+SIL = {"batch_size": 16, "max_size": 1000, "beta": 0.4, "initial_error": "greatest"}
 DQN = {
     "training_frequency": 4,
     "training_start_step": 64,
@@ -77,8 +78,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
         {},
     ),
     "ppo_images": (PPO, BATCH, CONV, {"name": "ALE/Pong-v5", "num_envs": 2, "max_frame": 256}, {}),
-    "sil": ({**A2C, "name": "SIL", "training_iter": 2}, {**BATCH, "batch_size": 16, "max_size": 1000}, NET, CARTPOLE, {}),
-    "pposil": ({**PPO, "name": "PPOSIL", "training_iter": 2}, {**BATCH, "batch_size": 16, "max_size": 1000}, NET, CARTPOLE, {}),
+    "sil": ({**A2C, "name": "SIL", "training_iter": 2}, {**BATCH, **SIL}, NET, CARTPOLE, {}),
+    "pposil": ({**PPO, "name": "PPOSIL", "training_iter": 2}, {**BATCH, **SIL}, NET, CARTPOLE, {}),
     "sarsa": (
         {"name": "SARSA", "training_frequency": 16, **{k: v for k, v in DQN.items() if not k.startswith("tr")}},
         BATCH,

@@ -83,10 +83,11 @@ class Agent:
             trainer.count_call()
 
     def evaluator(self, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (obs_N, first_N) → action_N: the present policy (or its mode), with a hidden state and random stream of its own."""
+        """Return (obs_N, first_N) → action_N: the present policy (or its mode) at the end value of explore_var, with a hidden state and
+        random stream of its own."""
         if self._shared is not None:
             self._shared.refresh()
-        self.policy.explore_var = self.explore_var or 0.0
+        self.policy.explore_var = self.final_explore_var or 0.0
         return self.policy.evaluator(np.random.default_rng(self._eval_seed), deterministic)
 
     @property
@@ -108,6 +109,11 @@ class Agent:
     def explore_var(self) -> float | None:
         """ε or τ now; None if exploration does not depend on it."""
         return None if self._explore is None else self._explore.value(self.clock.global_frame)
+
+    @property
+    def final_explore_var(self) -> float | None:
+        """The ε or τ of evaluation: the end value of its schedule."""
+        return None if self._explore is None else self._explore.last
 
     @property
     def entropy_coef(self) -> float | None:

@@ -176,7 +176,8 @@ class RewardNormalizer:
         if clip is None:
             clip = NORMALIZED_CLIP if spec.normalize_reward else is_preprocessed(spec)
         self.sign = clip is True
-        self.clip = None if isinstance(clip, bool) else float(clip)
+        self.clip = None if isinstance(clip, bool) else tuple(clip) if isinstance(clip, list) else (-clip, clip)
+        """Least and greatest reward."""
 
     @property
     def is_identity(self) -> bool:
@@ -199,7 +200,7 @@ class RewardNormalizer:
         if self.sign:
             reward_N = np.sign(reward_N)
         elif self.clip is not None:
-            reward_N = np.minimum(np.maximum(reward_N, -self.clip), self.clip)
+            reward_N = np.minimum(np.maximum(reward_N, self.clip[0]), self.clip[1])
         return reward_N.astype(np.float32)
 
     def _normalize(self, stats: RunningStats, reward_N: np.ndarray, ended_N: np.ndarray | None, valid_N: np.ndarray | None) -> np.ndarray:

@@ -480,6 +480,6 @@ class Session:
             "weights": learner.agent.weights(),
             "normalizers": learner.normalizers.state_dict(),
             "spaces": self.info.spaces,
-            "explore_var": learner.agent.explore_var,
+            "explore_var": learner.agent.final_explore_var,
             "global_frame": learner.clock.global_frame,
         }

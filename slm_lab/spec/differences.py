@@ -95,6 +95,16 @@ def _episodes(spec: Spec) -> Notes:
         yield _ENVS, "total_reward", "total_reward is the mean of the last 100 episodes; in SLM Lab, with 1 env, the last episode's"
 
 
+def _rewards(spec: Spec) -> Notes:
+    env, atari = spec.env, spec.env.name.startswith("ALE/")
+    if isinstance(env.reward_scale, float) and env.reward_scale != 1.0:
+        yield ("env", "reward_scale"), "reward_scale", "scales the rewards; SLM Lab does so in envs of MuJoCo Playground only"
+    if atari and env.clip_reward is not None and env.num_envs > 1:
+        yield ("env", "clip_reward"), "clip_reward", "is used; SLM Lab clips rewards of Atari at ±1 whatever it says"
+    if atari and env.clip_reward is None and env.num_envs == 1:
+        yield _ENV, "clip_reward", "rewards of Atari are their signs; SLM Lab does not clip them with 1 env"
+
+
 def _memory(spec: Spec) -> Notes:
     if not spec.agent.algorithm.on_policy and not spec.env.name.startswith("ALE/"):
         yield ("agent", "memory", "name"), "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
@@ -163,5 +173,5 @@ def _meta(spec: Spec) -> Notes:
         yield ("meta", "rigorous_eval"), "normalisation in evaluation", message
 
 
-RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _memory, _learning, _schedules, _nets, _meta)
+RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _rewards, _memory, _learning, _schedules, _nets, _meta)
 """Each yields what differs in one part of a spec."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from slm_lab.spec.base import Flag, Positive, PositiveReal, SpecModel
+from slm_lab.spec.base import Flag, Positive, PositiveReal, Real, SpecModel
 from slm_lab.spec.extension import PATTERN
 
 Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
@@ -53,9 +53,9 @@ class EnvSpec(SpecModel):
     """Divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None
     """Clip observations, after normalisation, to ± this value; absent: ±10 if normalised, else no clipping."""
-    clip_reward: PositiveReal | Flag | None = None
-    """Clip training rewards to ± this value; true: their sign; false: no clipping; absent: ±10 if normalised, the sign in Atari, else no
-    clipping."""
+    clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
+    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; absent: ±10 if normalised, the sign in
+    Atari, else no clipping."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Factor of training rewards; "sign": their sign."""
     backend: Backend = "auto"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, Strict
+from pydantic import Field
 
-from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, SpecModel, by_name
+from slm_lab.spec.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel, by_name
 from slm_lab.spec.extension import Extensible
-from slm_lab.spec.schedule import Schedule, constant
+from slm_lab.spec.schedule import Schedule
 
 
 class MemorySpec(Component):
@@ -43,7 +43,9 @@ class ReplayKeys(SpecModel):
     max_size: Positive = 100_000
     """Maximum number of transitions; the oldest are overwritten. Memory is allocated for at most the frames of the Session."""
     use_cer: Flag = False
-    """Combined experience replay (arXiv:1712.01275): include the newest transition in every batch."""
+    """Combined experience replay (arXiv:1712.01275): the last places of a batch are those of the transitions that were added since the
+    batch before, the oldest first and at most batch_size; drawn for that reason, they keep their priorities. With a RecurrentNet: the
+    newest sequence in the last place."""
     burn_in: Count | None = None
     """RecurrentNet: steps before each sequence that only bring its stored hidden state up to date with the present weights, and are not
     learned from (R2D2, Kapturowski et al. 2019); absent: half of seq_len."""
@@ -63,8 +65,12 @@ class PriorityKeys(SpecModel):
     """Priority exponent; 0 is uniform sampling."""
     epsilon: NonNegative = 1e-4
     """Added to each error, so that no priority is 0; with 0 a transition without error is hardly sampled again."""
-    beta: Fraction | Schedule = constant(0.4)
-    """Exponent of importance-sampling weights, 1 corrects fully; a number, or a schedule over frames."""
+    beta: Fraction | Schedule | None = None
+    """Exponent of importance-sampling weights, 1 corrects fully; a number, or a schedule over frames. Absent: no weights; with a
+    RecurrentNet 0.4."""
+    initial_error: PositiveReal | Literal["greatest"] | None = None
+    """Error by which a new transition gets its priority, until it is first drawn; "greatest": the greatest priority so far, as in the
+    paper. Absent: 100,000; with a RecurrentNet "greatest"."""
     eta: Fraction = 0.9
     """RecurrentNet: η of a sequence's priority, η max |error| + (1 − η) mean |error| over its transitions (Kapturowski et al. 2019)."""
 
@@ -79,7 +85,7 @@ class SILReplayKeys(SpecModel):
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
-    """SIL, PPOSIL: include the newest transition in every batch."""
+    """SIL, PPOSIL: the transitions that were added since the batch before are in the last places of a batch."""
     burn_in: Count | None = None
     """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only bring its hidden state up to date."""
     alpha: NonNegative | None = None
@@ -88,6 +94,8 @@ class SILReplayKeys(SpecModel):
     """SIL, PPOSIL: added to each error."""
     beta: Fraction | Schedule | None = None
     """SIL, PPOSIL: exponent of importance-sampling weights."""
+    initial_error: PositiveReal | Literal["greatest"] | None = None
+    """SIL, PPOSIL: error by which a new transition gets its priority."""
     eta: Fraction | None = None
     """SIL, PPOSIL with a RecurrentNet: η of a sequence's priority."""
 
@@ -126,8 +134,9 @@ class OnPolicyCrossEntropySpec(RolloutMemorySpec):
     episodes = True
 
     name: Literal["OnPolicyCrossEntropy"]
-    cross_entropy: Annotated[float, Strict(), Field(gt=0, le=1)] = 1.0
-    """Fraction of episodes to keep, by total reward."""
+    cross_entropy: Fraction = 1.0
+    """Keep the episodes whose total training reward is at or above this quantile of all (linear interpolation): with 0.8 the best fifth.
+    0 and 1: all."""
 
 
 class ReplaySpec(MemorySpec, ReplayKeys):

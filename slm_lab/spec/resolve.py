@@ -11,6 +11,7 @@ from slm_lab.spec.net import LossSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM, value_of
 from slm_lab.spec.sampler_rules import SAMPLER, resolve_sampler
+from slm_lab.spec.schedule import constant
 from slm_lab.spec.search import NET, redirect_search
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
@@ -160,8 +161,15 @@ def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
 
 
 def _memory(draft: _Draft) -> None:
-    """Drop the replay keys of an on-policy memory unless the algorithm imitates itself."""
-    place, memory = ("agent", "memory"), draft.spec.agent.memory
+    """Set the absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm imitates itself."""
+    place, memory, net = ("agent", "memory"), draft.spec.agent.memory, draft.spec.agent.net
+    imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
+    if isinstance(priorities := imitated or memory, PriorityKeys):
+        sequences = net is not None and net.recurrent
+        if priorities.beta is None and sequences:
+            draft.set((*place, "beta"), constant(0.4))
+        if priorities.initial_error is None:
+            draft.set((*place, "initial_error"), "greatest" if sequences else 100_000.0)
     if not isinstance(memory, SILReplayKeys):
         return
     if draft.spec.agent.algorithm.self_imitation:

@@ -321,6 +321,8 @@ def _env(spec: Spec, report: Report) -> None:
         report.fail(("env", "backend"), "needs the package envpool: pip install 'slm-lab[envpool]'")
     if is_extension(env.backend) and (message := env_ids.missing_package(env.backend)):
         report.fail(("env", "backend"), message)
+    if isinstance(env.clip_reward, list) and env.clip_reward[0] >= env.clip_reward[1]:
+        report.fail(("env", "clip_reward"), f"must be [lo, hi] with lo below hi, not {show(env.clip_reward)}")
     for key in env.kwargs:
         other = OTHER_NAMES.get(key, "")
         if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):

@@ -37,6 +37,7 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
             report.note(
                 ("agent", "algorithm", "symlog"), "an older version trained these critics to give symlog of the values, not the values"
             )
+    _keep_memory(raw, report)
     for key in ("net", "critic_net"):
         net = value_at(raw, ("agent", key))
         if isinstance(net, dict) and net.get("update_type") == "polyak":
@@ -46,6 +47,34 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
             if key == "critic_net":
                 net.pop("gpu", None)  # without effect
             _keep_net(net, _PARTS[key, value_at(raw, ("agent", "critic_net")) is None])
+
+
+def _keep_memory(raw: dict[str, Any], report: Report) -> None:
+    """Change, in place, the keys of the memory whose meaning or default was another in version 1, and note what no key expresses.
+
+    Importance weights had an exponent of 0.4 unless one was given; new transitions had the greatest priority so far. cross_entropy was the
+    fraction of episodes to keep. use_cer included only the newest transition. Evaluation acted at the present value of explore_var.
+    """
+    algorithm, memory = value_at(raw, ("agent", "algorithm")), value_at(raw, ("agent", "memory"))
+    if not isinstance(algorithm, dict) or not isinstance(memory, dict):
+        return
+    imitates = getattr(ALGORITHMS.get(str(algorithm.get("name"))), "self_imitation", False)
+    kind = memory.get("sil_replay_name") or "PrioritizedReplay" if imitates else memory.get("name")
+    if isinstance(kind, str) and kind.endswith("PrioritizedReplay"):
+        for key, value in (("beta", 0.4), ("initial_error", "greatest")):
+            if memory.get(key) is None:
+                memory[key] = value
+    share, episodes = memory.get("cross_entropy"), algorithm.get("training_frequency", 1)
+    if isinstance(share, int | float) and share < 1 and isinstance(episodes, int | float) and episodes >= 1:
+        kept = max(1, round(share * episodes))
+        memory["cross_entropy"] = 0.0 if kept >= episodes else (episodes - kept - 0.5) / (episodes - 1)  # between two returns
+    net = value_at(raw, ("agent", "net", "name"))
+    if memory.get("use_cer") and net != "RecurrentNet":
+        report.note(("agent", "memory", "use_cer"), "an older version included only the newest transition in a batch")
+    schedule = algorithm.get("explore_var_spec")
+    if value_at(raw, ("meta", "rigorous_eval")) and isinstance(schedule, dict) and schedule.get("name") != "no_decay":
+        why = "an older version evaluated at the present value of explore_var, not at its end value"
+        report.note(("meta", "rigorous_eval"), why)
 
 
 def _keep_net(net: dict[str, Any], parts: Sequence[str]) -> None:

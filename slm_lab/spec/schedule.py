@@ -26,6 +26,11 @@ class NoDecay(SpecModel):
     def value(self, frame: int) -> float:
         return self.start_val
 
+    @property
+    def last(self) -> float:
+        """Return the value that it ends with."""
+        return self.start_val
+
 
 class _Decay(SpecModel):
     start_val: Real
@@ -43,6 +48,11 @@ class _Decay(SpecModel):
         if frame >= self.end_step:
             return self.end_val
         return self._between((frame - self.start_step) / (self.end_step - self.start_step), frame)
+
+    @property
+    def last(self) -> float:
+        """Return the value that it ends with."""
+        return self.end_val
 
     def _between(self, fraction: float, frame: int) -> float:
         raise NotImplementedError

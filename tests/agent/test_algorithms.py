@@ -332,11 +332,19 @@ def test_versions_count_updates() -> None:
     assert set(rollout.slabs["version"][: rollout.t].flatten().tolist()) == {1}
 
 
-def test_evaluation_explores_as_the_frame_says() -> None:
-    schedule = {"name": "no_decay", "start_val": 1.0}
-    agent = agent_of(spec({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": schedule}), info(3))
-    act, obs = agent.evaluator(), np.zeros((3, 4), np.float32)  # before any act
-    assert len({tuple(act(obs, np.ones(3, bool))) for _ in range(50)}) > 1
+@pytest.mark.parametrize(("name", "fixed"), [("linear_decay", False), ("rate_decay", False), ("periodic_decay", False), ("no_decay", True)])
+def test_evaluation_explores_as_the_schedule_ends(name: str, fixed: bool) -> None:
+    """As in SLM Lab, whatever the frame; training goes on with the value of its frame."""
+    obs = np.zeros((3, 4), np.float32)
+    for start, end in ((0.0, 1.0), (1.0, 0.0)):
+        schedule = {"name": name, "start_val": start, "end_val": end, "start_step": 0, "end_step": 1000}
+        algorithm = {**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": schedule}
+        agent = agent_of(spec(algorithm), info(3))
+        act = agent.evaluator()  # before any act
+        chosen = {tuple(act(obs, np.ones(3, bool))) for _ in range(50)}
+        assert (len(chosen) > 1) == ((start if fixed else end) == 1.0)
+        assert agent.explore_var == start
+        assert (len({tuple(agent.act(obs).action_N) for _ in range(50)}) > 1) == (start == 1.0)
 
 
 def test_a_rollout_that_does_not_fit_is_a_spec_error() -> None:

@@ -92,16 +92,17 @@ def test_double_differs_from_plain() -> None:
     assert (values["DQN"] >= values["DoubleDQN"] - 1e-6).all()  # the maximum is never below any other action's value
 
 
-def test_loss_weighs_by_importance_and_tells_errors() -> None:
+@pytest.mark.parametrize("weights", [[1.0, 0.5, 0.25, 0.0], None])
+def test_loss_weighs_by_importance_and_tells_errors(weights: list[float] | None) -> None:
     _, algorithm = q_agent("DoubleDQN", memory="PrioritizedReplay")
-    batch = batch_of(algorithm, [1.0, 0.5, 0.25, 0.0])
+    batch = batch_of(algorithm, weights)
     with torch.no_grad():
         error = algorithm._targets(batch) - action_value(algorithm.net.critic(batch.obs_B), batch.action_B)
     told: list[tuple[np.ndarray, torch.Tensor]] = []
     algorithm.memory.update_priorities = lambda rows, errors: told.append((rows, errors.detach()))  # type: ignore[method-assign]  # a spy
     algorithm.meter.begin()
     algorithm._step(batch)
-    assert algorithm.meter.end().loss == pytest.approx(float((batch.weight_B * error**2).mean()), rel=1e-5)
+    assert algorithm.meter.end().loss == pytest.approx(float((torch.tensor(weights or [1.0]) * error**2).mean()), rel=1e-5)
     assert torch.allclose(told[0][1], error, atol=1e-6)
     assert told[0][0].tolist() == [0, 1, 2, 3]
 

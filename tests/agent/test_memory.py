@@ -116,21 +116,33 @@ def test_episode_replay_holds_each_episode_once(next_step: bool) -> None:
     assert len(seen) > 40
 
 
-@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.85, 1.0])
+def at_or_above(total_E: list[float], q: float) -> list[int]:
+    """Return the episodes that SLM Lab's rule keeps: those at or above the q-quantile, linear between two returns; 1 keeps all."""
+    if q == 1.0:
+        return list(range(len(total_E)))
+    order, place = sorted(total_E), q * (len(total_E) - 1)
+    low = int(place)
+    high = min(low + 1, len(order) - 1)
+    bound = order[low] + (place - low) * (order[high] - order[low])
+    return [e for e, total in enumerate(total_E) if total >= bound - 1e-9]
+
+
+@pytest.mark.parametrize("q", [0.0, 0.2, 0.5, 0.85, 0.999, 1.0])
 @pytest.mark.parametrize("next_step", [False, True])
-def test_cross_entropy_keeps_the_best_episodes(share: float, next_step: bool) -> None:
-    """Beside a memory that keeps all: those whose rewards sum highest, in the order in which they ended, each as it was."""
+def test_cross_entropy_keeps_the_best_episodes(q: float, next_step: bool) -> None:
+    """Beside a memory that keeps all: those at or above the quantile, in the order in which they ended, each as it was."""
     env_info = info(3)
-    best = build_memory(OnPolicyCrossEntropySpec(name="OnPolicyCrossEntropy", cross_entropy=share), env_info, 6, 0)
+    best = build_memory(OnPolicyCrossEntropySpec(name="OnPolicyCrossEntropy", cross_entropy=q), env_info, 6, 0)
     every = build_memory(OnPolicyReplaySpec(name="OnPolicyReplay"), env_info, 6, 0)
     env = ToyEnv(env_info, 11, next_step)
     for _ in range(3):  # a rollout's rest is gone for good
         for obs, out, step in gather(best, env):
             every.add(obs, np.zeros(3, bool), None, out, step)
         kept, whole = best.rollout(), every.rollout()
-        total_E = (whole.reward_TN * whole.valid_TN).sum(dim=0)
-        count = max(1, round(share * len(total_E)))
-        columns = total_E.argsort(descending=True)[:count].sort().values
+        total_E = (whole.reward_TN * whole.valid_TN).double().sum(dim=0)
+        columns = at_or_above(total_E.tolist(), q)
+        count = len(columns)
+        assert count == {0.0: len(total_E), 0.999: 1, 1.0: len(total_E)}.get(q, count)
         T = len(kept.reward_TN)
         assert kept.reward_TN.shape[1] == count
         for name in ("obs_TN", "action_TN", "reward_TN", "valid_TN", "truncated_TN"):
@@ -142,22 +154,32 @@ def test_cross_entropy_keeps_the_best_episodes(share: float, next_step: bool) ->
         assert cuts == {tuple(where) for where in kept.truncated_TN.nonzero().tolist()}
 
 
-def test_cross_entropy_of_equal_episodes_takes_the_first() -> None:
-    memory = OnPolicyCrossEntropy(info(1), 4, 0, share=0.5)
+@pytest.mark.parametrize(
+    ("rewards", "q", "kept"),
+    [
+        ([1.0, 2.0, 1.0, 1.0], 0.5, [0, 1, 2, 3]),  # the median is 1: all that are equal to it stay
+        ([1.0, 2.0, 1.0, 1.0], 0.9, [1]),
+        ([4.0, 1.0, 3.0, 2.0, 5.0], 0.5, [0, 2, 4]),
+        ([4.0, 1.0, 3.0, 2.0, 5.0], 0.75, [0, 4]),
+        ([4.0, 1.0, 3.0, 2.0, 5.0], 0.76, [4]),
+    ],
+)
+def test_cross_entropy_by_hand(rewards: list[float], q: float, kept: list[int]) -> None:
+    memory = OnPolicyCrossEntropy(info(1), len(rewards), 0, quantile=q)
     no = np.zeros(1, bool)
-    for t, reward in enumerate([1.0, 2.0, 1.0, 1.0]):
+    for t, reward in enumerate(rewards):
         obs = np.full((1, 4), t, np.float32)
         step = VecStep(np.array([reward], np.float32), ~no, no, obs, obs, ~no, ~no, [])
         memory.add(obs, ~no, None, ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32)), step)
     for _ in range(2):  # asked twice it says the same
-        assert memory.rollout().obs_TN[0, :, 0].tolist() == [0.0, 1.0]
+        assert memory.rollout().obs_TN[0, :, 0].tolist() == kept
 
 
 @pytest.mark.parametrize("name", ["Reinforce", "ActorCritic"])
 def test_agents_learn_from_the_best_episodes(name: str) -> None:
-    """With a share of 1 as from all episodes, with less differently."""
+    """With a quantile of 1 as from all episodes, with 0.7 differently."""
     weights = {}
-    for memory in ({"name": "OnPolicyReplay"}, {"name": "OnPolicyCrossEntropy"}, {"name": "OnPolicyCrossEntropy", "cross_entropy": 0.3}):
+    for memory in ({"name": "OnPolicyReplay"}, {"name": "OnPolicyCrossEntropy"}, {"name": "OnPolicyCrossEntropy", "cross_entropy": 0.7}):
         toy = spec({"name": name, "training_frequency": 6}, memory="OnPolicyReplay").model_dump()
         toy["agent"]["memory"] = memory
         agent = agent_of(Spec.model_validate(toy), info(3))

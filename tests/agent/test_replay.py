@@ -240,13 +240,23 @@ def test_few_transitions_are_drawn_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cer_puts_the_newest_into_every_batch(kind: str) -> None:
+def test_cer_includes_what_no_batch_has_held(kind: str) -> None:
+    """SLM Lab's rule: the oldest new transitions in the last places, at most a batch of them, those that are overwritten left out."""
     env_info = info(2)
-    memory = build(env_info, kind, use_cer=True, max_size=37)
-    for happened in feed(memory, ToyEnv(env_info, next_step=True), 60):
-        batch = memory.sample()
-        assert float(batch.reward_B[-1]) == np.float32(happened[-1].reward)
-        assert len(batch.reward_B) == 8
+    memory = build(env_info, kind, use_cer=True, max_size=30)
+    rng, given, sizes = np.random.default_rng(1), 0, set()
+    for happened in feed(memory, ToyEnv(env_info, next_step=True), 120):
+        if rng.random() < 0.8:
+            continue
+        for _ in range(rng.integers(1, 3)):
+            given = max(given, len(happened) - 30)
+            new = happened[given : given + 8]
+            given += len(new)
+            reward_B = memory.sample().reward_B
+            assert reward_B[8 - len(new) :].tolist() == [np.float32(item.reward) for item in new]
+            assert len(reward_B) == 8
+            sizes.add(len(new))
+    assert {0, 8} < sizes
 
 
 # ---- when it is ready
@@ -403,7 +413,7 @@ def test_beta_follows_its_schedule_by_frame() -> None:
 
 
 def test_new_transitions_get_the_greatest_priority_so_far() -> None:
-    memory, env = build(info(2), "PrioritizedReplay", max_size=10), ToyEnv(info(2))
+    memory, env = build(info(2), "PrioritizedReplay", max_size=10, initial_error="greatest"), ToyEnv(info(2))
     stream = feed(memory, env, 20)
     next(stream)
     assert memory.tree.get(np.arange(3)).tolist() == [1.0, 1.0, 0.0]
@@ -416,6 +426,47 @@ def test_new_transitions_get_the_greatest_priority_so_far() -> None:
         next(stream)
     rows = (memory.seen - 1 - np.arange(2)) % 10
     assert memory.tree.get(rows) == pytest.approx([greatest] * 2), "the greatest of all time, though it has been replaced"
+
+
+@pytest.mark.parametrize("use_cer", [False, True])
+@pytest.mark.parametrize(("given", "error"), [({}, 100_000.0), ({"initial_error": 7.0}, 7.0)])
+def test_priorities_are_slm_labs(use_cer: bool, given: dict[str, Any], error: float) -> None:
+    """A list of priorities by the rule of SLM Lab v5.3, which has no importance weights.
+
+    (error + ε)^α when added, with an error of 100,000; (|δ| + ε)^α once drawn, save for rows that use_cer included.
+    """
+    alpha, epsilon, size = 0.5, 0.25, 20
+    memory = build(info(2), "PrioritizedReplay", max_size=size, use_cer=use_cer, alpha=alpha, epsilon=epsilon, **given)
+    rng, twin, head = np.random.default_rng(0), [0.0] * size, -1
+    for number, happened in enumerate(feed(memory, ToyEnv(info(2), next_step=True), 40)):
+        while head < len(happened) - 1:
+            head += 1
+            twin[head % size] = (error + epsilon) ** alpha
+        assert memory.tree.get(np.arange(size)) == pytest.approx(twin)
+        if number % 3:
+            continue
+        before = list(twin)
+        batch, delta_B = memory.sample(), rng.normal(size=8)
+        assert batch.weight_B is None
+        memory.update_priorities(batch.row_B, torch.from_numpy(delta_B))
+        for place, (row, delta) in enumerate(zip(batch.row_B, delta_B, strict=True)):
+            if place < 8 - memory.fresh:
+                twin[row] = (abs(delta) + epsilon) ** alpha
+        assert memory.tree.get(np.arange(size)) == pytest.approx(twin)
+        assert twin != before or memory.fresh == 8
+    assert use_cer == (memory.replayed > 0)
+
+
+def test_new_transitions_are_drawn_first() -> None:
+    """With errors of about 1, nearly all of the mass is that of the transitions that no batch has held."""
+    memory = prioritised()
+    memory.update_priorities(np.arange(40), torch.ones(40))
+    stream = feed(memory, ToyEnv(info(1)), 2)
+    next(stream)
+    new = (memory.seen - 1) % 40
+    probability = (100_000 + 1e-4) ** 0.6 / ((100_000 + 1e-4) ** 0.6 + 39 * (1 + 1e-4) ** 0.6)
+    drawn = np.concatenate([memory.sample().row_B for _ in range(500)])
+    assert np.mean(drawn == new) == pytest.approx(probability, abs=0.01)
 
 
 def test_rows_that_cannot_be_drawn_weigh_nothing() -> None:
@@ -564,7 +615,7 @@ def test_vectors_are_kept_whole() -> None:
 def test_priorities_of_zero_can_be_sampled() -> None:
     """With an epsilon of 0 (SLM Lab's files have it) all priorities may be 0."""
     env = ToyEnv(info(2, DISCRETE))
-    memory = build(env.info, "PrioritizedReplay", epsilon=0.0)
+    memory = build(env.info, "PrioritizedReplay", epsilon=0.0, beta=0.4)
     for _ in feed(memory, env, 20):
         pass
     memory.update_priorities(np.arange(40), torch.zeros(40))

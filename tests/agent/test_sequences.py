@@ -47,7 +47,8 @@ History = list[list[Step]]
 def build(env_info: EnvInfo, prioritized: bool = False, seq_len: int = 4, **keys: Any) -> SequenceReplay:
     keys = {"batch_size": 6, "max_size": 60} | keys
     arguments = (env_info, Clock(), np.random.default_rng(0))
-    if prioritized:
+    if prioritized:  # as the loader resolves them for a recurrent net
+        keys = {"beta": 0.4, "initial_error": "greatest"} | keys
         return PrioritizedSequenceReplay(PrioritizedReplaySpec(name="PrioritizedReplay", **keys), *arguments, state_size=S, seq_len=seq_len)
     return SequenceReplay(ReplaySpec(name="Replay", **keys), *arguments, state_size=S, seq_len=seq_len)
 

@@ -206,9 +206,10 @@ def test_one_step_by_hand(keys: dict[str, Any], scale: dict[str, bool]) -> None:
     agent = agent_of(sil_spec(algorithm, **keys), info(3))
     drive(agent, ToyEnv(info(3), 1), 30)
     sil: Any = agent.algorithm
+    sil.replay.ring.replayed = sil.replay.ring.seen - 3
     batch = sil.replay.sample()
     if keys.get("use_cer"):
-        assert batch.row_B[-1] == sil.replay.ring.seen - 1
+        assert batch.row_B[-3:].tolist() == list(range(sil.replay.ring.seen - 3, sil.replay.ring.seen))
     with torch.no_grad():
         params, output = sil.net(batch.obs_B)
         logp = torch.log_softmax(params, 1)[torch.arange(8), batch.action_B]

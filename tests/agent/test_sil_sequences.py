@@ -68,7 +68,7 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
     starts = {ring._place(np.array([k]), np.array([0]))[0]: k for k in newest if k % ring.stride == 0 and k + ring.window <= len(rows)}
     assert ring.size == len(starts)
     policy, value, better = torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4, 8)
-    weight = batch.weight_B.view(4, 8)
+    weight = torch.ones(4, 8) if batch.weight_B is None else batch.weight_B.view(4, 8)
     for m, at in enumerate(batch.row_M):
         mine = rows[starts[at] : starts[at] + ring.window]
         state = torch.from_numpy(mine[0][1])[None]

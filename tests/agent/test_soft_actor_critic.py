@@ -337,17 +337,20 @@ def test_critic_loss_of_discrete_actions(reduction: str) -> None:
     assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_importance_weights_scale_errors_and_priorities_are_those_of_the_lower_critic() -> None:
+@pytest.mark.parametrize("weights", [[1.0, 0.5, 0.0, 0.25], None])
+def test_importance_weights_scale_errors_and_priorities_are_those_of_the_lower_critic(weights: list[float] | None) -> None:
     memory = {"name": "PrioritizedReplay", "batch_size": 4, "max_size": 500}
     agent, env = build(DISCRETE, gamma=0.0, memory=memory)
     drive(agent, env, 10)
     algorithm = algorithm_of(agent)
-    batch = transitions(torch.tensor([0, 2, 1, 1]), weight_B=torch.tensor([1.0, 0.5, 0.0, 0.25]))
+    batch = transitions(torch.tensor([0, 2, 1, 1]), weight_B=None if weights is None else torch.tensor(weights))
     told: list[tuple[np.ndarray, Tensor]] = []
     algorithm.memory.update_priorities = lambda row_B, error_B: told.append((row_B, error_B))  # type: ignore[method-assign]
     q = q_of(algorithm, batch.obs_B, None)[:, torch.arange(4), batch.action_B]
     error = q - batch.reward_B
-    assert critic_loss(algorithm, batch, 0.3) == pytest.approx(float((batch.weight_B * error.square()).sum(0).mean()), rel=1e-4)
+    assert critic_loss(algorithm, batch, 0.3) == pytest.approx(
+        float((torch.tensor(weights or [1.0]) * error.square()).sum(0).mean()), rel=1e-4
+    )
     np.testing.assert_array_equal(told[0][0], batch.row_B)
     torch.testing.assert_close(told[0][1].abs(), (torch.minimum(q[0], q[1]) - batch.reward_B).abs())
 

@@ -80,6 +80,9 @@ def test_rewards_against_brute_force(name: str, backend: str) -> None:
         ({}, [-3.0, 0.5, 20.0]),
         ({"clip_reward": True}, [-1.0, 1.0, 1.0]),
         ({"clip_reward": 2.0}, [-2.0, 0.5, 2.0]),
+        ({"clip_reward": [-1, 5]}, [-1.0, 0.5, 5.0]),
+        ({"clip_reward": [1.5, 2.5]}, [1.5, 1.5, 2.5]),
+        ({"clip_reward": [-1.5, 10.0], "reward_scale": 2.0}, [-1.5, 1.0, 10.0]),
         ({"clip_reward": False}, [-3.0, 0.5, 20.0]),
         ({"reward_scale": 0.5}, [-1.5, 0.25, 10.0]),
         ({"reward_scale": "sign"}, [-1.0, 1.0, 1.0]),
@@ -92,7 +95,14 @@ def test_what_rewards_become(keys: dict[str, Any], expected: list[float]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("keys", "reward"), [({}, 1.0), ({"reward_scale": 0.5}, 0.5), ({"reward_scale": "sign"}, 1.0), ({"clip_reward": 0.25}, 0.25)]
+    ("keys", "reward"),
+    [
+        ({}, 1.0),
+        ({"reward_scale": 0.5}, 0.5),
+        ({"reward_scale": "sign"}, 1.0),
+        ({"clip_reward": 0.25}, 0.25),
+        ({"clip_reward": [0.0, 0.5]}, 0.5),
+    ],
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_an_env_gives_rewards_as_its_keys_say(keys: dict[str, Any], reward: float, training: bool) -> None:

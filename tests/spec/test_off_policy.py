@@ -15,6 +15,7 @@ from tests.spec.conftest import PPO, Specs, changed
 
 REPLAY = {"agent.memory": {"name": "Replay"}}
 DQN = {"agent.algorithm": {"name": "DQN"}} | REPLAY
+PER: dict[str, Any] = DQN | {"agent.memory.name": "PrioritizedReplay"}
 SAC = {"agent.algorithm": {"name": "SoftActorCritic", "training_start_step": 64}} | REPLAY
 SIL = {"agent.algorithm": {"name": "PPOSIL"}}
 CONSTANT = {"name": "no_decay", "start_val": 0.1}
@@ -63,8 +64,14 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
             "agent.memory.beta.end_val",
         ),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "epsilon": -1}}, "agent.memory.epsilon"),
+        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "initial_error": 0}}, "agent.memory.initial_error"),
+        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "initial_error": "greatst"}}, "agent.memory.initial_error"),
+        (DQN | {"env.clip_reward": [1, -1]}, "env.clip_reward"),
+        (DQN | {"env.clip_reward": [1, 2, 3]}, "env.clip_reward"),
+        (DQN | {"env.clip_reward": ["1", 2]}, "env.clip_reward[0]"),
+        (DQN | {"env.clip_reward": -2}, "env.clip_reward"),
         (
-            {"agent.algorithm": {"name": "Reinforce"}, "agent.memory": {"name": "OnPolicyCrossEntropy", "cross_entropy": 0}},
+            {"agent.algorithm": {"name": "Reinforce"}, "agent.memory": {"name": "OnPolicyCrossEntropy", "cross_entropy": 1.5}},
             "agent.memory.cross_entropy",
         ),
         # nets
@@ -253,6 +260,27 @@ def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
     spec = specs.load(SIL | {"agent.memory.beta": 0.5})
     assert spec.agent.memory.sil_replay.beta == 0.5  # type: ignore[union-attr]
     assert specs.notices() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "beta", "error"),
+    [
+        (PER, None, 100_000),
+        (PER | {"agent.memory.beta": 0.5, "agent.memory.initial_error": 10}, 0.5, 10),
+        (PER | {"agent.net.type": "RecurrentNet"}, 0.4, "greatest"),
+        (PER | {"agent.net.type": "RecurrentNet", "agent.memory.beta": 0.6, "agent.memory.initial_error": 2}, 0.6, 2),
+        (SIL, None, 100_000),
+        (SIL | {"agent.net.type": "RecurrentNet"}, 0.4, "greatest"),
+    ],
+)
+def test_absent_keys_of_priorities(specs: Specs, changes: dict[str, Any], beta: float | None, error: Any) -> None:
+    """Those of SLM Lab, save for sequences; they are written into the saved spec."""
+    spec = specs.load(changes)
+    replay = getattr(spec.agent.memory, "sil_replay", spec.agent.memory)
+    found = replay.beta  # type: ignore[union-attr]
+    assert (found.value(0) if hasattr(found, "value") else found, replay.initial_error) == (beta, error)  # type: ignore[union-attr]
+    assert load_spec(specs.file(dump_spec(spec)), "ppo") == spec
+    assert not [notice for notice in specs.notices() if "memory" in notice]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM_NAMES)

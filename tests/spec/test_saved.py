@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.memory import PrioritizedReplaySpec
 from slm_lab.spec.net import TorchArcNetSpec
 from tests.spec.conftest import Specs
 
@@ -96,3 +98,45 @@ def test_schedulers_and_batch_renorm_of_an_older_run_stay(specs: Specs) -> None:
             {"eps": 1e-3, "warmup_steps": 100_000},
             {"eps": 0.01, "warmup_steps": 100_000, "momentum": 0.2},
         ]
+
+
+@pytest.mark.parametrize("run", [OLD, {**OLD, "spec_version": 2}])
+def test_priorities_of_an_older_run_stay(specs: Specs, run: Any) -> None:
+    """Weights with an exponent of 0.4, new transitions with the greatest priority so far; those of the buffer of self-imitation too."""
+    replay = {"name": "PrioritizedReplay", "batch_size": 8}
+    expected = (0.4, "greatest") if run is OLD else (None, 100_000)
+    spec = specs.load({"agent.algorithm": {"name": "DQN"}, "agent.memory": replay, "meta.run": run})
+    memory = spec.agent.memory
+    assert isinstance(memory, PrioritizedReplaySpec)
+    assert (memory.beta, memory.initial_error) == expected
+    sil = specs.load({"agent.algorithm": {"name": "SIL", "lam": 0.9}, "agent.memory": {"name": "OnPolicyBatchReplay"}, "meta.run": run})
+    replay_spec = sil.agent.memory.sil_replay  # type: ignore[union-attr]
+    assert (replay_spec.beta, replay_spec.initial_error) == expected  # type: ignore[union-attr]
+    given = specs.load({"agent.algorithm": {"name": "DQN"}, "agent.memory": {**replay, "beta": 0.7}, "meta.run": run})
+    assert given.agent.memory.beta == 0.7  # type: ignore[union-attr]
+    uniform = specs.load(REPLAY | {"agent.algorithm": {"name": "DQN"}, "meta.run": run})
+    assert uniform.agent.memory.name == "Replay"
+    assert specs.notices() == []
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5, 8, 32])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.95, 1.0])
+def test_the_best_episodes_of_an_older_run_stay(specs: Specs, share: float, episodes: int) -> None:
+    """cross_entropy was the fraction to keep, rounded, at least one."""
+    memory = {"name": "OnPolicyCrossEntropy", "cross_entropy": share}
+    algorithm = {"name": "Reinforce", "training_frequency": episodes}
+    q = specs.load({"agent.algorithm": algorithm, "agent.memory": memory, "meta.run": OLD}).agent.memory.cross_entropy  # type: ignore[union-attr]
+    totals = np.random.default_rng(0).normal(size=episodes)
+    kept = int((totals >= np.quantile(totals, q)).sum()) if q < 1 else episodes
+    assert kept == max(1, round(share * episodes))
+
+
+def test_what_no_key_expresses_of_an_older_run_is_noted(specs: Specs) -> None:
+    explore = {"name": "linear_decay", "start_val": 1.0, "end_val": 0.1, "end_step": 100}
+    algorithm = {"name": "DQN", "action_policy": "epsilon_greedy", "action_pdtype": "Argmax", "explore_var_spec": explore}
+    changes = REPLAY | {"agent.algorithm": algorithm, "agent.memory.use_cer": True, "meta.rigorous_eval": 2}
+    specs.load(changes | {"meta.run": OLD})
+    assert specs.notices() == ["agent.memory.use_cer", "meta.rigorous_eval"]
+    specs.log.clear()
+    specs.load(changes | {"meta.run": {**OLD, "spec_version": 2}})
+    assert specs.notices() == []

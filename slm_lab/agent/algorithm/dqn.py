@@ -118,6 +118,7 @@ class QLearning(ValueLearning):
         else:  # arXiv:1511.05952, Algorithm 1, line 13
             each = self.value_loss(q_B, target_B, reduction="none")
             loss = (batch.weight_B * (each if each.ndim == 1 else each.mean(1))).mean()
+        if self.memory.prioritized:
             error_B = target_B - q_B
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
         self.meter.add(loss)

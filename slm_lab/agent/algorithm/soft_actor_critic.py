@@ -117,6 +117,7 @@ class SoftActorCritic(Algorithm):
             loss = len(q_CB) * self.value_loss(squashed_CB, target_CB)
         else:  # arXiv:1511.05952, Algorithm 1, line 13
             loss = (batch.weight_B * self.value_loss(squashed_CB, target_CB, reduction="none")).sum(0).mean()
+        if self.memory.prioritized:
             self.memory.update_priorities(batch.row_B, q_CB.detach().amin(0) - target_B)
         self.meter.add(loss, q_mean=q_CB.detach().mean())
         self.meter.step()

@@ -72,6 +72,9 @@ class Replay:
     Raises SpecError if it does not fit this machine or the device.
     """
 
+    prioritized = False
+    """Whether `update_priorities` has an effect."""
+
     def __init__(
         self,
         spec: ReplaySpec | PrioritizedReplaySpec,
@@ -105,6 +108,10 @@ class Replay:
         """Transitions that can be sampled: the newest `size`."""
         self.ready = False
         """Whether the last step completed what one update needs."""
+        self.replayed = 0
+        """With use_cer: transitions of `seen` that have been in a batch for being new."""
+        self.fresh = 0
+        """Last places of the last batch that hold such transitions."""
 
     def _capacity(self, most: int, num_envs: int) -> int:
         """Return the number of rows, given the most that are of use."""
@@ -150,7 +157,7 @@ class Replay:
         """Sample a batch of batch_size transitions."""
         row_B = self._draw()
         if self.use_cer:
-            row_B[-1] = (self.seen - 1) % self.capacity
+            self._include_new(row_B)
         weight_B = self._weights(row_B)
         obs_B, next_obs_B = self.store.get(row_B)
         action_B, logp_B, reward_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
@@ -165,6 +172,13 @@ class Replay:
         """Sample the rows of a batch."""
         age_B = self.rng.integers(1, self.size + 1, self.batch_size)
         return (self.seen - age_B) % self.capacity
+
+    def _include_new(self, row_B: np.ndarray) -> None:
+        """Put the oldest transitions that no batch has held for being new into the last places."""
+        oldest = max(self.replayed, self.seen - self.size)
+        self.fresh = min(self.seen - oldest, self.batch_size)
+        row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity
+        self.replayed = oldest + self.fresh
 
     def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
         """Return the importance weights of rows; None: all equal."""
@@ -186,7 +200,7 @@ class Replay:
 
     def contents(self) -> dict[str, Any]:
         """Return the transitions, as tensors and numbers: of a buffer that is not full only the rows in use, else without copies."""
-        counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity}
+        counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
         return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows))}
@@ -205,6 +219,7 @@ class Replay:
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])
         self.seen, self.size, self.ready = int(state["seen"]), int(state["size"]), bool(state["ready"])
+        self.replayed = int(state.get("replayed", self.seen))
         for name, column in self.columns.items():
             load_rows(name, column, state["columns"][name].numpy())
 
@@ -212,9 +227,13 @@ class Replay:
 class PrioritizedReplay(Replay):
     """Transitions sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
-    A transition's priority is (|error| + epsilon)^alpha, a new one's the greatest so far. The mass is drawn in batch_size equal strata
-    (section B.2.1); importance weights (N · P)^−beta are divided by the batch's greatest.
+    A transition's priority is (|error| + epsilon)^alpha, a new one's that of initial_error, or the greatest so far. The mass is drawn in
+    batch_size equal strata (section B.2.1); importance weights (N · P)^−beta, if beta is given, are divided by the batch's greatest.
     """
+
+    prioritized = True
+    INITIAL_ERROR = 100_000.0
+    """Of new transitions, unless given: so great that each is drawn soon."""
 
     LEAST = 1e-12
     """Lowest priority, for errors of 0 with an epsilon of 0: the sum of all must not be 0."""
@@ -225,9 +244,12 @@ class PrioritizedReplay(Replay):
         self.tree = SumTree(self.items)
         self.greatest = 1.0
         """Of all priorities so far."""
+        error = self.INITIAL_ERROR if spec.initial_error is None else spec.initial_error
+        self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.LEAST)
+        """Priority of new rows; None: the greatest so far."""
 
     def _added(self, row_K: np.ndarray) -> None:
-        self.tree.set(row_K, self.greatest)
+        self.tree.set(row_K, self.greatest if self.initial is None else self.initial)
 
     def _drop(self, row: int) -> None:
         self.tree.set(np.array([row]), 0.0)
@@ -237,6 +259,8 @@ class PrioritizedReplay(Replay):
         return self.tree.find(strata_B * (self.tree.total / self.batch_size))
 
     def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
+        if self.beta is None:
+            return None
         beta = self.beta if isinstance(self.beta, float) else self.beta.value(self.clock.global_frame)
         # N and the sum of all weights are the same for each and cancel out
         weight_B = self.tree.get(row_B) ** -beta
@@ -246,7 +270,8 @@ class PrioritizedReplay(Replay):
         """Set the priorities of rows by their errors [B], of any sign; an error that is not finite counts as 0."""
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
         priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)
-        self.tree.set(row_B, priority_B)
+        drawn = len(row_B) - self.fresh
+        self.tree.set(row_B[:drawn], priority_B[:drawn])
         self.greatest = max(self.greatest, float(priority_B.max()))
 
     def contents(self) -> dict[str, Any]:

@@ -246,18 +246,17 @@ class OnPolicyReplay(RolloutStorage):
 class OnPolicyCrossEntropy(OnPolicyReplay):
     """Whole episodes, of which a rollout holds only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
 
-    Args: share: fraction of the episodes that is kept, rounded, at least one; by their sum of training rewards, and of equal ones those
-    that ended first.
+    Args: quantile: those are kept whose sum of training rewards is at or above this quantile of all (linear interpolation); 1: all.
     """
 
-    def __init__(self, info: EnvInfo, length: int, state_size: int, share: float) -> None:
+    def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:
         super().__init__(info, length, state_size)
-        self.share = share
+        self.quantile = quantile
 
     def _episodes(self) -> list[EpisodeRows]:
         totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
-        best_first = sorted(range(len(totals)), key=lambda i: -totals[i])
-        return [self.ended[i] for i in sorted(best_first[: max(1, round(self.share * len(totals)))])]
+        least = np.quantile(totals, self.quantile) if self.quantile < 1.0 else -np.inf
+        return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]
 
 
 MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {
@@ -272,7 +271,7 @@ def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -
 
     Args: length: training_frequency, in the unit of the storage. state_size: S of the hidden state.
     """
-    arguments: dict[str, Any] = {"share": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
+    arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
     kind = MEMORIES.get(type(spec)) or type(spec).implementation()
     storage: RolloutStorage = kind(info, length, state_size, **arguments)
     return storage

@@ -39,7 +39,7 @@ CONV = {
 }
 GLOBAL = {**NET, "optim_spec": {"name": "GlobalAdam", "lr": 0.01}}
 POLYAK = {"update_type": "polyak", "polyak_coef": 0.005}
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2}
+PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2, "normalize_advantages": "rollout"}
 A2C = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
 REPLAY = {"name": "Replay", "batch_size": 16, "max_size": 1000}
 PER = {**REPLAY, "name": "PrioritizedReplay", "beta": 0.4, "initial_error": "greatest"}
@@ -61,8 +61,14 @@ PBT = {"period": 512, "start": 512, "mutation_rate": 0.9, "replace_fraction": 0.
 
 # name → (algorithm, memory, net, env, meta)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "reinforce": ({"name": "Reinforce", "training_frequency": 4, "center_return": True}, EPISODES, NET, CARTPOLE, {}),
-    "a2c_nstep": ({"name": "ActorCritic", "num_step_returns": 16}, BATCH, NET, CARTPOLE, {}),
+    "reinforce": (
+        {"name": "Reinforce", "training_frequency": 4, "center_return": True, "normalize_advantages": False},
+        EPISODES,
+        NET,
+        CARTPOLE,
+        {},
+    ),
+    "a2c_nstep": ({"name": "ActorCritic", "num_step_returns": 16, "normalize_advantages": False}, BATCH, NET, CARTPOLE, {}),
     "a2c_one_env": (A2C, BATCH, NET, {"name": "CartPole-v1"}, {}),
     "a2c_gae_shared": (A2C, BATCH, {**NET, "shared": True}, CARTPOLE, {"rigorous_eval": 2, "eval_frequency": 500}),
     "a2c_cross_entropy": ({**A2C, "training_frequency": 4}, {"name": "OnPolicyCrossEntropy", "cross_entropy": 0.5}, NET, CARTPOLE, {}),

@@ -27,6 +27,7 @@ ActionPdtype = Literal[
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 
 
+StandardizeAdvantages = Literal["standardize"] | Flag
 ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
 REPLAY_MEMORIES = ("Replay", "PrioritizedReplay")
 ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary")
@@ -112,6 +113,8 @@ class ReinforceSpec(OnPolicySpec):
     name: Literal["Reinforce"]
     center_return: Flag = False
     """Subtract the batch mean from the returns."""
+    normalize_advantages: StandardizeAdvantages = "standardize"
+    """standardize (or true): returns get zero mean and unit standard deviation over the batch; false: they are used as they are."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
@@ -142,21 +145,23 @@ class ActorCriticSpec(VTraceSpec):
 
     name: Literal["ActorCritic"]
     lam: Fraction | None = None
-    """λ of generalised advantage estimation (arXiv:1506.02438); advantages are then standardised. Cannot be combined with
-    num_step_returns."""
+    """λ of generalised advantage estimation (arXiv:1506.02438)."""
     num_step_returns: Positive | None = None
-    """n of n-step returns, and then the training_frequency too. Cannot be combined with lam; with neither: Monte Carlo returns."""
+    """n of n-step returns, and then the training_frequency too. No effect with lam; with neither: returns to the end of the episode,
+    continued by the critic's value where the rollout or a time limit cuts it."""
+    normalize_advantages: StandardizeAdvantages = "standardize"
+    """standardize (or true): zero mean and unit standard deviation over the batch; false: no normalisation."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     normalize_v_targets: Flag = False
-    """Train the critic on returns normalised by their running mean and standard deviation."""
+    """Divide values and their targets by the targets' running standard deviation (at least 1) in the value loss, clamped to ±10."""
     training_frequency: Positive | None = None
     """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
 
     def rollout_len(self, default: int) -> int:
-        return self.num_step_returns or super().rollout_len(default)
+        return (self.num_step_returns if self.lam is None else None) or super().rollout_len(default)
 
 
 class PPOSpec(VTraceSpec):
@@ -174,7 +179,8 @@ class PPOSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
-    """Clip the change of value predictions by ε too."""
+    """Clip the change of value predictions by ε too: the value loss is half the mean of the larger squared error. loss_spec and
+    normalize_v_targets then have no effect."""
     minibatch_size: Positive = 64
     """Transitions per gradient step; at most time_horizon × num_envs."""
     time_horizon: Positive = 128
@@ -184,12 +190,12 @@ class PPOSpec(VTraceSpec):
     training_frequency: Positive | None = None
     """Ignored: PPO trains every time_horizon steps."""
     symlog: Flag = False
-    """Train the critic on symlog(return) (arXiv:2301.04104, eq. 9)."""
-    normalize_advantages: Literal["standardize", "percentile"] | Flag = "standardize"
-    """standardize (or true): zero mean and unit standard deviation over the rollout; percentile: divide by max(1, moving 5–95 % range of
-    returns) (arXiv:2301.04104, eq. 11); false: no normalisation."""
+    """Compare symlog (arXiv:2301.04104, eq. 9) of values and of their targets in the value loss; everything else uses the values."""
+    normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
+    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: over the whole rollout; percentile: divide
+    by max(1, moving 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
     normalize_v_targets: Flag = False
-    """Train the critic on returns normalised by their running mean and standard deviation."""
+    """Divide values and their targets by the targets' running standard deviation (at least 1) in the value loss, clamped to ±10."""
 
     @property
     def needs_logp(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slm_lab.spec.algorithm import QLearningSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, QLearningSpec
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.report import Path, Report, value_at
 from slm_lab.spec.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
@@ -38,9 +38,21 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
                 _without_lookahead(net, ("agent", key), report)
     algorithm = value_at(raw, _ALGORITHM)
     if report.for_slm_lab and isinstance(algorithm, dict):
+        _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
                 _constant(schedule, (*_ALGORITHM, key), report)
+
+
+def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
+    """Round PPO's sizes up to multiples of num_envs, as SLM Lab does if one of them is not a multiple."""
+    if algorithm.get("name") not in ("PPO", "PPOSIL") or not isinstance(envs, int) or envs < 2:
+        return
+    for key in ("time_horizon", "minibatch_size"):
+        size, path = algorithm.get(key), (*_ALGORITHM, key)
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % envs and not report.is_set(path):
+            algorithm[key] = -(-size // envs) * envs
+            report.note(path, f"{size} is rounded up to a multiple of num_envs ({envs}) in SLM Lab; {algorithm[key]} is used")
 
 
 def _whole_frequency(net: dict[str, Any], place: Path, report: Report) -> None:
@@ -118,6 +130,14 @@ def _learning(spec: Spec) -> Notes:
     if algorithm.self_imitation:
         message = "learns from the returns of whole episodes, the critic included; SLM Lab sums rewards over shuffled transitions"
         yield (*_ALGORITHM, "name"), "self-imitation", message
+    if (
+        isinstance(algorithm, ActorCriticSpec)
+        and algorithm.lam is None
+        and algorithm.num_step_returns is None
+        and not spec.agent.memory.episodes
+    ):
+        message = "lam and num_step_returns are absent: the critic's value continues returns that the rollout cuts; SLM Lab ends them there"
+        yield _ALGORITHM, "returns at the end of a rollout", message
     if isinstance(algorithm, QLearningSpec):
         if "action_policy" not in given:
             yield _ALGORITHM, "exploration", "action_policy is absent: epsilon_greedy; SLM Lab samples softmax(Q)"

@@ -100,7 +100,7 @@ class NetSpec(Component):
     critic_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
-    """Clip gradients to this L2 norm."""
+    """Clip gradients to this L2 norm; separate nets of actor and critic each by its own norm."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()

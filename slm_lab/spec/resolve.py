@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from slm_lab.spec.algorithm import ALGORITHMS, EntropyAnneal, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.algorithm import ALGORITHMS, ActorCriticSpec, EntropyAnneal, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.net import LossSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.report import Path, Report
@@ -138,7 +138,11 @@ def _algorithm(draft: _Draft) -> None:
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start)
     if isinstance(algorithm, VTraceSpec):
         _vtrace(algorithm, draft)
+    if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
+        draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)")
     if isinstance(algorithm, PPOSpec):
+        if algorithm.clip_vloss:
+            draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from slm_lab.spec import env_ids
-from slm_lab.spec.algorithm import ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.algorithm import AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.base import SpecModel
 from slm_lab.spec.extension import is_extension
 from slm_lab.spec.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
@@ -62,8 +62,6 @@ def _one_of(names: Iterable[str]) -> str:
 
 def _algorithm(spec: Spec, report: Report) -> None:
     algorithm = spec.agent.algorithm
-    if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None and algorithm.num_step_returns is not None:
-        report.fail((*ALGORITHM, "num_step_returns"), "cannot be combined with lam (generalised advantage estimation); remove one of them")
     if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
         report.fail(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"

@@ -22,7 +22,8 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
 
     Version 1 moved target nets by polyak_coef once per update_frequency frames; now it is once per gradient step that updates the policy
     (soft actor-critic) or once per vector step (Q-learning). The coefficient is converted, so that they move as fast.
-    The automatic target entropy of discrete soft actor-critic was 0.98 ln|A|.
+    The automatic target entropy of discrete soft actor-critic was 0.98 ln|A|. Advantages were standardised over the rollout in PPO, in
+    ActorCritic if lam was given, and in Reinforce not.
     """
     run = value_at(raw, ("meta", "run"))
     last = run[-1] if isinstance(run, list) and run else run  # an entry for each start of the run; each start saves the spec again
@@ -38,6 +39,8 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
                 ("agent", "algorithm", "symlog"), "an older version trained these critics to give symlog of the values, not the values"
             )
     _keep_memory(raw, report)
+    if isinstance(algorithm, dict):
+        _keep_advantages(algorithm, value_at(raw, ("agent", "net")), report)
     for key in ("net", "critic_net"):
         net = value_at(raw, ("agent", key))
         if isinstance(net, dict) and net.get("update_type") == "polyak":
@@ -75,6 +78,30 @@ def _keep_memory(raw: dict[str, Any], report: Report) -> None:
     if value_at(raw, ("meta", "rigorous_eval")) and isinstance(schedule, dict) and schedule.get("name") != "no_decay":
         why = "an older version evaluated at the present value of explore_var, not at its end value"
         report.note(("meta", "rigorous_eval"), why)
+
+
+def _keep_advantages(algorithm: dict[str, Any], net: Any, report: Report) -> None:
+    """Change, in place, the keys of a policy gradient algorithm whose meaning was another in version 1; add notes on others."""
+    name = algorithm.get("name")
+    if name in ("PPO", "PPOSIL"):
+        if algorithm.get("normalize_advantages", True) in (True, "standardize"):
+            algorithm["normalize_advantages"] = "rollout"
+    elif name in ("Reinforce", "ActorCritic", "SIL"):
+        algorithm.setdefault("normalize_advantages", algorithm.get("lam") is not None)
+    else:
+        return
+    notes = {
+        "normalize_v_targets": "an older version trained the critic on values minus their mean, by moving statistics",
+        "symlog": "an older version trained the critic to give symlog of the values, not the values",
+        "clip_vloss": "an older version used loss_spec, and twice the present weight for squared errors",
+    }
+    for key, note in notes.items():
+        if algorithm.get(key):
+            report.note(("agent", "algorithm", key), note)
+    if algorithm.get("normalize_advantages") == "percentile":
+        report.note(("agent", "algorithm", "normalize_advantages"), "an older version used the range of the rollout's returns")
+    if name != "Reinforce" and isinstance(net, dict) and net.get("clip_grad_val") is not None and not net.get("shared"):
+        report.note(("agent", "net", "clip_grad_val"), "an older version clipped actor and critic by one norm over both")
 
 
 def _keep_net(net: dict[str, Any], parts: Sequence[str]) -> None:

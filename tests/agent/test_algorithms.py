@@ -9,7 +9,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale, SymlogScale
 from slm_lab.agent.build import build_agent, resolve_device
 from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN
 from slm_lab.agent.ops.returns import discounted_returns
@@ -32,9 +31,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def gathered(algorithm: dict[str, Any], memory: str, next_step: bool = False) -> Any:
+def gathered(algorithm: dict[str, Any], memory: str, next_step: bool = False, net: dict[str, Any] | None = None) -> Any:
     """An agent whose memory is ready, and its plain net."""
-    toy = spec(algorithm, memory=memory)
+    toy = spec(algorithm, net, memory)
     agent = agent_of(toy, info(3))
     env = ToyEnv(info(3), 4, next_step)
     obs, acting = env.reset(), Acting(agent, 3)
@@ -110,14 +109,17 @@ def test_an_observation_that_is_no_transition_spreads_nothing(garbage: float) ->
     assert torch.allclose(weights[0], weights[1], atol=1e-6)
 
 
-def test_reinforce_update_by_hand() -> None:
-    agent = gathered({**REINFORCE, "center_return": True}, "OnPolicyReplay")
+@pytest.mark.parametrize("keys", [{}, {"center_return": True}, {"center_return": True, "normalize_advantages": False}])
+def test_reinforce_update_by_hand(keys: dict[str, Any]) -> None:
+    agent = gathered({**REINFORCE, **keys}, "OnPolicyReplay")
     net, rollout = agent.policy.net, agent.algorithm.memory.rollout()
     valid = rollout.valid_TN
     zero = torch.zeros_like(rollout.reward_TN)
     ret = discounted_returns(rollout.reward_TN, zero, rollout.terminated_TN, rollout.done_TN, 0.99)[valid]
     logp, entropy = log_pi(net, rollout.obs_TN[:-1][valid], rollout.action_TN[valid])
-    loss = -(logp * (ret - ret.mean())).mean() - 0.01 * entropy
+    centred = ret - ret.mean()
+    advantage = centred if "normalize_advantages" in keys else centred / (ret.std() + 1e-8)
+    loss = -(logp * advantage).mean() - 0.01 * entropy
     agent.algorithm.memory._taken = False
     assert agent.update().loss == pytest.approx(loss.item(), rel=1e-4)
 
@@ -199,6 +201,7 @@ def test_everything_trains_together(
         {"normalize_v_targets": True},
         {"clip_vloss": True},  # the plain agent has the same small ε
         {"normalize_advantages": "percentile"},
+        {"normalize_advantages": "rollout"},
         {"normalize_advantages": False},
     ],
 )
@@ -207,23 +210,6 @@ def test_ppo_keys_have_an_effect(keys: dict[str, Any]) -> None:
     plain, changed = (gathered({**tight, **k}, "OnPolicyBatchReplay") for k in ({}, keys))
     plain.update(), changed.update()
     assert any(not torch.equal(a, b) for a, b in zip(plain.weights().values(), changed.weights().values(), strict=True))
-
-
-def test_value_scales() -> None:
-    scale = RunningScale()
-    x = torch.tensor([10.0, 14.0])
-    assert torch.equal(scale.encode(x), x)
-    scale.update(x, torch.tensor([True, True]))
-    assert (scale.mean, scale.std) == pytest.approx((12.0, 2.0))
-    assert scale.encode(x).tolist() == pytest.approx([-1.0, 1.0])
-    scale.update(torch.tensor([0.0, 99.0, 0.0]), torch.tensor([True, False, True]))
-    assert scale.mean == pytest.approx((0.99 * 0.01 * 12.0) / (0.99 * 0.01 + 0.01))
-    for s in (scale, SymlogScale()):
-        assert torch.allclose(s.decode(s.encode(x)), x, rtol=1e-4)
-    percentile = PercentileScale()
-    returns = torch.arange(101.0)
-    assert float(percentile(torch.tensor([9.0]), returns)) == pytest.approx(9.0 / 90.0)
-    assert float(PercentileScale()(torch.tensor([9.0]), returns / 1000.0)) == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize(("algorithm", "memory"), CASES)
@@ -390,7 +376,6 @@ def test_evaluator_carries_its_own_state() -> None:
         ({**PPO, "action_pdtype": "Categorical"}, CONTINUOUS, "MultivariateNormal"),
         ({**PPO, "action_pdtype": "Beta"}, ActionSpace("continuous", (), 2, bounded=False), "unbounded"),
         ({**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": ENTROPY}, CONTINUOUS, "continuous"),
-        ({**PPO, "symlog": True, "normalize_v_targets": True}, DISCRETE, "cannot be combined"),
     ],
 )
 def test_misfits_are_spec_errors(algorithm: dict[str, Any], action: ActionSpace, part: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.net.numpy_mlp import NumpyPass
@@ -488,21 +488,20 @@ def test_batch_statistics_that_are_not_finite_stay_out(stores: Stores) -> None:
 
 
 def test_scales_of_returns_are_global(stores: Stores) -> None:
-    one, other, alone = RunningScale(), RunningScale(), RunningScale()
+    one, other, alone = TargetDeviation(), TargetDeviation(), TargetDeviation()
     sides = PercentileScale(), PercentileScale()
     for store, scale, percentile in zip(stores(), (one, other), sides, strict=True):
         store.attach({"scale": scale, "percentile": percentile})
-    valid = torch.ones(4, 2, dtype=torch.bool)
     for index in range(6):
-        returns = torch.full((4, 2), float(index)) + torch.arange(2)
-        (one, other)[index % 2].update(returns, valid)
-        alone.update(returns, valid)
-    one.update(torch.full((4, 2), torch.inf), valid)
+        returns = torch.full((8,), float(index)) + torch.arange(8)
+        (one, other)[index % 2].update(returns)
+        alone.update(returns)
+    one.update(torch.full((8,), torch.inf))
     assert one.state_dict() == other.state_dict() == alone.state_dict()
-    assert (one.mean, one.std) == (alone.mean, alone.std)
-    sides[0](torch.ones(3), torch.arange(100.0))
-    sides[1](torch.ones(3), torch.full((5,), torch.inf))
-    assert sides[1].range == sides[0].range == pytest.approx(89.1)
+    assert one.std == alone.std > 2.0
+    sides[0](torch.arange(100.0))
+    sides[1](torch.full((5,), torch.inf))
+    assert sides[1].range == sides[0].range == pytest.approx(0.01 * 89.1)
 
 
 def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores: Stores) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.temperature import Temperature
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, RunningScale
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
@@ -104,18 +104,17 @@ def test_skipped_steps_leave_buffers_and_statistics_alone() -> None:
     assert str(trainer.state_dict()) != before
 
 
-@pytest.mark.parametrize("make", [RunningScale, PercentileScale])
+@pytest.mark.parametrize("make", [TargetDeviation, PercentileScale])
 def test_scales_ignore_returns_that_are_not_finite(make: Callable[[], Any]) -> None:
     scale = make()
-    valid = torch.ones(4, 2, dtype=torch.bool)
 
     def update(returns: torch.Tensor) -> str:
-        scale.update(returns, valid) if isinstance(scale, RunningScale) else scale(returns, returns.flatten())
-        return str(scale.moments if isinstance(scale, RunningScale) else scale.range)
+        scale.update(returns) if isinstance(scale, TargetDeviation) else scale(returns)
+        return str(scale.state_dict())
 
-    before = update(torch.randn(4, 2))
+    before = update(torch.randn(8))
     for bad in (torch.nan, torch.inf, -torch.inf):
-        returns = torch.randn(4, 2)
+        returns = torch.randn(8)
         returns[:2] = bad
         assert update(returns) == before
 

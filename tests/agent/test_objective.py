@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Beta, Categorical, Normal
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs, Objective
+from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective
 from slm_lab.lib.records import ActionSpace
 
 B = 64
@@ -53,13 +53,20 @@ def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
         policy_loss = policy_gradient_loss(logp, row["advantage"])
     else:
         policy_loss = clipped_surrogate_loss(logp, row["old"], row["advantage"], coefs.clip_eps)
-    value_loss = F.mse_loss(row["value"], row["target"])
+    value, target = row["value"], row["target"]
+    if coefs.value_std is not None:
+        value, target = ((x / coefs.value_std).clamp(-VALUE_LIMIT, VALUE_LIMIT) for x in (value, target))
+    value_loss = F.mse_loss(value, target)
     loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy.mean()
     return loss, policy_loss, value_loss, entropy.mean(), logp
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("coefs", [Coefs(0.5, 0.01, clip_eps=0.2), Coefs(0.7, 0.0, clip_eps=0.1), Coefs(0.5, 0.03, policy=1.3)], ids=str)
+@pytest.mark.parametrize(
+    "coefs",
+    [Coefs(0.5, 0.01, clip_eps=0.2), Coefs(0.7, 0.0, clip_eps=0.1), Coefs(0.5, 0.03, policy=1.3), Coefs(0.5, 0.0, value_std=0.1)],
+    ids=str,
+)
 def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> None:
     distribution = DISTRIBUTIONS[name]()
     row = rows(distribution)

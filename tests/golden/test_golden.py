@@ -32,10 +32,27 @@ NET = {
 RNN = {"name": "RecurrentNet", "rnn_hidden_size": 8, "cell_type": "LSTM", "seq_len": 8, "clip_grad_val": 0.5}
 ENTROPY = {"name": "linear_decay", "start_val": 0.01, "end_val": 0.0, "start_step": 0, "end_step": 2000}
 A2C = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
-PPO = {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2, "entropy_coef_spec": ENTROPY}
+PPO = {
+    "name": "PPO",
+    "time_horizon": 32,
+    "minibatch_size": 32,
+    "training_epoch": 2,
+    "normalize_advantages": "rollout",
+    "entropy_coef_spec": ENTROPY,
+}
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], str]] = {
-    "reinforce": ({"name": "Reinforce", "training_frequency": 4, "center_return": True}, "OnPolicyReplay", NET, "CartPole-v1"),
-    "a2c_nstep": ({"name": "ActorCritic", "num_step_returns": 16}, "OnPolicyBatchReplay", NET, "CartPole-v1"),
+    "reinforce": (
+        {"name": "Reinforce", "training_frequency": 4, "center_return": True, "normalize_advantages": False},
+        "OnPolicyReplay",
+        NET,
+        "CartPole-v1",
+    ),
+    "a2c_nstep": (
+        {"name": "ActorCritic", "num_step_returns": 16, "normalize_advantages": False},
+        "OnPolicyBatchReplay",
+        NET,
+        "CartPole-v1",
+    ),
     "a2c_gae": (
         {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
         "OnPolicyBatchReplay",

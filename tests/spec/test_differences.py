@@ -276,3 +276,40 @@ def test_priorities_without_epsilon(specs: Specs) -> None:
     memory = {"agent.memory": {"name": "PrioritizedReplay", "alpha": 1.0, "epsilon": 0.0, "batch_size": 4, "max_size": 100}}
     spec = load_spec(specs.file({"it": changed(V5, DQN | memory)}))
     assert spec.agent.memory.model_dump()["epsilon"] == 0
+
+
+@pytest.mark.parametrize(
+    ("horizon", "minibatch", "used"),
+    [(17, 30, (20, 32)), (16, 30, (16, 32)), (17, 32, (20, 32)), (16, 32, (16, 32)), (3, 99, (4, 16))],  # at most the rollout
+)
+def test_sizes_of_ppo_are_multiples_of_num_envs(specs: Specs, horizon: int, minibatch: int, used: tuple[int, int]) -> None:
+    """As SLM Lab rounds them up; in a spec of this package they are as written."""
+    algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": horizon, "minibatch_size": minibatch}
+    spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
+    assert (spec.agent.algorithm.time_horizon, spec.agent.algorithm.minibatch_size) == used  # type: ignore[attr-defined]
+    own = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm, "meta.max_trial": ...})}), "it").agent.algorithm
+    assert (own.time_horizon, own.minibatch_size) == (horizon, min(minibatch, 4 * horizon))  # type: ignore[attr-defined]
+
+
+def test_what_ppo_rounds_is_noted(specs: Specs) -> None:
+    algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 17, "minibatch_size": 32}
+    file = specs.file({"it": changed(V5, {"agent.algorithm": algorithm})})
+    rounded = [note for note in load(file, "it").notes if "rounded" in note]
+    assert rounded == [
+        "it: agent.algorithm.time_horizon: 17 is rounded up to a multiple of num_envs (4) in SLM Lab; 20 is used",
+    ]
+    assert not [note for note in load(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
+
+
+def test_lam_wins_over_num_step_returns(specs: Specs) -> None:
+    algorithm = {"name": "ActorCritic", "gamma": 0.98, "lam": 0.9, "num_step_returns": 5, "training_frequency": 16}
+    spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
+    assert (spec.agent.rollout_len, spec.agent.algorithm.num_step_returns) == (16, None)  # type: ignore[attr-defined]
+
+
+def test_returns_that_the_rollout_cuts_are_noted(specs: Specs) -> None:
+    topic = "returns at the end of a rollout"
+    assert topic in loaded(specs, {"agent.algorithm.lam": ...})
+    assert topic not in loaded(specs, {})
+    assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 8})
+    assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.memory.name": "OnPolicyReplay"})

@@ -24,7 +24,6 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"agent.algorithm": {"name": "ActorCritic", "lam": 0.9, "num_step_returns": 5}}, "agent.algorithm.num_step_returns"),
         ({"agent.memory.name": "OnPolicyReplay"}, "agent.memory.name"),
         (
             {"agent.algorithm.entropy_coef_spec": DECAY | {"start_step": 11}},

@@ -140,3 +140,29 @@ def test_what_no_key_expresses_of_an_older_run_is_noted(specs: Specs) -> None:
     specs.log.clear()
     specs.load(changes | {"meta.run": {**OLD, "spec_version": 2}})
     assert specs.notices() == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "normalize"),
+    [
+        ({"name": "PPO"}, "rollout"),
+        ({"name": "PPO", "normalize_advantages": "standardize"}, "rollout"),
+        ({"name": "PPO", "normalize_advantages": False}, False),
+        ({"name": "PPO", "normalize_advantages": "percentile"}, "percentile"),
+        ({"name": "ActorCritic", "lam": 0.9}, True),
+        ({"name": "ActorCritic", "num_step_returns": 8}, False),
+        ({"name": "Reinforce"}, False),
+    ],
+    ids=str,
+)
+def test_advantages_of_an_older_run_are_scaled_as_they_were(specs: Specs, algorithm: dict[str, Any], normalize: str | bool) -> None:
+    changes = {"agent.algorithm": algorithm, "agent.net": {"type": "MLPNet"}}
+    assert specs.load(changes | {"meta.run": OLD}).agent.algorithm.normalize_advantages == normalize  # type: ignore[attr-defined]
+    now = specs.load(changes | {"meta.run": {"spec_version": 2}}).agent.algorithm
+    assert now.normalize_advantages == algorithm.get("normalize_advantages", "standardize")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("key", ["normalize_v_targets", "symlog", "clip_vloss"])
+def test_what_no_key_expresses_is_noted(specs: Specs, key: str) -> None:
+    specs.load({"agent.algorithm": {"name": "PPO", key: True}, "agent.net": {"type": "MLPNet", "clip_grad_val": 0.5}, "meta.run": OLD})
+    assert specs.notices() == [f"agent.algorithm.{key}", "agent.net.clip_grad_val"]

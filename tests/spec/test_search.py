@@ -121,8 +121,8 @@ def test_a_value_that_only_some_combinations_allow(specs: Specs) -> None:
 
 def test_no_combination_is_valid(specs: Specs) -> None:
     """Each key alone could be searched."""
-    base = {"agent.algorithm": {"name": "ActorCritic", "training_frequency": 8}}
-    search = {"agent.algorithm.num_step_returns__choice": [4, 8], "agent.algorithm.lam__uniform": [0.9, 0.95]}
+    base = {"agent.algorithm": {"name": "SoftActorCritic"}, "agent.memory": {"name": "Replay", "batch_size": 8}, "env.max_frame": 5000}
+    search = {"agent.algorithm.log_alpha_min__choice": [0, 1], "agent.algorithm.log_alpha_max__uniform": [-3, -2]}
     assert specs.problems({**base, "search": dict(reversed(search.items()))}) == ["search"]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
-from slm_lab.agent.algorithm.common.value_scale import build_value_scale, standardize_valid
+from slm_lab.agent.algorithm.common.value_scale import standardize_valid
 from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms
@@ -25,10 +24,6 @@ class ActorCritic(PolicyGradient):
 
     spec: ActorCriticSpec
 
-    def build(self) -> None:
-        super().build()
-        self.scale = build_value_scale(symlog=False, normalize=self.spec.normalize_v_targets)
-
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
         return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
@@ -37,7 +32,7 @@ class ActorCritic(PolicyGradient):
         values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout, self.record)
         if values is None:
             values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
-        value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
+        value_TN, next_value_TN = values.output_TN, values.next_output_TN
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
         rows = (reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
         rho_TN: Tensor | None = None
@@ -49,32 +44,31 @@ class ActorCritic(PolicyGradient):
             advantage_TN = gae(*rows, spec.gamma, spec.lam)
             return_TN = advantage_TN + value_TN
         else:
-            steps = spec.num_step_returns or len(reward_TN)
+            steps = spec.num_step_returns or len(reward_TN)  # without: returns to the end of the episode or rollout
             return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, spec.gamma, steps)
             advantage_TN = return_TN - value_TN
         self.meter.record(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
-        if spec.lam is not None:
+        if spec.normalize_advantages:
             advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
         if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only inside the weight
             advantage_TN = rho_TN * advantage_TN
-        self.scale.update(return_TN, rollout.valid_TN)
-        return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len)
+        if self.deviation is not None:
+            self.deviation.update(return_TN[rollout.valid_TN])
+        return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
         if self.objective is None:
             terms = self._objective(*batch.forward(self.net), batch, entropy_coef)
         else:  # the same in closed form
-            terms = self.closed_form(batch, Coefs(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef), weight)
+            coefs = Coefs(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef, value_std=self.value_std)
+            terms = self.closed_form(batch, coefs, weight)
         self.meter.add(terms.loss, weight, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
 
     def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        value_loss = self.value_loss(value_B, batch.target_B)
+        value_loss = self.value_loss(self.scaled(value_B), self.scaled(batch.target_B))
         loss = torch.add(self.spec.policy_loss_coef * policy_loss, value_loss, alpha=self.spec.val_loss_coef)
         return Terms(torch.sub(loss, entropy, alpha=entropy_coef), policy_loss, value_loss, entropy, logp_B.detach())
-
-    def parts(self) -> dict[str, Part]:
-        return {**super().parts(), "scale": self.scale}

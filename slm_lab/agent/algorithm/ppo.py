@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, build_value_scale, standardize_valid
+from slm_lab.agent.algorithm.common.value_scale import PercentileScale, standardize_valid
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics
-from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss
+from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, symlog
 from slm_lab.agent.ops.objective import Coefs, Terms
-from slm_lab.agent.ops.returns import gae, vtrace
+from slm_lab.agent.ops.returns import gae, standardize, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
@@ -30,7 +32,6 @@ class PPO(PolicyGradient):
 
     def build(self) -> None:
         super().build()
-        self.scale = build_value_scale(self.spec.symlog, self.spec.normalize_v_targets)
         self.percentile = PercentileScale()
         self.rng = np.random.default_rng(self.seeds.update)
 
@@ -53,8 +54,8 @@ class PPO(PolicyGradient):
         """Return the rollout with advantages Â (eq. 11) and value targets, and the variance of returns that the critic explains."""
         spec, valid_TN = self.spec, rollout.valid_TN
         values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
-        value_TN, next_value_TN = self.scale.decode(values.output_TN), self.scale.decode(values.next_output_TN)
-        rows = (rollout.reward_TN, value_TN, next_value_TN, rollout.terminated_TN, rollout.done_TN)
+        value_TN = values.output_TN
+        rows = (rollout.reward_TN, value_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN)
         if spec.with_vtrace:  # not weighted by ρ: the surrogate contains the ratio to the policy that acted
             ratio_TN = log_ratio(self.distribution, rollout, values)
             return_TN, advantage_TN, _ = vtrace(ratio_TN, *rows, spec.gamma, spec.lam, spec.rho_bar, spec.c_bar)
@@ -62,19 +63,23 @@ class PPO(PolicyGradient):
             advantage_TN = gae(*rows, spec.gamma, spec.lam)
             return_TN = advantage_TN + value_TN
         explained = explained_variance(value_TN, return_TN, valid_TN)
-        self.scale.update(return_TN, valid_TN)
-        if spec.normalize_advantages == "percentile":
-            advantage_TN = self.percentile(advantage_TN, return_TN[valid_TN])
-        elif spec.normalize_advantages:
+        if spec.normalize_advantages == "rollout":
             advantage_TN = standardize_valid(advantage_TN, valid_TN)
-        return Batch(rollout, values, advantage_TN, self.scale.encode(return_TN), self.seq_len), explained
+        return Batch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
 
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Tensor:
         """Take a gradient step on eq. 9; return log π(a|s) [B] before it."""
-        if self.objective is None or self.spec.clip_vloss:
+        spec = self.spec
+        if spec.normalize_advantages in (True, "standardize"):
+            batch = replace(batch, advantage_B=standardize(batch.advantage_B))
+        elif spec.normalize_advantages == "percentile":
+            batch = replace(batch, advantage_B=self.percentile(batch.advantage_B))
+        if self.deviation is not None:
+            self.deviation.update(symlog(batch.target_B) if spec.symlog else batch.target_B)
+        if self.objective is None or spec.clip_vloss or spec.symlog:
             terms = self._objective(*batch.forward(self.net), batch, clip_eps, entropy_coef)
         else:  # the same in closed form
-            terms = self.closed_form(batch, Coefs(self.spec.val_loss_coef, entropy_coef, clip_eps=clip_eps))
+            terms = self.closed_form(batch, Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std))
         self.meter.add(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B
@@ -83,14 +88,19 @@ class PPO(PolicyGradient):
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = clipped_surrogate_loss(logp_B, batch.logp_B, batch.advantage_B, clip_eps)  # eq. 7
-        if self.spec.clip_vloss:
-            value_loss = clipped_value_loss(value_B, batch.value_B, batch.target_B, clip_eps, self.value_loss)
-        else:
-            value_loss = self.value_loss(value_B, batch.target_B)
+        value_loss = self._value_loss(value_B, batch, clip_eps)
         loss = torch.add(policy_loss, value_loss, alpha=self.spec.val_loss_coef)
         if entropy_coef:
             loss = torch.sub(loss, entropy, alpha=entropy_coef)
         return Terms(loss, policy_loss, value_loss, entropy, logp_B.detach())
 
+    def _value_loss(self, value_B: Tensor, batch: Minibatch, clip_eps: float) -> Tensor:
+        old_value_B, target_B = batch.value_B, batch.target_B
+        if self.spec.symlog:
+            value_B, old_value_B, target_B = symlog(value_B), symlog(old_value_B), symlog(target_B)
+        if self.spec.clip_vloss:
+            return clipped_value_loss(value_B, old_value_B, target_B, clip_eps)
+        return self.value_loss(self.scaled(value_B), self.scaled(target_B))
+
     def parts(self) -> dict[str, Part]:
-        return {**super().parts(), "scale": self.scale, "percentile": self.percentile}
+        return {**super().parts(), "percentile": self.percentile}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
+from slm_lab.agent.algorithm.common.value_scale import standardize_valid
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
@@ -25,7 +26,8 @@ class Reinforce(PolicyGradient):
         return_TN = discounted_returns(rollout.reward_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN, self.spec.gamma)
         if self.spec.center_return:
             return_TN = return_TN - return_TN[rollout.valid_TN].mean()
-        return Batch(rollout, values, return_TN, return_TN, self.seq_len)
+        advantage_TN = standardize_valid(return_TN, rollout.valid_TN) if self.spec.normalize_advantages else return_TN
+        return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
         params_BP, _ = batch.forward(self.net)

@@ -12,7 +12,6 @@ from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Tuning
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
-from slm_lab.agent.algorithm.common.value_scale import ValueScale
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions
@@ -28,7 +27,6 @@ class SelfImitation(PolicyGradient):
 
     spec: SILSpec | PPOSILSpec
     replay: SILReplay
-    scale: ValueScale
 
     def build(self) -> None:
         super().build()
@@ -60,20 +58,16 @@ class SelfImitation(PolicyGradient):
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
-        """Take one gradient step on a batch; return (R − V)₊ [B] before it, in reward units.
-
-        The policy loss weighs in reward units. The critic learns on its own scale, as it does from fresh experience; if V is above R,
-        it is so on either.
-        """
+        """Take one gradient step on a batch; return (R − V)₊ [B] before it."""
         if isinstance(batch, SequenceBatch):
             params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
         else:
             params_BP, output_B = self.net(batch.obs_B)
         logp_B = self.distribution.log_prob(params_BP, batch.action_B)
-        return_B, value_B = batch.reward_B, self.scale.decode(output_B.detach())
+        return_B, value_B = batch.reward_B, output_B.detach()
         weight_B = torch.ones_like(return_B) if batch.weight_B is None else batch.weight_B
         policy_loss = self_imitation_policy_loss(logp_B, return_B, value_B, weight_B)  # eq. 2
-        value_loss = self_imitation_value_loss(output_B, self.scale.encode(return_B), weight_B)  # eq. 3
+        value_loss = self_imitation_value_loss(output_B, return_B, weight_B)  # eq. 3
         loss = self.spec.sil_policy_loss_coef * policy_loss + self.spec.sil_val_loss_coef * value_loss  # eq. 1
         better_B = (return_B - value_B).clamp(min=0.0)
         self.meter.add(loss, sil_policy_loss=policy_loss, sil_val_loss=value_loss, sil_share=(better_B > 0.0).float().mean())
@@ -82,13 +76,13 @@ class SelfImitation(PolicyGradient):
 
     @torch.no_grad()
     def _value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-        """Return V of observations, given the hidden state before them, in reward units."""
+        """Return V of observations, given the hidden state before them."""
         obs_K = obs_K.to(self.device)
         if not self.policy.state_size:
-            return self.scale.decode(self.net.critic(obs_K)).cpu()
+            return self.net.critic(obs_K).cpu()
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool)
         _, value_1K, _ = self.net.unroll(obs_K.unsqueeze(0), not_first, state_KS.to(self.device))
-        return self.scale.decode(value_1K[0]).cpu()
+        return value_1K[0].cpu()
 
     def tune(self, tuning: Tuning) -> None:
         super().tune(tuning)

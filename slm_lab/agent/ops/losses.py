@@ -36,11 +36,11 @@ def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tens
     return -torch.minimum(ratio_B * advantage_B, bound_B).mean()
 
 
-def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float, loss_fn: ValueLoss) -> Tensor:
-    """The larger of the loss of V and of V kept within ±ε of its old prediction (as in OpenAI's PPO code)."""
+def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float) -> Tensor:
+    """½ E[the larger of the squared errors of V and of V kept within ±ε of its old prediction] (as in OpenAI's PPO code)."""
     _check(value_B, old_value_B, target_B)
     near_B = old_value_B + (value_B - old_value_B).clamp(-clip_eps, clip_eps)
-    return torch.maximum(loss_fn(value_B, target_B, reduction="none"), loss_fn(near_B, target_B, reduction="none")).mean()
+    return 0.5 * torch.maximum((value_B - target_B).square(), (near_B - target_B).square()).mean()
 
 
 def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor, weight_B: Tensor) -> Tensor:

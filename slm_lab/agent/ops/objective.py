@@ -32,6 +32,10 @@ class Terms(NamedTuple):
     """log π(a|s) [B]."""
 
 
+VALUE_LIMIT = 10.0
+"""Maximum absolute value of what was divided by value_std."""
+
+
 class Coefs(NamedTuple):
     """Weights of the terms."""
 
@@ -40,6 +44,8 @@ class Coefs(NamedTuple):
     policy: float = 1.0
     clip_eps: float | None = None
     """ε of the clipped surrogate; None: the loss of the policy gradient."""
+    value_std: float | None = None
+    """Values and targets are divided by it, and clamped to ±VALUE_LIMIT, in the value loss; None: they are compared as they are."""
 
 
 Gradient = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None]]
@@ -147,10 +153,17 @@ class Objective:
                 loss_B, of_logp_B = _clipped_surrogate(logp_B, old_logp_B.numpy(), advantage_B.numpy(), coefs.clip_eps)
             of_logp_B *= coefs.policy * weight / B
             of_params_BP, of_log_std_D = gradient(of_logp_B, -coefs.entropy * weight / B)
-            error_B = value_B - target_B.numpy()
+            if coefs.value_std is None:
+                error_B, of_error_B = value_B - target_B.numpy(), 1.0
+            else:
+                scaled_B = value_B / coefs.value_std
+                near_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
+                error_B = near_B - np.clip(target_B.numpy() / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
+                of_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
             policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
             value_loss = float(error_B.dot(error_B)) / B
             error_B *= 2.0 * coefs.value * weight / B
+            error_B *= of_error_B
             loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
         return Known(Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B)), of_params_BP, error_B, of_log_std_D)
 

@@ -101,6 +101,11 @@ class FlatParams:
         inside = self.kept[self._packed_slices[index]] - part.start
         return inside if len(inside) < part.stop - part.start else None
 
+    def span(self, params: Sequence[nn.Parameter]) -> slice:
+        """Return the part of `param` that consecutive parameters occupy."""
+        places = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
+        return _join(self._parts[places[0] : places[-1] + 1])
+
     def shared_arrays(self) -> Named:
         named = {"params": SharedArray(_array(self.packed(self.param)), "step")}
         return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})

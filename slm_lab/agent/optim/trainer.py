@@ -92,9 +92,12 @@ class Trainer:
         flat: the parameters.
         spec: optimizer, schedule and clipping keys.
         parts: name of each group of `flat` that has optimizer keys of its own ("actor", "critic"); empty: one optimizer for all.
+        nets: the parameters of each net whose gradient is clipped by its own norm; absent: that of each group is.
     """
 
-    def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[nn.Parameter]] | None = None
+    ) -> None:
         self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
         self.shared: SharedParams | None = None
@@ -110,6 +113,8 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._skipped_there = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
+        self._clipped = [flat.grad[part] for part in (flat.slices if nets is None else map(flat.span, nets))]
+        """The gradients that are clipped, each by its own norm."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
         """Index of this process, and training calls of each process that trains the net."""
@@ -175,15 +180,15 @@ class Trainer:
         return loss
 
     def step(self) -> Tensor | float:
-        """Step along the gradient added up since the last one. Return its L2 norm over all groups, before clipping."""
+        """Step along the gradient added up since the last one. Return its L2 norm over all parameters, before clipping."""
         if self.deferred:
             return self._step_there()
         squares = 0.0
-        for group in self.groups:
-            norm = float(torch.linalg.vector_norm(group.grad))
+        for grad in self._clipped:
+            norm = float(torch.linalg.vector_norm(grad))
             squares += norm * norm
             if self.clip is not None and norm > self.clip:
-                group.grad.mul_(self.clip / (norm + 1e-6))
+                grad.mul_(self.clip / (norm + 1e-6))
         if not (self._finite and math.isfinite(squares)):
             self._skip()
         elif self.shared is None:
@@ -198,12 +203,13 @@ class Trainer:
 
     def _step_there(self) -> Tensor:
         """Take the step, clipped or skipped as in `step`, without waiting for the device."""
-        norms = [torch.linalg.vector_norm(group.grad) for group in self.groups]
+        norms = [torch.linalg.vector_norm(grad) for grad in self._clipped]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
         self._losses.clear()
-        for group, norm in zip(self.groups, norms, strict=True):
-            if self.clip is not None:
-                group.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        if self.clip is not None:
+            for grad, norm in zip(self._clipped, norms, strict=True):
+                grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        for group in self.groups:
             group.optimizer.step_unless(bad)
         if self.mode_layers:
             self.flat.restore_buffers_where(bad)

@@ -54,6 +54,13 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
     return ("actor", "critic") if agent.algorithm.has_critic and not agent.net.use_same_optim else ()
 
 
+def separate_nets(net: nn.Module | None) -> list[list[nn.Parameter]] | None:
+    """Return the parameters of actor and critic if they share no body, else None."""
+    if not isinstance(net, ActorCriticNet) or net.critic_body is None:
+        return None
+    return [net.actor_parameters(), net.critic_parameters()]
+
+
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
     """Return the distribution of the policy, and its free parameters. That of soft actor-critic can be sampled with gradients."""
     log_std = None if net.log_std_init is None else nn.Parameter(torch.full((action.dim,), net.log_std_init))

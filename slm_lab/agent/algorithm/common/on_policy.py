@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.base import Algorithm, Part
 from slm_lab.agent.algorithm.common.losses import build_value_loss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
+from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.numpy_mlp import NumpyPass, add_numpy_mlps, numpy_pass
 from slm_lab.agent.ops.distributions import ActionDistribution
@@ -29,6 +30,8 @@ class PolicyGradient(Algorithm):
     entropy_schedule: Schedule
     objective: Objective | None
     """The loss in closed form; None: through autograd."""
+    deviation: TargetDeviation | None
+    """Standard deviation of the value targets, if the value loss is divided by it."""
 
     def build(self) -> None:
         add_numpy_mlps(self.net)
@@ -36,6 +39,19 @@ class PolicyGradient(Algorithm):
         self.entropy_schedule = self.spec.entropy_coef_spec
         squared = self.agent_spec.net.loss_spec.name == "MSELoss"
         self.objective = Objective(self.distribution) if squared and Objective.supports(self.distribution, self.device) else None
+        self.deviation = TargetDeviation() if getattr(self.spec, "normalize_v_targets", False) else None
+
+    @property
+    def value_std(self) -> float | None:
+        """What the value loss divides values and targets by; None: nothing."""
+        return None if self.deviation is None else self.deviation.std
+
+    def scaled(self, value_B: Tensor) -> Tensor:
+        """Return values or their targets as the value loss compares them."""
+        return value_B if self.deviation is None else self.deviation.scale(value_B)
+
+    def parts(self) -> dict[str, Part]:
+        return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     def record(self, obs_B: Tensor) -> NumpyPass | None:
         """Return the outputs of actor and critic for `closed_form`; None if they are to be computed in torch."""

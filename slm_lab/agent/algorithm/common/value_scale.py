@@ -1,4 +1,4 @@
-"""The scale on which a critic is trained, and the scale of advantages."""
+"""Moving statistics by which value losses and advantages are scaled."""
 
 from __future__ import annotations
 
@@ -10,81 +10,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.losses import symexp, symlog
+from slm_lab.agent.ops.objective import VALUE_LIMIT
 from slm_lab.agent.ops.returns import standardize
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
-from slm_lab.spec.base import Problem, SpecError
-
-
-def build_value_scale(symlog: bool, normalize: bool) -> ValueScale:
-    """Build the critic's scale by the keys symlog and normalize_v_targets."""
-    if symlog and normalize:
-        message = "symlog and normalize_v_targets cannot be combined; remove one of them"
-        raise SpecError("agent", [Problem("agent.algorithm.symlog", message)])
-    return SymlogScale() if symlog else RunningScale() if normalize else ValueScale()
 
 
 def _merging(store: SharedArrays | None) -> AbstractContextManager[object]:
     return nullcontext() if store is None else store.exclusive("statistics")
 
 
-class ValueScale:
-    """Between values in reward units and the critic's outputs; here they are equal."""
+class TargetDeviation:
+    """Standard deviation of all value targets so far, of each as often as it was learned from (merged as by Chan et al. 1979).
 
-    def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
-        """Update statistics by the returns of valid rows."""
-
-    def encode(self, value: Tensor) -> Tensor:
-        """Map reward units to outputs of the critic."""
-        return value
-
-    def decode(self, output: Tensor) -> Tensor:
-        """Map outputs of the critic to reward units."""
-        return output
-
-    def shared_arrays(self) -> Named:
-        return {}
-
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-
-
-class SymlogScale(ValueScale):
-    """The critic predicts symlog(value) (arXiv:2301.04104, eq. 9)."""
-
-    def encode(self, value: Tensor) -> Tensor:
-        return symlog(value)
-
-    def decode(self, output: Tensor) -> Tensor:
-        return symexp(output)
-
-
-class RunningScale(ValueScale):
-    """The critic predicts values standardised by moving moments of the returns (PopArt, arXiv:1602.07714, less its output correction).
-
-    Moments are averages over updates with weight DECAY on the past, corrected for their start at zero. Returns that are not finite are
-    ignored.
+    Targets that are not finite are ignored.
     """
-
-    DECAY = 0.99
 
     def __init__(self) -> None:
         self._store: SharedArrays | None = None
         self.moments = np.zeros(3)
-        """Decayed sums of weight, value and square."""
+        """Number, mean and sum of squared differences from the mean."""
 
-    def update(self, return_TN: Tensor, valid_TN: Tensor) -> None:
-        return_B = return_TN[valid_TN]
-        if return_B.numel():
-            new = np.array([1.0, float(return_B.mean()), float(return_B.square().mean())])
-            if np.isfinite(new).all():
-                with _merging(self._store):
-                    self.moments[:] = self.DECAY * self.moments + (1.0 - self.DECAY) * new
+    def update(self, target_B: Tensor) -> None:
+        """Add value targets [B]."""
+        if not target_B.numel():
+            return
+        variance, mean = torch.var_mean(target_B, correction=0)
+        new_variance, new_mean = (float(variance), float(mean)) if target_B.device.type == "cpu" else torch.stack((variance, mean)).tolist()
+        if math.isfinite(new_variance) and math.isfinite(new_mean):
+            with _merging(self._store):
+                count, new = float(self.moments[0]), target_B.numel()
+                difference = new_mean - float(self.moments[1])
+                self.moments[0] += new
+                self.moments[1] += difference * new / (count + new)
+                self.moments[2] += new_variance * new + difference * difference * count * new / (count + new)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation, at least 1."""
+        count, _, squares = self.moments.tolist()
+        return max(1.0, math.sqrt(squares / count + 1e-8)) if count > 1 else 1.0
+
+    def scale(self, value_B: Tensor) -> Tensor:
+        """Divide values or targets by the deviation, and clamp them."""
+        return (value_B / self.std).clamp(-VALUE_LIMIT, VALUE_LIMIT)
 
     def shared_arrays(self) -> Named:
         return {"moments": SharedArray(self.moments, "merge")}
@@ -92,57 +60,39 @@ class RunningScale(ValueScale):
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self._store, self.moments = store, arrays["moments"]
 
-    @property
-    def mean(self) -> float:
-        weight, first, _ = self.moments.tolist()
-        return first / weight if weight else 0.0
-
-    @property
-    def std(self) -> float:
-        weight, first, second = self.moments.tolist()
-        return max(second / weight - (first / weight) ** 2, 1e-8) ** 0.5 if weight else 1.0
-
-    def encode(self, value: Tensor) -> Tensor:
-        return (value - self.mean) / self.std
-
-    def decode(self, output: Tensor) -> Tensor:
-        return output * self.std + self.mean
-
     def state_dict(self) -> dict[str, Any]:
-        return dict(zip(("weight", "first", "second"), self.moments.tolist(), strict=True))
+        return {"moments": self.moments.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.moments[:] = state["weight"], state["first"], state["second"]
+        """Load what `state_dict` returned."""
+        self.moments[:] = state["moments"]
 
 
 class PercentileScale:
-    """Divides advantages by max(1, S), S the moving range between the 5th and 95th percentile of returns (arXiv:2301.04104, eq. 11–12).
+    """Divide advantages by max(1, S), S the moving range between their 5th and 95th percentile (after arXiv:2301.04104, eq. 11–12).
 
-    Returns whose range is not finite are ignored.
+    S starts at 0. Advantages whose range is not finite are ignored.
     """
 
     DECAY = 0.99
 
     def __init__(self) -> None:
         self._store: SharedArrays | None = None
-        self._range = np.full(1, np.nan)
+        self._range = np.zeros(1)
 
     @property
-    def range(self) -> float | None:
-        """S; None before the first returns."""
-        return None if np.isnan(self._range[0]) else float(self._range[0])
+    def range(self) -> float:
+        """S."""
+        return float(self._range[0])
 
-    @range.setter
-    def range(self, value: float | None) -> None:
-        self._range[0] = np.nan if value is None else value
-
-    def __call__(self, advantage_B: Tensor, return_B: Tensor) -> Tensor:
-        if return_B.numel():
-            low, high = torch.quantile(return_B.float(), torch.tensor([0.05, 0.95], device=return_B.device)).tolist()
+    def __call__(self, advantage_B: Tensor) -> Tensor:
+        if advantage_B.numel():
+            ends = torch.tensor([0.05, 0.95], device=advantage_B.device)
+            low, high = torch.quantile(advantage_B.float(), ends).tolist()
             if math.isfinite(high - low):
                 with _merging(self._store):
-                    self.range = high - low if self.range is None else self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
-        return advantage_B / max(1.0, self.range or 0.0)
+                    self._range[0] = self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
+        return advantage_B / max(1.0, self.range)
 
     def shared_arrays(self) -> Named:
         return {"range": SharedArray(self._range, "merge")}
@@ -154,7 +104,8 @@ class PercentileScale:
         return {"range": self.range}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.range = state["range"]
+        """Load what `state_dict` returned."""
+        self._range[0] = state["range"] or 0.0  # None in older versions, before the first returns
 
 
 def standardize_valid(x_TN: Tensor, valid_TN: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ def keys(section: Section) -> list[str]:
 def _key(section: Section, key: str) -> Iterator[str]:
     """Yield the lines about a key."""
     owners = {name: model for name, model in section.models.items() if key in model.model_fields}
-    facts = [(_line(_descriptions(model).get(key)), _type(model, key), _default(model, key)) for model in owners.values()]
+    facts = [(_line(_descriptions(model).get(key)), _type(model, key), default_of(model, key)) for model in owners.values()]
     texts, types, defaults = zip(*facts, strict=True)
     meanings = list(dict.fromkeys(texts))
     yield from (f"#### {key}", "")
@@ -352,7 +352,7 @@ def _code(words: str) -> str:
     return "".join(f'`"{part}"`' if index % 2 else part for index, part in enumerate(parts)) if len(parts) % 2 else words
 
 
-def _default(model: type[BaseModel], key: str) -> str:
+def default_of(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
     if field.is_required():
         return "required"

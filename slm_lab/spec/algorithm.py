@@ -364,8 +364,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Learning rate of the temperature; absent: the actor's."""
     fixed_alpha: PositiveReal | None = None
     """Fixed temperature α; absent: tuned automatically to target_entropy."""
-    alpha_anneal_frames: Positive | None = None
-    """Anneal fixed_alpha linearly to 0 over this many frames; absent: constant."""
+    alpha_anneal_frames: Count | None = None
+    """Anneal fixed_alpha linearly to 0 over this many frames; absent or 0: constant."""
     spectral_norm: Flag = False
     """Spectral normalisation (arXiv:1802.05957) of the critics' last fully connected hidden layer (arXiv:2105.05246), in their target
     networks too."""

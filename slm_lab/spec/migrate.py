@@ -8,7 +8,7 @@ from typing import Any
 from slm_lab.spec import env_ids
 from slm_lab.spec.report import Path, Report, show, show_path, value_at
 
-_RENAMED: dict[Path, Path] = {
+RENAMED: dict[Path, Path] = {
     ("agent", "algorithm", "clip_val_loss"): ("agent", "algorithm", "clip_vloss"),
     ("env", "normalize_state"): ("env", "normalize_obs"),
     ("meta", "resources", "num_cpus"): ("meta", "search_resources", "cpu"),
@@ -18,7 +18,7 @@ _RENAMED: dict[Path, Path] = {
 }
 _ALGORITHMS = {"HydraDQN": "DQN"}
 """Old names of algorithms. HydraDQN (v2) was DQN on a HydraMLPNet, with a head for each of several envs; with one env it is DQN."""
-_DROPPED: dict[Path, str] = {
+DROPPED: dict[Path, str] = {
     ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
     ("body",): "there is one agent and one env",
     ("git_sha",): "now in meta.run",
@@ -26,7 +26,7 @@ _DROPPED: dict[Path, str] = {
     ("env", "frame_op"): "the env stacks Atari frames; other observations are single frames",
     ("env", "frame_op_len"): "4 Atari frames are stacked",
     ("env", "image_downsize"): "Atari frames are 84 × 84",
-    ("env", "scale_obs"): "nets divide uint8 observations by 255",
+    ("env", "scale_obs"): "agent.net.normalize divides observations by 255",
     ("meta", "resources"): "now meta.search_resources",
     ("meta", "train_mode"): "MODE is a command-line argument",
 }
@@ -39,9 +39,9 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
         for key in ("agent", "env"):
             _unlist(raw, (*root, key), report)
     _search_algorithm(raw, report)
-    for old, new in _RENAMED.items():
+    for old, new in RENAMED.items():
         _rename(raw, old, new, report)
-    for path, reason in _DROPPED.items():
+    for path, reason in DROPPED.items():
         if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
             report.ineffective(path, f"no longer used ({reason}); ignored")
     _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)

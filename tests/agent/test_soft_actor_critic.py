@@ -451,8 +451,9 @@ def test_fixed_temperature_and_its_anneal() -> None:
     temperature = Temperature(sac_spec(fixed_alpha=0.4, alpha_anneal_frames=100).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
     temperature.step(5.0, 0, 1.0)
     assert [temperature.value(frame) for frame in (0, 50, 100, 200)] == pytest.approx([0.4, 0.2, 0.0, 0.0])
-    constant = Temperature(sac_spec(fixed_alpha=0.4).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
-    assert constant.value(10**9) == 0.4
+    for keys in ({}, {"alpha_anneal_frames": 0}):
+        constant = Temperature(sac_spec(fixed_alpha=0.4, **keys).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
+        assert constant.value(10**9) == 0.4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""Keys of SLM Lab v5.3, their defaults, and what differs here beside these: facts for docs/from_slm_lab.md (see tools/from_slm_lab.py)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Said(NamedTuple):
+    """A default in words, because it depends on other keys or is hidden in the code."""
+
+    there: str
+    here: str = ""
+    """Empty: the same."""
+
+
+NEEDED = Said("required", "model")
+"""SLM Lab needs the key; here it has the default of the model."""
+ACTING = {"action_pdtype": "default", "action_policy": "default", "explore_var_spec": None, "gamma": NEEDED}
+GRADIENT = {**ACTING, "entropy_coef_spec": Said("none")}
+CRITIC = {**GRADIENT, "lam": None, "num_step_returns": None, "policy_loss_coef": 1.0, "val_loss_coef": 1.0, "training_frequency": NEEDED}
+IMITATION = {"sil_policy_loss_coef": NEEDED, "sil_val_loss_coef": NEEDED, "training_iter": NEEDED, "training_batch_iter": NEEDED}
+PPO = {
+    **GRADIENT,
+    "lam": NEEDED,
+    "val_loss_coef": 1.0,
+    "clip_eps_spec": NEEDED,
+    "minibatch_size": 4,
+    "time_horizon": NEEDED,
+    "training_epoch": NEEDED,
+    "clip_vloss": False,
+    "symlog": False,
+    "normalize_advantages": "standardize",
+    "normalize_v_targets": False,
+}
+EXPLORING = {"action_pdtype": Said("Argmax"), "action_policy": Said("default, in effect", "epsilon_greedy"), "explore_var_spec": None}
+REPLAYING = {"training_frequency": NEEDED, "training_iter": NEEDED, "training_batch_iter": NEEDED}
+Q_LEARNING = {**ACTING, **EXPLORING, **REPLAYING, "training_start_step": Said("`memory.batch_size`")}
+SOFT = {
+    "action_pdtype": "default",
+    "action_policy": "default",
+    "gamma": NEEDED,
+    "training_frequency": NEEDED,
+    "training_iter": Said("`env.num_envs`"),
+    "training_start_step": Said("max(1000, `memory.batch_size`)"),
+    "policy_delay": 1,
+    "target_entropy": "auto",
+    "entropy_anneal": Said("none"),
+    "entropy_penalty_coef": 0.0,
+    "symlog": False,
+    "log_alpha_min": -5.0,
+    "log_alpha_max": 2.0,
+    "alpha_lr": None,
+    "fixed_alpha": None,
+    "alpha_anneal_frames": Said("0: constant"),
+    "spectral_norm": False,
+}
+REPLAY = {"batch_size": NEEDED, "max_size": NEEDED, "use_cer": False}
+NET = {
+    "hid_layers_activation": NEEDED,
+    "init_fn": None,
+    "clip_grad_val": None,
+    "loss_spec": Said("MSELoss"),
+    "optim_spec": Said("Adam"),
+    "lr_scheduler_spec": None,
+    "update_type": "replace",
+    "update_frequency": 1,
+    "polyak_coef": 0.0,
+    "gpu": "auto",
+    "cuda_id": Said("by trial and session"),
+}
+SEPARATE = {
+    "shared": NEEDED,
+    "use_same_optim": NEEDED,
+    "actor_optim_spec": Said("`optim_spec`"),
+    "critic_optim_spec": Said("`optim_spec`"),
+    "actor_lr_scheduler_spec": Said("`lr_scheduler_spec`"),
+    "critic_lr_scheduler_spec": Said("`lr_scheduler_spec`"),
+}
+POLICY = {**NET, **SEPARATE, "out_layer_activation": None, "log_std_init": None}
+INIT_STD = {"actor_init_std": None, "critic_init_std": None}
+CONV = {"conv_hid_layers": NEEDED, "fc_hid_layers": NEEDED, "normalize": False}
+DECAY = {"start_val": NEEDED, "end_val": Said("`start_val`", "required"), "start_step": NEEDED, "end_step": NEEDED}
+
+KEYS: dict[str, dict[str, dict[str, Any]]] = {
+    "agent.algorithm": {
+        "Reinforce": {**GRADIENT, "center_return": False, "policy_loss_coef": 1.0, "training_frequency": NEEDED},
+        "ActorCritic": {**CRITIC, "normalize_v_targets": False},
+        "PPO": {**PPO, "training_frequency": Said("no effect")},
+        "SIL": {**CRITIC, **IMITATION},
+        "PPOSIL": {**PPO, **IMITATION},
+        "SARSA": {**ACTING, "training_frequency": NEEDED},
+        "VanillaDQN": Q_LEARNING,
+        "DQN": Q_LEARNING,
+        "DoubleDQN": Q_LEARNING,
+        "SoftActorCritic": SOFT,
+        "CrossQ": SOFT,
+    },
+    "agent.memory": {
+        "OnPolicyCrossEntropy": {"cross_entropy": 1.0},
+        "Replay": REPLAY,
+        "PrioritizedReplay": {**REPLAY, "alpha": NEEDED, "epsilon": NEEDED},
+        "OnPolicyReplay": {"sil_replay_name": NEEDED},
+        "OnPolicyBatchReplay": {"sil_replay_name": NEEDED},
+    },
+    "agent.net": {
+        "MLPNet": {**POLICY, **INIT_STD, "hid_layers": NEEDED, "layer_norm": False, "batch_norm": False},
+        "DuelingMLPNet": {**NET, "shared": NEEDED, "hid_layers": NEEDED},
+        "HydraMLPNet": {**{key: default for key, default in POLICY.items() if key != "log_std_init"}, "hid_layers": NEEDED},
+        "ConvNet": {**POLICY, **INIT_STD, **CONV, "batch_norm": True},
+        "DuelingConvNet": {**NET, **CONV, "batch_norm": False},
+        "RecurrentNet": {
+            **POLICY,
+            "fc_hid_layers": NEEDED,
+            "cell_type": "GRU",
+            "rnn_hidden_size": NEEDED,
+            "rnn_num_layers": 1,
+            "bidirectional": False,
+            "seq_len": NEEDED,
+        },
+        "TorchArcNet": {**POLICY, **INIT_STD, "shared": False, "hid_layers_activation": "relu", "arc": NEEDED, "normalize": False},
+    },
+    "schedule": {"no_decay": DECAY, "linear_decay": DECAY, "rate_decay": DECAY, "periodic_decay": DECAY},
+    "env": {
+        "": {
+            "name": NEEDED,
+            "num_envs": 1,
+            "max_t": None,
+            "max_frame": NEEDED,
+            "normalize_obs": False,
+            "normalize_reward": False,
+            "clip_obs": Said("10 with `normalize_obs`"),
+            "clip_reward": Said("10 with `normalize_reward`; ±1 in Atari"),
+            "reward_scale": 1.0,
+        }
+    },
+    "meta": {
+        "": {
+            "distributed": NEEDED,
+            "max_session": NEEDED,
+            "max_trial": NEEDED,
+            "log_frequency": 10_000,
+            "eval_frequency": 10_000,
+            "rigorous_eval": 0,
+            "random_seed": Said("the wall clock, always", "drawn and saved"),
+            "search_resources": Said("1 core, no GPU"),
+            "search_scheduler": None,
+        }
+    },
+}
+"""Section → component ("" if the section has none) → key → default."""
+
+NOTES: dict[tuple[str, str], str] = {
+    ("agent.algorithm", "action_pdtype"): "Also NormalTanh.",
+    ("agent.algorithm", "action_policy"): "With epsilon_greedy each env explores by itself; there all or none of a vector step. DQN family:"
+    " there its defaults are overwritten, and softmax(Q) is sampled.",
+    ("agent.algorithm", "explore_var_spec"): "DQN family, absent: ε from 1 to 0.05 over the first tenth of `max_frame`.",
+    ("agent.algorithm", "sil_policy_loss_coef"): "Learns from the returns of whole past episodes, the critic too; there from sums over"
+    " shuffled transitions.",
+    ("agent.algorithm", "minibatch_size"): "At most a rollout; larger ones are reduced, with a notice.",
+    ("agent.algorithm", "entropy_anneal"): "Also true, or a target in nats.",
+    ("agent.memory", "sil_replay_name"): "The keys of that replay buffer stand in `agent.memory` too.",
+    ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"
+    " allocated than the frames of a Session.",
+    ("agent.memory", "batch_size"): "With a RecurrentNet it counts sequences.",
+    ("agent.net", "seq_len"): "The net carries a hidden state over the steps of an episode and is trained over sequences of `seq_len` steps"
+    "; there it sees `seq_len` stacked observations and carries none.",
+    ("agent.net", "bidirectional"): "true is an error: future observations are unknown when acting.",
+    ("agent.net", "actor_init_std"): "Also without `shared`; there it is dropped.",
+    ("agent.net", "critic_init_std"): "Also without `shared`; there it is dropped.",
+    ("agent.net", "polyak_coef"): "With 0 the target net never changes.",
+    ("schedule", "start_val"): "no_decay in a file for SLM Lab is `end_val` where that is given, as there.",
+    ("schedule", "end_val"): "0 counts; there it is not read. Rising schedules rise; there they are at `end_val` from `start_step` on."
+    " rate_decay does not jump at its end, and periodic_decay is periodic; there it is constant.",
+    ("env", "name"): "Old ids are replaced, with a notice.",
+    ("env", "max_t"): "Truncates episodes; there it has no effect.",
+    ("env", "clip_reward"): "Also true and false. In Atari a value that is given counts; there it is ±1 with several envs, none with one.",
+    ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
+    ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
+    " they count each Session's, and \"synced\" adds gradients up.",
+    ("meta", "rigorous_eval"): "Observations are normalised by the statistics of training; there by others. SoftActorCritic acts by its"
+    " policy from the beginning.",
+}  # fmt: skip
+"""(section, key) → what differs beside the default."""

@@ -67,7 +67,7 @@ def test_the_topics_are_those_of_the_notices() -> None:
     part = PAGE.partition("## What differs\n")[2].partition("\n## ")[0]
     explained = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", part, re.MULTILINE)[1:]
     assert len(topics()) > 15
-    assert sorted(explained) == sorted(topics())
+    assert sorted(explained) == sorted(topics()), "a notice has no row in the table of docs/from_slm_lab.md, or a row no notice"
 
 
 def test_check_of_the_example_prints_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ COMMANDS = {
         "[run] [FILE [NAME [MODE]]] [options]",
         (
             *("set", "device", "jobs", "data_dir", "episodes", "deterministic", "render", "video", "checkpoint", "session"),
-            *("confirm", "common_seeds"),
+            *("confirm", "common_seeds", "adopt"),
         ),
     ),
     "check": Command(
@@ -59,6 +59,7 @@ MODES = {
     "train": "train, train@{run folder | latest}",
     "dev": "dev",
     "search": "search, search@{run folder | latest}",
+    "study": "study, study@{folder | latest}",
     "enjoy": "enjoy@{run folder | latest}",
 }
 """Mode → how it is written."""

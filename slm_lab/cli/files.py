@@ -9,7 +9,7 @@ from typing import NamedTuple
 from slm_lab.cli.commands import COMMANDS, DEMO, MODES
 from slm_lab.cli.parser import UsageError, did_you_mean
 
-_EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "enjoy@latest")
+_EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "study", "study@latest", "enjoy@latest")
 
 
 class Request(NamedTuple):
@@ -45,9 +45,9 @@ def _is_mode_at(word: str) -> bool:
 def _read_mode(word: str) -> tuple[str, str]:
     """Return a MODE, and the text after its "@"."""
     mode, at, where = word.partition("@")
-    if (mode in ("enjoy", "train", "search") and where) or (mode in ("train", "dev", "search") and not at):
+    if (mode in ("enjoy", "train", "search", "study") and where) or (mode in ("train", "dev", "search", "study") and not at):
         return mode, where
-    if mode in ("enjoy", "train", "search") and at:
+    if mode in ("enjoy", "train", "search", "study") and at:
         raise UsageError(f"'{word}': expected a run folder or latest after the @, such as {mode}@latest")
     hint = did_you_mean(word, _EXAMPLES) or did_you_mean(mode, _EXAMPLES)
     raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))

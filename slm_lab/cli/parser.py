@@ -28,6 +28,8 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
          train@{run folder | latest}   continue a run; FILE and NAME may be left out
          search                        train trials with values of the keys in the spec's search block, and rank them
          search@{run folder | latest}  continue a search, or add trials to it
+         study                         run what a study lists, and compare it
+         study@{folder | latest}       run what is missing of a study, as FILE says now
          dev                           one session with extra checks: weights change, gradients are finite
          enjoy@{run folder | latest}   play episodes with a checkpoint of a run; FILE and NAME may be left out
 
@@ -75,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--build", action="store_true", help="check: also build env and agent")
     add("--confirm", type=_confirm, metavar="K", help="search: train the best K trials again, with new seeds, and rank by that")
     add("--common-seeds", action="store_true", help="search: the same seeds for all trials")
+    add("--adopt", action="append", metavar="GLOB", help="study: finished run folders that count as its runs; repeatable")
     add("--episodes", type=_episodes, metavar="N", help="enjoy: number of episodes (default: 10)")
     add("--deterministic", action="store_true", help="enjoy: take the mode of the action distribution instead of a sample")
     add("--render", action="store_true", help="enjoy: draw one env in a window")

@@ -10,6 +10,7 @@ from slm_lab.cli.parser import UsageError
 
 ENJOY_OPTIONS = ("episodes", "deterministic", "render", "video", "checkpoint", "session")
 SEARCH_OPTIONS = ("confirm", "common_seeds")
+STUDY_OPTIONS = ("adopt",)
 
 
 def run(words: list[str], arguments: Namespace) -> int:
@@ -22,6 +23,10 @@ def run(words: list[str], arguments: Namespace) -> int:
         from slm_lab.cli.search import search
 
         return search(file, name, where, arguments)
+    if mode == "study":
+        from slm_lab.cli.study import study
+
+        return study(file, name, where, arguments)
     if where:
         from slm_lab.cli.resume import resume
 
@@ -56,7 +61,11 @@ def run(words: list[str], arguments: Namespace) -> int:
 
 def _check_options(mode: str, arguments: Namespace) -> None:
     """Raise UsageError for an option that has no effect with this mode."""
-    for options, owner, shown in ((ENJOY_OPTIONS, "enjoy", "enjoy@"), (SEARCH_OPTIONS, "search", "search")):
+    for options, owner, shown in (
+        (ENJOY_OPTIONS, "enjoy", "enjoy@"),
+        (SEARCH_OPTIONS, "search", "search"),
+        (STUDY_OPTIONS, "study", "study"),
+    ):
         for option in options if mode != owner else ():
             value = getattr(arguments, option)
             if value is not None and value is not False:  # 0 is a value

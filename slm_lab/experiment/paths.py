@@ -233,6 +233,17 @@ def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
     return ComparisonPaths(out)
 
 
+def new_folder(data_dir: Path, name: str) -> Path:
+    """Make and return a new folder with the time in its name. Raises OSError."""
+    return _new_folder(data_dir, file_stem(name))
+
+
+def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
+    """Return the folders that `new_folder` made for a name, oldest first."""
+    pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")
+    return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
+
+
 def _new_folder(data_dir: Path, stem: str) -> Path:
     data_dir.mkdir(parents=True, exist_ok=True)
     begin = datetime.now()

@@ -83,7 +83,14 @@ class Trial:
 
     @classmethod
     def resume(
-        cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, observers: Sequence[ObserverFactory] = ()
+        cls,
+        folder: str | Path,
+        sets: Sequence[str] = (),
+        plan: Plan | None = None,
+        *,
+        observers: Sequence[ObserverFactory] = (),
+        stop: Stop | None = None,
+        console: Console | None = None,
     ) -> Trial:
         """Return the trial that continues the run in a folder: finished Sessions stay as they are, the others are continued or retried.
 
@@ -98,9 +105,8 @@ class Trial:
             raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
         try:
             found = read_run(paths, sets)
-            return cls(
-                found.spec, plan=replace(plan or Plan(), data_dir=paths.root.parent), observers=observers, resumption=found, lock=lock
-            )
+            plan = replace(plan or Plan(), data_dir=paths.root.parent)
+            return cls(found.spec, plan=plan, observers=observers, resumption=found, lock=lock, stop=stop, console=console)
         except BaseException:
             lock.release()
             raise

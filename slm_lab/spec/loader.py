@@ -82,8 +82,13 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
     return loaded.specs
 
 
+def raw_entries(path: Source) -> tuple[str, dict[str, Any]]:
+    """Return a file's path, and the entries in it as they stand there: name → spec or study. Raises: SpecError."""
+    return _read(path)
+
+
 def spec_names(path: Source) -> list[str]:
-    """Return the names of the specs in a file, without names that begin with _ or $. Raises: SpecError."""
+    """Return the names of the specs and studies in a file, without names that begin with _ or $. Raises: SpecError."""
     return [*_read(path)[1]]
 
 
@@ -103,9 +108,14 @@ def spec_summaries() -> Iterator[tuple[FilePath, str, str, str, Any]]:
             yield file, name, str(algorithm), str(env), frames
 
 
+def is_study(raw: Any) -> bool:
+    """Return whether an entry of a spec file is a study instead of a spec."""
+    return isinstance(raw, dict) and "study" in raw
+
+
 def raw_specs(path: Source) -> dict[str, Any]:
     """Return name → spec of a file in the current form, not validated, with variables as they stand there. Raises: SpecError."""
-    entries = _read(path)[1]
+    entries = {name: raw for name, raw in _read(path)[1].items() if not is_study(raw)}
     for raw in entries.values():
         if isinstance(raw, dict):
             migrate(raw, Report())
@@ -150,7 +160,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = _read(path, name, repeated)
-    keys = [*entries] if name is None else [_key_of(name, entries, arguments, source)]
+    keys = [key for key in entries if not is_study(entries[key])] if name is None else [_key_of(name, entries, arguments, source)]
     loaded, used = Loaded(), set[str]()
     rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
     problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
@@ -237,8 +247,9 @@ def _suffix(variables: dict[str, Any]) -> str:
 def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator[tuple[str, Spec | None, Report]]:
     """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
     report = Report()
-    if not isinstance(raw, dict):
-        report.fail((), f"must be an object with agent and env, not {show(raw)}")
+    if not isinstance(raw, dict) or is_study(raw):
+        study = "is a study, not a spec; run it in mode study"
+        report.fail((), study if isinstance(raw, dict) else f"must be an object with agent and env, not {show(raw)}")
         yield key, None, report
         return
     params = raw.get("spec_params")

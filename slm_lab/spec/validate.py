@@ -26,12 +26,17 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
-        found = {_located(item, raw): (item["type"], item["msg"]) for item in _errors(error)}
+        explain(error, raw, report)
+    return None
+
+
+def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
+    """Add the problems of a failed validation of `raw` as a `root`."""
+    found = {_located(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
     for path, (kind, message) in found.items():
         # If a list and an item of it are both invalid, report the item only.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
-            _explain(path, kind, message, raw, report)
-    return None
+            _explain(path, kind, message, raw, report, root)
 
 
 def wrong_parts(raw: dict[str, Any]) -> list[Path]:
@@ -83,9 +88,9 @@ def members(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-def models_at(path: Path, raw: Any) -> list[type[BaseModel]]:
+def models_at(path: Path, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
     """Return the models allowed at `path`; only one if the data name it."""
-    annotations: list[Any] = [Spec]
+    annotations: list[Any] = [root]
     for key in (None, *path):
         if key is not None:
             annotations = [inner for annotation in annotations for inner in _below(annotation, key)]
@@ -125,13 +130,13 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _located(item: Any, raw: Any) -> Path:
+def _located(item: Any, raw: Any, root: type[BaseModel] = Spec) -> Path:
     """Return an error's path in the data: its loc without the names of union members."""
-    return tuple(_without_tags(item["loc"], item["type"], raw))
+    return tuple(_without_tags(item["loc"], item["type"], raw, root))
 
 
-def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
-    annotations: list[Any] = [Spec]
+def _without_tags(loc: Path, kind: str, raw: Any, root: type[BaseModel]) -> Iterator[str | int]:
+    annotations: list[Any] = [root]
     for key in loc:
         chosen = _chosen(annotations, raw)
         scalars = len(annotations) > 1 and not any(_is_model(a) for a in annotations)
@@ -147,9 +152,9 @@ def _without_tags(loc: Path, kind: str, raw: Any) -> Iterator[str | int]:
         yield "name"
 
 
-def _explain(path: Path, kind: str, message: str, raw: Any, report: Report) -> None:
+def _explain(path: Path, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
     """Add the problem at `path`; `kind` and `message` are pydantic's."""
-    parents, value = models_at(path[:-1], raw), value_at(raw, path)
+    parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
         report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents), "unknown")
@@ -157,7 +162,7 @@ def _explain(path: Path, kind: str, message: str, raw: Any, report: Report) -> N
     if kind in (EXTENSION, "value_error", "assertion_error"):  # the latter from validators of the user's models
         report.fail(path, message)
         return
-    allowed = describe_at(path, raw)
+    allowed = describe_at(path, raw, root)
     if kind in ("missing", "union_tag_not_found"):
         report.fail(path, f"missing; must be {allowed}", "missing")
     else:
@@ -182,15 +187,15 @@ def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
     return near or next((f"; it belongs in {show_path(place)}" for place in others), "")
 
 
-def describe_at(path: Path, raw: Any) -> str:
+def describe_at(path: Path, raw: Any, root: type[BaseModel] = Spec) -> str:
     """Describe what is allowed at `path`."""
-    parents = models_at(path[:-1], raw)
+    parents = models_at(path[:-1], raw, root)
     if path and path[-1] == "name" and len(names := _names(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
     end = next((n for n in range(len(path), 0, -1) if isinstance(path[n - 1], str)), 0)
     """Length of the path up to its last key."""
     key = path[end - 1] if end else ""
-    models = models_at(path[: end - 1], raw) if end else []
+    models = models_at(path[: end - 1], raw, root) if end else []
     schema: dict[str, Any] = next((_schema(model)[key] for model in models if key in model.model_fields), {})
     for _ in path[end:]:
         schema = next((kind["items"] for kind in schema.get("anyOf", [schema]) if "items" in kind), {})

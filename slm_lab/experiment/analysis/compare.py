@@ -49,8 +49,16 @@ class SeedResult:
     """Tables of evaluation that have rows."""
 
     def curve(self, column: str, x_column: str) -> Curve:
-        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean if all have it."""
-        curves = [_curve(table, column, x_column) for table in self.tables]
+        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean if all have it.
+
+        The column "evaluation" is the return of the rows of evaluation.
+        """
+        if column == "evaluation":
+            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation]
+        else:
+            curves = [_curve(table, column, x_column) for table in self.tables]
+        if not curves:
+            return Curve(np.empty(0), np.empty(0))
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     @property
@@ -60,11 +68,17 @@ class SeedResult:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
 
-    def first_reached(self, threshold: float | None, x_column: str) -> float | None:
-        """Return the value of `x_column` at which the first table reached this return, by the rule of `solved_by`; None: none did."""
+    def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> float | None:
+        """Return the value of `x_column` at which the first table reached this return, None if none did.
+
+        Args: rule: what is judged: "evaluation", "return_new" or another column of the rows; "": `solved_by`.
+        """
         if threshold is None:
             return None
-        if self.solved_by == "return_new":  # the rows of one worker count each episode of all workers once
+        rule = rule or self.solved_by
+        if rule not in RULES or (rule == "total_reward" and self.solved_by != rule):
+            curves = [_curve(table, rule, x_column) for table in self.tables]
+        elif rule == "return_new":  # the rows of one worker count each episode of all workers once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
             curves = [_curve(table, "total_reward", x_column) for table in self.evaluation or self.rows or self.tables]
@@ -73,8 +87,16 @@ class SeedResult:
 
     def final_return(self, metric: str = "total_reward") -> float | None:
         """Return the last total_reward (or another column), mean over the tables; None if no episode ended."""
-        rows = [curve(table, metric).value for table in self.tables]
+        if metric == "evaluation":
+            rows = [curve(table, "total_reward").value for table in self._evaluation]
+        else:
+            rows = [curve(table, metric).value for table in self.tables]
         return average(row[-1] for row in rows if len(row))
+
+    @property
+    def _evaluation(self) -> list[Table]:
+        """Tables of evaluation: one of all workers of one net together."""
+        return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
         """Return the mean over rows and tables."""

@@ -28,7 +28,7 @@ AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("
 """Values of --by."""
 METRICS = {"total_reward": "mean return (last 100 episodes)", "return_new": "mean return (episodes since the last row)"}
 """Values of --metric → vertical axis."""
-_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
+COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 _BAND = "mean ± 1 standard deviation over seeds"
 
 
@@ -88,7 +88,7 @@ def _graphs(settings: Sequence[Setting], title: str, by: str, solve: float | Non
     axis = GLOBAL_FRAMES if shared else AXES[by]
     returns = [setting.aligned(metric, by) for setting in settings]
     norms = [setting.aligned("grad_norm", by) for setting in settings]
-    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(_COLOURS))]
+    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(COLOURS))]
     variance = "variance of the return between seeds"
     texts = {
         "mean_returns": (f"return, {_BAND}", METRICS[metric], [*_threshold(returns, solve), *_lines(styles, returns)]),

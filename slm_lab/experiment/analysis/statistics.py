@@ -45,3 +45,39 @@ def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mea
 def _t_quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t; beyond the table by its series, with an error below 0.001."""
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
+
+
+def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False) -> Estimate | None:
+    """Return mean(values) − mean(others) with its 95 % interval: Student's t of the differences if paired, else Welch's.
+
+    None without values; without an interval if one side has a single value.
+    """
+    if not values or not others:
+        return None
+    if paired:
+        return estimate([one - other for one, other in zip(values, others, strict=True)], "mean")
+    value = float(np.mean(values)) - float(np.mean(others))
+    if len(values) < 2 or len(others) < 2:
+        return Estimate(value, None, None)
+    parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in (values, others)]
+    variance = sum(parts)
+    if variance == 0.0:
+        return Estimate(value, value, value)
+    freedom = variance**2 / sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
+    half = _t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance)
+    return Estimate(value, value - half, value + half)
+
+
+def median_reached(values: Sequence[float | None]) -> Estimate:
+    """Return the median of when something was reached, with a 95 % interval by order statistics; None counts as never (infinite).
+
+    The interval is distribution-free: its coverage is at least 95 %, and with fewer than 6 values it does not exist.
+    """
+    ordered = sorted(math.inf if value is None else value for value in values)
+    count = len(ordered)
+    middle = ordered[(count - 1) // 2 : count // 2 + 1]
+    value = math.inf if math.isinf(middle[-1]) else sum(middle) / len(middle)
+    below, tail = -1, 0.0
+    while (more := tail + math.comb(count, below + 1) / 2**count) <= 0.025:
+        below, tail = below + 1, more
+    return Estimate(value, None, None) if below < 0 else Estimate(value, ordered[below], ordered[count - 1 - below])

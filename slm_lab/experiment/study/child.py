@@ -1,0 +1,103 @@
+"""The process of one run of a study."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+
+from slm_lab.experiment.lock import SessionLock
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
+from slm_lab.experiment.process.child import ChildContext
+from slm_lab.experiment.study.paths import RunFolder
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.study import StudyRun
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A run to start, or to continue if it has been started before."""
+
+    spec: Spec
+    folder: RunFolder
+    result: Path
+    lock: Path
+    """Locked while the process runs: it may outlive a killed study for some seconds."""
+    device: str | None
+    jobs: int | None
+
+
+def run_in_process(context: ChildContext, job: RunJob) -> None:
+    """Train, write the result, and send ("outcome", "done" | "failed" | "stopped" | "invalid", cause)."""
+    lock = SessionLock(job.lock)
+    context.print_to(job.folder.log)
+    begin = perf_counter()
+    try:
+        paths = _train(context, job)
+    except Interrupted:
+        return context.send("outcome", "stopped", "")
+    except (SpecError, UserError) as error:
+        return context.send("outcome", "invalid", str(error))
+    except TrialFailed as error:
+        return context.send("outcome", "failed", str(error))
+    except BaseException as error:
+        traceback.print_exc()
+        return context.send("outcome", "failed", f"{type(error).__name__}: {error}")
+    finally:
+        lock.release()
+    from slm_lab.experiment.analysis.run import Run
+    from slm_lab.experiment.study.result import write_result
+
+    identity: dict[str, Any] = json.loads(job.folder.identity.read_text(encoding="utf-8"))
+    write_result(job.result, Run(paths), identity, round(perf_counter() - begin, 1))
+    context.send("outcome", "done", "")
+
+
+def _train(context: ChildContext, job: RunJob) -> RunPaths:
+    from slm_lab.experiment.trial import Trial
+
+    console = Console(file=sys.stdout, width=200, highlight=False, soft_wrap=True)
+    plan = Plan(data_dir=job.folder.root, device=job.device, jobs=job.jobs)
+    begun = job.folder.starts()
+    if begun and not has_failed(begun[-1]):
+        trial = Trial.resume(begun[-1].root, plan=plan, stop=context.stop, console=console)
+    else:
+        trial = Trial(job.spec, plan=plan, stop=context.stop, console=console)
+    trial.run()
+    assert trial.paths is not None
+    return trial.paths
+
+
+def has_failed(paths: RunPaths) -> bool:
+    """Return whether the run in a folder ended with a failed Session."""
+    from slm_lab.experiment.analysis.run import Run
+
+    return Run(paths).status == "failed"
+
+
+def check_in_process(context: ChildContext, runs: list[StudyRun], plan: Plan, source: str) -> None:
+    """Build env and agent of each run's spec; send ("valid",) or ("user_error", error)."""
+    from slm_lab.experiment.resolve import completed, with_seed
+    from slm_lab.experiment.session import Session
+
+    problems: list[Problem] = []
+    for run in runs:
+        meta = run.spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})
+        try:
+            Session(with_seed(completed(run.spec.model_copy(update={"meta": meta})), 0), plan=plan).build().close()
+        except SpecError as error:
+            problems += [Problem(f"study: {run.entry} in {run.env}", str(problem), problem.code) for problem in error.problems]
+        except UserError as error:
+            problems.append(Problem(f"study: {run.entry} in {run.env}", str(error)))
+    if problems:
+        context.send("user_error", SpecError(source, problems))
+    else:
+        context.send("valid")

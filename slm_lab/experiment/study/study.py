@@ -1,0 +1,393 @@
+"""Run a study: what is missing of its runs, several at a time, and then the comparison."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from glob import glob
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from slm_lab.experiment.lock import RunLock
+from slm_lab.experiment.paths import RunPaths, new_folder
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, session_processes
+from slm_lab.experiment.process.interrupt import stop_on_signal
+from slm_lab.experiment.process.server import ensure_server, server_in_use, use_start_method
+from slm_lab.experiment.process.supervisor import Child, Died, Message, Supervisor
+from slm_lab.experiment.study.child import RunJob, check_in_process, has_failed, run_in_process
+from slm_lab.experiment.study.paths import RunFolder, StudyPaths, run_name
+from slm_lab.experiment.study.result import ResultRun, result_of_folder
+from slm_lab.experiment.study.table import RunState, StudyTable
+from slm_lab.experiment.trial import check_writable, notices_to
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.limits import cores
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.study import Study, StudyRun, settings
+
+VERSION = 1
+ATTEMPTS = 2
+"""Times that a run is started before it counts as failed; starts that ended with the study itself do not count."""
+STOP_SECONDS = 120.0
+"""Time that a run has to save and analyse itself after a stop."""
+_POLL = 0.5
+
+
+class StudyExperiment:
+    """Run the missing runs of a study, and compare all.
+
+    Args:
+        paths: the folder of a study that is continued; None: a new one in plan.data_dir.
+        adopt: patterns of finished run folders of `train` that count as runs of the study where settings and seed agree.
+    """
+
+    def __init__(self, study: Study, plan: Plan | None = None, *, paths: StudyPaths | None = None, adopt: Sequence[str] = ()) -> None:
+        self.study, self.plan, self.paths, self.adopt = study, plan or Plan(), paths, adopt
+        self.states = [RunState(run) for run in study.runs]
+        self._lock: RunLock | None = None
+        self._failures: dict[str, int] = {}
+
+    def run(self, stop: Stop | None = None) -> StudyPaths:
+        """Run what is missing, write the comparison, and return the files.
+
+        Raises UserError or SpecError before anything is written; Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when
+        the runs under way have saved themselves; TrialFailed at the end if a run failed.
+        """
+        stop = stop or Stop()
+        try:
+            with stop_on_signal(stop), server_in_use():
+                self._run(stop)
+        except KeyboardInterrupt as error:
+            where = (
+                "interrupted; nothing was written" if self.paths is None else f"interrupted; continue it with study@{self.paths.root.name}"
+            )
+            raise Interrupted(str(error) or where, stop.number) from None
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        assert self.paths is not None
+        failed = [state for state in self.states if state.status == "failed"]
+        if failed:
+            names = "; ".join(f"{state.run.name}: {_last_line(state.cause)}" for state in failed[:3])
+            raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
+        return self.paths
+
+    def _run(self, stop: Stop) -> None:
+        study = self.study
+        check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
+        use_start_method(study.runs[0].spec.meta.start_method)
+        adopted = self._adopted()
+        concurrent, jobs = self._concurrency()
+        table = StudyTable(self.states, concurrent)
+        with table, notices_to(table), Supervisor(stall_notice=None) as supervisor:
+            ensure_server()
+            if self.paths is not None:
+                self._take_lock(self.paths)
+            known = {} if self.paths is None else self._known(self.paths)
+            missing = [state for state in self.states if _key(state.run) not in known and _key(state.run) not in adopted]
+            if missing:
+                self._check_builds(supervisor, missing, stop)
+            paths = self._open()
+            self._set_aside(paths, known, table)
+            self._read_states(paths, known, adopted)
+            entries = (
+                f"{len(study.entries)} entries × {len(study.envs)} env{'s' * (len(study.envs) > 1)} × {len(study.spec.random_seed)} seeds"
+            )
+            table.say(f"{study.name}: {entries}, {concurrent} run{'s' * (concurrent > 1)} at a time")
+            table.say(f"{paths.root}")
+            if self._lock is not None and self._lock.killed is not None:
+                table.say(f"the last start, {self._lock.killed}, was killed")
+            table.say(table.summary())
+            self._run_missing(supervisor, paths, table, concurrent, jobs, stop)
+            interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
+            self._report(paths, table)
+            if interrupted:
+                raise KeyboardInterrupt
+
+    def _concurrency(self) -> tuple[int, int | None]:
+        """Return the runs at a time, and the Sessions at a time of each."""
+        limit = self.plan.jobs or cores()
+        widest = 1
+        for run in self.study.runs:
+            meta = run.spec.meta
+            each = meta.max_session if meta.distributed else min(meta.max_session, max(1, limit // session_processes(meta)))
+            widest = max(widest, each * session_processes(meta))
+        one = "wall_t" in self.study.spec.x
+        concurrent = 1 if one else max(1, limit // widest)
+        return min(concurrent, len(self.study.runs)), max(1, limit // concurrent)
+
+    # ---- files
+
+    def _take_lock(self, paths: StudyPaths) -> None:
+        try:
+            self._lock = RunLock(paths.lock)
+        except UserError as error:
+            raise UserError(str(error).replace("the run in", "the study in", 1)) from None
+        except OSError as error:
+            raise UserError(f"cannot write to the folder of the study, {paths.root}: {error.strerror or error}") from None
+
+    def _open(self) -> StudyPaths:
+        """Make the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
+        new = self.paths is None
+        try:
+            paths = self.paths or StudyPaths(new_folder(self.plan.data_dir.absolute(), self.study.name), self.study.name)
+            try:
+                if new:
+                    self._take_lock(paths)
+                for folder in (paths.runs, paths.results):
+                    folder.mkdir(exist_ok=True)
+                content = {self.study.name: dict(self.study.raw), "$study": {"version": VERSION, "source": self.study.source}}
+                replace_file(paths.study, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(), sync=True)
+            except BaseException:
+                if new:
+                    shutil.rmtree(paths.root, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        self.paths = paths
+        return paths
+
+    def _known(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
+        """Return (digest, random_seed) → folder of the runs that there are. Raises UserError for a study of another version."""
+        try:
+            version = json.loads(paths.study.read_text(encoding="utf-8"))["$study"]["version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{paths.study} cannot be read as a study: {error}") from None
+        if version != VERSION:
+            raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
+        found = {}
+        for folder in sorted(paths.runs.iterdir()) if paths.runs.is_dir() else []:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written: nothing was trained
+                identity = _identity(RunFolder(folder))
+                found[identity["digest"], int(identity["random_seed"])] = RunFolder(folder)
+        return found
+
+    def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
+        """Move runs aside whose entry, env and seed are wanted with other settings."""
+        wanted = {(run.entry, run.env, run.random_seed): run for run in self.study.runs}
+        digests = {_key(run) for run in self.study.runs}
+        said: set[tuple[str, str]] = set()
+        for key, folder in list(known.items()):
+            identity = _identity(folder)
+            run = wanted.get((identity["entry"], identity["env"], identity["random_seed"]))
+            if key in digests or run is None:
+                continue
+            del known[key]
+            paths.aside.mkdir(exist_ok=True)
+            for file in (folder.root, paths.results / f"{folder.root.name}.json"):
+                if file.exists():
+                    file.rename(_free(paths.aside / file.name))
+            if (run.entry, run.env) not in said:
+                said.add((run.entry, run.env))
+                keys = ", ".join(_changes(identity["settings"], run.settings))
+                table.say(f"{run.entry}, {run.env}: changed ({keys}); runs again, its old runs are in {paths.aside}")
+
+    def _adopted(self) -> dict[tuple[str, int], Path]:
+        """Return (digest, random_seed) → run folder that --adopt names. Raises UserError for one that is no run of the study."""
+        found: dict[tuple[str, int], Path] = {}
+        wanted = {_key(run): run for run in self.study.runs}
+        for pattern in self.adopt:
+            folders = [Path(word) for word in sorted(glob(pattern)) if Path(word).is_dir()]
+            if not folders:
+                raise UserError(f"--adopt: no folder matches '{pattern}'")
+            for folder in folders:
+                key = _adoptable(folder, self.study, wanted)
+                found[key] = folder
+        return found
+
+    def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
+        """Set the status of each run by its files, and take over adopted runs."""
+        self._folders: dict[tuple[str, int], RunFolder] = {}
+        for state in self.states:
+            run, key = state.run, _key(state.run)
+            folder = known.get(key, RunFolder(paths.runs / run_name(run)))
+            self._folders[key] = folder
+            folder.root.mkdir(exist_ok=True)
+            identity = {
+                "entry": run.entry,
+                "env": run.env,
+                "random_seed": run.random_seed,
+                "digest": run.digest,
+                "settings": dict(run.settings),
+            }
+            if not folder.identity.is_file() or _identity(folder) != identity:  # new, or its entry has another label now
+                replace_file(folder.identity, (json.dumps(identity, ensure_ascii=False) + "\n").encode(), sync=True)
+            file = paths.results / f"{folder.root.name}.json"
+            if key in adopted and not file.is_file():
+                result_of_folder(file, adopted[key], {**identity, "adopted": str(adopted[key])})
+            state.failures = sum(has_failed(start) for start in folder.starts()) if folder.starts() else 0
+            if file.is_file():
+                result = ResultRun(file)
+                if (result.content["entry"], result.content["env"]) != (run.entry, run.env):
+                    content = {**result.content, "entry": run.entry, "env": run.env}
+                    replace_file(file, (json.dumps(content, ensure_ascii=False) + "\n").encode(), sync=True)
+                state.status, state.share, state.seconds = "done", 1.0, result.content["seconds"]
+            elif state.failures >= ATTEMPTS:
+                state.status, state.cause = "failed", f"it failed {state.failures} times; remove {folder.root} to try again"
+
+    # ---- processes
+
+    def _check_builds(self, supervisor: Supervisor, missing: Sequence[RunState], stop: Stop) -> None:
+        """Build env and agent of each entry in each env once, in a process of its own. Raises SpecError."""
+        specs = {state.run.digest: state.run for state in missing}
+        child = supervisor.start(
+            "check", check_in_process, list(specs.values()), replace(self.plan, jobs=None), f"{self.study.source} {self.study.name}"
+        )
+        while True:
+            for event in supervisor.events(_POLL):
+                match event:
+                    case Message(_, "valid", _):
+                        return supervisor.kill(child)
+                    case Message(_, "user_error", (error,)):
+                        supervisor.kill(child)
+                        raise error
+                    case Died():
+                        raise UserError(f"the check of the specs failed: it {event.reason}\n{event.output}")
+            if stop.requested:
+                supervisor.kill(child)
+                raise KeyboardInterrupt
+
+    def _run_missing(
+        self, supervisor: Supervisor, paths: StudyPaths, table: StudyTable, concurrent: int, jobs: int | None, stop: Stop
+    ) -> None:
+        running: dict[Child, RunState] = {}
+        outcomes: dict[Child, tuple[str, str]] = {}
+        stopped = False
+        while True:
+            if stop.requested and not stopped:
+                stopped = True
+                table.say("stopping: the runs under way save themselves …")
+                supervisor.stop(STOP_SECONDS)
+            for state in self.states if not stopped else ():
+                if len(running) >= concurrent:
+                    break
+                if state.status == "waiting":
+                    running[self._start(supervisor, paths, state, jobs)] = state
+            if not running:
+                return
+            for event in supervisor.events(_POLL):
+                match event:
+                    case Message(child, "outcome", (status, cause)):
+                        outcomes[child] = status, cause
+                    case Message(child, "failed", (cause,)):
+                        outcomes[child] = "failed", cause
+                    case Died(child, reason, output, _):
+                        status, cause = outcomes.pop(child, ("failed", f"the process of the run {reason}\n{output}".strip()))
+                        self._end(running.pop(child), status, cause, table)
+            for state in running.values():
+                state.share = max(state.share, self._share(state.run))
+            table.show()
+
+    def _start(self, supervisor: Supervisor, paths: StudyPaths, state: RunState, jobs: int | None) -> Child:
+        folder = self._folders[_key(state.run)]
+        state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
+        state.begun_at = state.share
+        name = folder.root.name
+        job = RunJob(state.run.spec, folder, paths.results / f"{name}.json", paths.root / f".lock_{name}", self.plan.device, jobs)
+        return supervisor.start(state.run.name, run_in_process, job)
+
+    def _end(self, state: RunState, status: str, cause: str, table: StudyTable) -> None:
+        state.cause = cause
+        if status == "done":
+            state.status, state.share = "done", 1.0
+            state.seconds = perf_counter() - state.began if state.begun_at == 0.0 else None
+        elif status == "stopped":
+            state.status = "waiting"
+            return
+        else:
+            state.failures += 1
+            state.status = "failed" if state.failures >= ATTEMPTS or status == "invalid" else "waiting"
+            state.share = 0.0
+            if state.status == "waiting":
+                return table.say(f"{state.run.name}: failed, is tried again: {_last_line(cause)}")
+        table.ended(state)
+
+    def _share(self, run: StudyRun) -> float:
+        """Return the share of its frames that a run has trained."""
+        starts = self._folders[_key(run)].starts()
+        frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
+        meta = run.spec.meta
+        return min(1.0, frames / (run.spec.session_frames * meta.max_session))
+
+    def _report(self, paths: StudyPaths, table: StudyTable) -> None:
+        from slm_lab.experiment.analysis.study import write_report
+
+        results = [
+            ResultRun(file)
+            for state in self.states
+            if (file := paths.results / f"{self._folders[_key(state.run)].root.name}.json").is_file()
+        ]
+        failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
+        for line in write_report(self.study, paths, results, failed):
+            table.say(line)
+
+
+def _key(run: StudyRun) -> tuple[str, int]:
+    return run.digest, run.random_seed
+
+
+def _identity(folder: RunFolder) -> dict[str, Any]:
+    return dict(json.loads(folder.identity.read_text(encoding="utf-8")))
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return what differs: "agent.algorithm.gamma: 0.98 → 0.99"."""
+    paths = [*before, *(path for path in after if path not in before)]
+    return [f"{path}: {_shown(before.get(path))} → {_shown(after.get(path))}" for path in paths if before.get(path) != after.get(path)]
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _adoptable(folder: Path, study: Study, wanted: Mapping[tuple[str, int], StudyRun]) -> tuple[str, int]:
+    """Return the run that a folder holds. Raises UserError if it is none of the study's, or has not finished."""
+    from slm_lab.experiment.analysis.run import load_run
+
+    run = load_run(folder)
+    if run.status != "done" or run.mode != "train":
+        raise UserError(
+            f"--adopt: {folder} cannot be adopted: {'it is a run of mode dev' if run.mode == 'dev' else f'its status is {run.status}'}"
+        )
+    spec = load_spec(run.paths.spec, run.name)
+    own, seed = settings(spec), spec.meta.random_seed
+    alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
+    for one in alike:
+        if one.random_seed == seed and _same(own, one.settings):
+            return _key(one)
+    nearest = min(alike, key=lambda one: (len(_changes(own, one.settings)), one.random_seed != seed))
+    differing = _changes(own, nearest.settings) or [
+        f"meta.random_seed: {seed}; the study has {', '.join(map(str, study.spec.random_seed))}"
+    ]
+    near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(differing)}"
+    raise UserError(f"--adopt: {folder} is not a run of the study; {near}")
+
+
+def _same(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return dict(own) == dict(wanted)
+
+
+def _frames(paths: RunPaths) -> int:
+    """Return the frames in the last rows of a run's tables."""
+    return sum(_last_frame(paths.session_df(index)) for index in paths.sessions())
+
+
+def _last_frame(file: Path) -> int:
+    with suppress(OSError, ValueError, IndexError), file.open("rb") as table:
+        column = table.readline().decode().rstrip().split(",").index("frame")
+        table.seek(max(0, file.stat().st_size - 4096))
+        line = table.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+        return int(float(line.split(b",")[column]))
+    return 0
+
+
+def _free(path: Path) -> Path:
+    """Return a path that does not exist yet."""
+    return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].strip() if text.strip() else "unknown cause"

@@ -15,6 +15,7 @@ from slm_lab.spec.base import SpecModel
 from slm_lab.spec.extension import PATTERN
 from slm_lab.spec.search import DISTRIBUTIONS
 from slm_lab.spec.spec import Spec
+from slm_lab.spec.study import StudySpec
 from slm_lab.spec.torch_check import INIT_FUNCTIONS, OPTIMIZERS, SCHEDULERS
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
@@ -24,6 +25,13 @@ _ABSENT = {
     "anyOf": [{"type": "null"}, {"type": "string", "pattern": r"\$\{.+\}"}],
 }
 
+_STUDY = {
+    "description": "A study: specs × envs × seeds that are run and compared together.",
+    "type": "object",
+    "properties": {"study": {"description": "What is run and how it is compared.", "$ref": "#/$defs/StudySpec"}},
+    "required": ["study"],
+    "additionalProperties": False,
+}
 _PATH = {"type": "string", "pattern": f"^{PATTERN}$"}
 _EXTENSION = {
     "description": "Your own class by import path; its pydantic model checks the other keys.",
@@ -44,8 +52,14 @@ def json_schema() -> dict[str, Any]:
     del root["properties"]["name"]
     root["required"].remove("name")
     definitions["Spec"] = root
+    study = StudySpec.model_json_schema()
+    definitions |= {**study.pop("$defs"), "StudySpec": study}
+    definitions["StudyEnvs"] = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/StudyEnv"}]}}
+    study["properties"]["envs"] = {"$ref": "#/$defs/StudyEnvs"}
     models = {model.__name__: model for model in _models(SpecModel)}
     for name, definition in definitions.items():
+        if name not in models:
+            continue
         _finish(name, definition, models[name])
     root["properties"]["spec_params"] = {
         "type": "object",
@@ -63,8 +77,8 @@ def json_schema() -> dict[str, Any]:
         "description": "Named specs. Names that begin with _ or $ are not specs.",
         "type": "object",
         "properties": {"$schema": {"type": "string"}},
-        "patternProperties": {"^[^_$]": {"$ref": "#/$defs/Spec"}},
-        "$defs": {**dict(sorted(definitions.items())), "Absent": _ABSENT, "Extension": _EXTENSION},
+        "patternProperties": {"^[^_$]": {"anyOf": [{"$ref": "#/$defs/Spec"}, {"$ref": "#/$defs/Study"}]}},
+        "$defs": {**dict(sorted(definitions.items())), "Study": _STUDY, "Absent": _ABSENT, "Extension": _EXTENSION},
     }
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from slm_lab.cli.files import check_file_argument
 from slm_lab.cli.output import print_result
 from slm_lab.cli.parser import UsageError
+
+if TYPE_CHECKING:
+    from slm_lab.spec.spec import Spec
 
 
 def check(words: list[str], arguments: Namespace) -> int:
@@ -15,10 +21,17 @@ def check(words: list[str], arguments: Namespace) -> int:
         raise UsageError("check: FILE is missing; expected check FILE [NAME]")
     if len(words) > 2:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
+    file = check_file_argument(words[0])
+    studies = _studies(file, words[1] if len(words) > 1 else None)
+    if studies:
+        return _check_studies(file, studies, len(words) == 1, arguments)
+    return _check_specs(file, words, arguments)
+
+
+def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.loader import find_spec_file, load, notify, spec_names
 
-    file = check_file_argument(words[0])
     try:
         loaded = load(file, words[1] if len(words) > 1 else None, arguments.set)
     except SpecError as error:
@@ -43,6 +56,56 @@ def check(words: list[str], arguments: Namespace) -> int:
         lines = [f"{spec.name}: builds; {report}" for spec, report in zip(specs, reports, strict=True)]
         return print_result("\n".join(lines + summary))
     return print_result("\n".join([*(f"{spec.name}: valid" for spec in specs), *summary]))
+
+
+def _studies(file: str, name: str | None) -> list[str]:
+    """Return the names of the studies in a file that are to be checked."""
+    from slm_lab.spec.loader import is_study, raw_entries
+
+    return [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
+
+
+def _check_studies(file: str, names: list[str], whole_file: bool, arguments: Namespace) -> int:
+    """Validate studies, and the specs beside them if the whole file is checked; list their runs, with --build with a time for all."""
+    from slm_lab.spec.base import SpecError
+    from slm_lab.spec.loader import raw_specs
+    from slm_lab.spec.study import load_study
+
+    if whole_file and raw_specs(file):
+        _check_specs(file, [file], arguments)
+    problems, lines = [], []
+    for name in names:
+        try:
+            study = load_study(file, name, arguments.set)
+        except SpecError as error:
+            problems += (
+                [replace(one, path=f"{name}.{one.path}".rstrip(".")) for one in error.problems] if len(names) > 1 else error.problems
+            )
+            source = error.source if len(names) == 1 else file
+            continue
+        lines.append(f"{name}: valid; {len(study.runs)} runs")
+        seeds = ", ".join(map(str, study.spec.random_seed))
+        first = {(run.entry, run.env): run.spec for run in study.runs}
+        lines += [f"  {entry}, {env}: random_seed {seeds}" for entry, env in first]
+        if arguments.build:
+            lines.append(_study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments))
+    if problems:
+        if lines:
+            print_result("\n".join(lines))
+        raise SpecError(source, problems)
+    return print_result("\n".join(lines))
+
+
+def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> str:
+    """Build env and agent of each spec, and return a line on how long all runs take."""
+    from slm_lab.experiment.engine import expected_times
+    from slm_lab.experiment.plan import Plan
+    from slm_lab.experiment.progress import duration
+
+    times = expected_times(specs, Plan(device=arguments.device), f"{file} {name}")
+    known = [seconds for seconds in times if not math.isnan(seconds)]
+    without = f", without {len(times) - len(known)} that cannot be measured" if len(known) < len(times) else ""
+    return f"  builds; about {duration(sum(known) * seeds)} of training, one run after another{without}"
 
 
 def _summary(differences: list[str]) -> str:

@@ -109,13 +109,27 @@ def _request(session: Session) -> None:
     session.stop.requested = True
 
 
+def expected_seconds(session: Session) -> float:
+    """Return about how many seconds the run of a Session's spec trains, from a measurement of at most 3 s; NaN if that is not possible."""
+    try:
+        speed = measure(session)
+    except Exception:  # the env's
+        speed = None
+    return math.nan if speed is None else _seconds(session.spec, session.plan, speed)
+
+
+def _seconds(spec: Spec, plan: Plan, speed: float) -> float:
+    seconds = min(spec.session_frames / speed, spec.meta.max_seconds or math.inf)
+    return seconds * -(-spec.meta.max_session // plan.concurrent_sessions(spec.meta))
+
+
 def _time(spec: Spec, plan: Plan, speed: float | None) -> str:
     frames, sessions, concurrent = spec.session_frames, spec.meta.max_session, plan.concurrent_sessions(spec.meta)
     several = f" × {sessions} sessions, {concurrent} at a time" if sessions > 1 else ""
     if speed is None:
         return f"time unknown: no update within {_SECONDS:g} s"
     limit = spec.meta.max_seconds or math.inf
-    seconds = min(frames / speed, limit) * -(-sessions // concurrent)
+    seconds = _seconds(spec, plan, speed)
     ended = " (meta.max_seconds)" if frames / speed > limit else ""
     evaluation = ", without evaluation" if spec.meta.rigorous_eval else ""
     return f"about {duration(seconds)}{ended} for {frames:,} frames{several} ({speed:,.0f} frames/s{evaluation})"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from slm_lab.experiment.events import Emit, End, Notice
 from slm_lab.experiment.failures import cause
@@ -28,6 +29,11 @@ from slm_lab.lib.log import logger
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.session import Session
+
+T = TypeVar("T")
 
 OpenRun = Callable[[Mapping[str, str]], RunPaths]
 """open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""
@@ -297,19 +303,32 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 
     Raises SpecError with the problems of all of them; `source` names the specs.
     """
-    from slm_lab.experiment.build_report import build_report, quick
+    from slm_lab.experiment.build_report import build_report
+
+    return _with_each_built(build_report, specs, plan, source)
+
+
+def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
+    """Return about how many seconds a run of each spec trains, NaN if unknown. Otherwise as check_builds."""
+    from slm_lab.experiment.build_report import expected_seconds
+
+    return _with_each_built(expected_seconds, specs, plan, source)
+
+
+def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
+    from slm_lab.experiment.build_report import quick
     from slm_lab.experiment.resolve import completed, with_seed
     from slm_lab.experiment.session import Session
 
     problems: list[Problem] = []
-    reports: list[str] = []
+    reports: list[T] = []
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
             with _store_to_check(spec) as store:
                 session = Session(quick(completed(with_seed(spec, 0))), plan=plan, store=store).build()
                 try:
-                    reports += [build_report(session)] if not problems else []
+                    reports += [report(session)] if not problems else []
                 finally:
                     session.close()
         except SpecError as error:

@@ -192,7 +192,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
     groups: dict[tuple[str, str, str], dict[Path, Run]] = {}
     seen: set[Path] = set()
     for index, word in enumerate(words):
-        for run in _named_runs(word):
+        for run in study_results(word) or _named_runs(word):
             if not seeds_of(run):
                 raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")
             folder = run.paths.root.resolve()
@@ -209,6 +209,20 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}")
     return settings
+
+
+def study_results(word: str) -> list[Run]:
+    """Return the results in the folder of a study, [] for another word. Raises UserError if there are none."""
+    from slm_lab.experiment.study.paths import study_in
+    from slm_lab.experiment.study.result import ResultRun
+
+    paths = study_in(Path(word))
+    if paths is None:
+        return []
+    files = sorted(paths.results.glob("*.json"))
+    if not files:
+        raise UserError(f"'{word}' is a study of which no run has ended")
+    return [ResultRun(file) for file in files]
 
 
 def _named_runs(word: str) -> list[Run]:

@@ -15,6 +15,7 @@ from typing import Any
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_folder
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, session_processes
+from slm_lab.experiment.process.child import Target
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.process.server import ensure_server, server_in_use, use_start_method
 from slm_lab.experiment.process.supervisor import Child, Died, Message, Supervisor
@@ -42,10 +43,19 @@ class StudyExperiment:
     Args:
         paths: the folder of a study that is continued; None: a new one in plan.data_dir.
         adopt: patterns of finished run folders of `train` that count as runs of the study where settings and seed agree.
+        target: what the process of a run does.
     """
 
-    def __init__(self, study: Study, plan: Plan | None = None, *, paths: StudyPaths | None = None, adopt: Sequence[str] = ()) -> None:
-        self.study, self.plan, self.paths, self.adopt = study, plan or Plan(), paths, adopt
+    def __init__(
+        self,
+        study: Study,
+        plan: Plan | None = None,
+        *,
+        paths: StudyPaths | None = None,
+        adopt: Sequence[str] = (),
+        target: Target = run_in_process,
+    ) -> None:
+        self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
         self.states = [RunState(run) for run in study.runs]
         self._lock: RunLock | None = None
         self._failures: dict[str, int] = {}
@@ -287,7 +297,7 @@ class StudyExperiment:
         state.begun_at = state.share
         name = folder.root.name
         job = RunJob(state.run.spec, folder, paths.results / f"{name}.json", paths.root / f".lock_{name}", self.plan.device, jobs)
-        return supervisor.start(state.run.name, run_in_process, job)
+        return supervisor.start(state.run.name, self._target, job)
 
     def _end(self, state: RunState, status: str, cause: str, table: StudyTable) -> None:
         state.cause = cause

@@ -1,0 +1,100 @@
+"""A study that is killed, again and again, ends with the same answer as an undisturbed one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment.study.paths import StudyPaths, find_study
+from tests.experiment.commands import ROOT
+from tests.experiment.study.toys import results, run, written
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from slm_lab.experiment.study.paths import find_study
+from tests.experiment.study.toys import run
+folder, frames, seeds = Path(sys.argv[1]), int(sys.argv[2]), list(range(int(sys.argv[3])))
+try:
+    paths = find_study("latest", "small", folder / "data")
+except Exception:
+    paths = None
+run(folder, paths, random_seed=seeds, set={"env.max_frame": frames})
+"""
+
+
+def start(folder: Path, frames: int, seeds: int) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    words = [sys.executable, str(folder / "script.py"), str(folder), str(frames), str(seeds)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        words, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def kill_and_continue(folder: Path, frames: int, seeds: int, moments: list[float]) -> StudyPaths:
+    """Kill a study after so many seconds of each start, then let it end."""
+    for seconds in moments:
+        process = start(folder, frames, seeds)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process = start(folder, frames, seeds)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return find_study("latest", "small", folder / "data")
+
+
+def table(paths: StudyPaths) -> list[dict[str, str]]:
+    """The table without its columns of time."""
+    with paths.table("csv").open() as file:
+        return [
+            {key: value for key, value in row.items() if key not in ("updates_per_second", "solve_seconds")} for row in csv.DictReader(file)
+        ]
+
+
+def check(paths: StudyPaths, straight: StudyPaths, runs: int) -> None:
+    assert len(results(paths)) == len(written(paths)) == runs
+    assert all(len(list(folder.glob("a2c_*/*_spec.json"))) == 2 for folder in paths.runs.iterdir()), "a run began twice"
+    assert table(paths) == table(straight)
+    for key, one in results(paths).items():
+        other = results(straight)[key]
+        for name in ("frame", "total_reward", "grad_norm"):
+            assert one.tables("train")[0][name].tolist() == other.tables("train")[0][name].tolist()
+
+
+def test_a_killed_study_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    killed = kill_and_continue(tmp_path / "killed", 3000, 1, [6.0])
+    check(killed, run(tmp_path / "straight", random_seed=[0], set={"env.max_frame": 3000}), 2)
+
+
+@pytest.mark.slow
+def test_ten_kills(tmp_path: Path) -> None:
+    """At random moments, in the start of the first ones."""
+    (tmp_path / "killed").mkdir()
+    rng = random.Random(0)
+    killed = kill_and_continue(tmp_path / "killed", 6000, 6, [rng.uniform(1.0, 9.0) for _ in range(10)])
+    check(killed, run(tmp_path / "straight", random_seed=list(range(6)), set={"env.max_frame": 6000}), 12)
+
+
+def test_ctrl_c_saves_and_continues(tmp_path: Path) -> None:
+    process = start(tmp_path, 200_000, 1)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("data/*/runs/*/a2c_*/model/*last.pt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "study@" in output
+    paths = find_study("latest", "small", tmp_path / "data")
+    assert not results(paths)
+    assert list(paths.runs.glob("*/a2c_*/model/*last.pt"))

@@ -1,0 +1,170 @@
+"""A study runs what it lists, once, as `train` would, and only what is missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from slm_lab.experiment.lock import RunLock
+from slm_lab.experiment.plan import TrialFailed, UserError
+from slm_lab.experiment.study.paths import StudyPaths, find_study
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import load_spec
+from tests.experiment.commands import rows
+from tests.experiment.study.toys import STUDY, results, run, write, written
+
+SEEDS = [("slow", 0), ("slow", 1), ("fast", 0), ("fast", 1)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
+    """A study of four runs that has ended. Tests copy it."""
+    return run(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture
+def study(finished: StudyPaths, tmp_path: Path) -> StudyPaths:
+    """A copy of it."""
+    root = tmp_path / "data" / finished.root.name
+    shutil.copytree(finished.root, root, copy_function=shutil.copy2)
+    return StudyPaths(root, finished.name)
+
+
+def test_each_run_is_that_of_train(finished: StudyPaths, tmp_path: Path) -> None:
+    file = write(tmp_path)
+    assert set(results(finished)) == set(SEEDS)
+    sets = ["agent.net.optim_spec.lr=0.001", "meta.random_seed=1"]
+    trained = Trial(load_spec(file, "a2c", sets), data_dir=tmp_path / "data").run()
+    (table,) = finished.runs.glob("slow_*seed1*/*/info/*_train.csv")
+    assert rows(table) == rows(trained.paths.session_df(0))
+    shown = results(finished)["slow", 1]
+    assert shown.status == "done"
+    assert shown.tables("train")[0]["total_reward"].tolist() == pytest.approx([float(row["total_reward"]) for row in rows(table)], rel=1e-5)
+
+
+def test_the_answer_is_written(finished: StudyPaths) -> None:
+    with finished.table("csv").open() as file:
+        lines = {row["entry"]: row for row in csv.DictReader(file)}
+    finals = {
+        entry: [results(finished)[entry, seed].tables("train")[0]["total_reward"][-1] for seed in (0, 1)] for entry in ("slow", "fast")
+    }
+    for entry, values in finals.items():
+        assert float(lines[entry]["score"]) == pytest.approx(sum(values) / 2)
+    assert float(lines["fast"]["difference"]) == pytest.approx((sum(finals["fast"]) - sum(finals["slow"])) / 2)
+    assert "fast" in finished.table("md").read_text()
+    page = finished.page.read_text()
+    for picture in finished.root.glob("graph/*.png"):
+        assert f"graph/{picture.name}" in page
+    assert finished.graph("returns_vs_frames", "html").is_file()
+
+
+def test_what_has_ended_does_not_run_again(study: StudyPaths, tmp_path: Path) -> None:
+    before, table = written(study), study.table("json").read_bytes()
+    study.table("json").unlink()
+    run(tmp_path, study)
+    assert written(study) == before
+    assert study.table("json").read_bytes() == table
+
+
+def test_more_seeds_and_a_new_entry_run_alone(study: StudyPaths, tmp_path: Path) -> None:
+    before = written(study)
+    third = {"spec": "a2c", "label": "first", "set": {"agent.algorithm.gamma": 0.9}}
+    run(tmp_path, study, random_seed=[5, 0, 1], entries=[third, *STUDY["entries"]])
+    after = written(study)
+    assert {key: after[key] for key in before} == before
+    assert set(after) == {(entry, seed) for entry in ("first", "slow", "fast") for seed in (0, 1, 5)}
+    assert set(results(study)) == set(after)
+
+
+def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = written(study)
+    changed = {**STUDY["entries"][1], "set": {"agent.net.optim_spec.lr": 0.02}}
+    run(tmp_path, study, entries=[STUDY["entries"][0], changed])
+    after = written(study)
+    assert {key for key in after if after[key] != before[key]} == {("fast", 0), ("fast", 1)}
+    assert len(list(study.aside.glob("fast_*/*/info/*_train.csv"))) == len(list(study.aside.glob("fast_*.json"))) == 2
+    assert "agent.net.optim_spec.lr: 0.01 → 0.02" in capsys.readouterr().out
+    assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
+
+
+def test_operational_keys_and_labels_change_nothing(study: StudyPaths, tmp_path: Path) -> None:
+    before = sorted(written(study).values())
+    renamed = {**STUDY["entries"][1], "label": "faster", "set": {"meta.save_interval": 7}}
+    run(tmp_path, study, entries=[STUDY["entries"][0], renamed])
+    assert sorted(written(study).values()) == before
+    assert {entry for entry, _ in results(study)} == {"slow", "faster"}
+
+
+def test_one_deleted_result_is_made_again(study: StudyPaths, tmp_path: Path) -> None:
+    before = written(study)
+    shutil.rmtree(next(study.runs.glob("slow_*seed0*")))
+    next(study.results.glob("slow_*seed0*")).unlink()
+    run(tmp_path, study)
+    after = written(study)
+    assert {key for key in before if after[key] != before[key]} == {("slow", 0)}
+
+
+def test_finished_runs_are_adopted(finished: StudyPaths, tmp_path: Path) -> None:
+    (folder,) = finished.runs.glob("fast_*seed1*/a2c_*")
+    paths = run(tmp_path, adopt=[str(folder)], random_seed=[1])
+    assert set(results(paths)) == {("slow", 1), ("fast", 1)}
+    assert results(paths)["fast", 1].content["adopted"] == str(folder)
+    assert list(written(paths)) == [("slow", 1)]
+
+
+def test_other_runs_are_not_adopted(finished: StudyPaths, tmp_path: Path) -> None:
+    (folder,) = finished.runs.glob("fast_*seed1*/a2c_*")
+    for keys, word in (
+        ({"set": {"agent.algorithm.gamma": 0.5}}, "agent.algorithm.gamma: 0.99 → 0.5"),
+        ({"random_seed": [7]}, "random_seed"),
+    ):
+        with pytest.raises(UserError, match=word):
+            run(tmp_path, adopt=[str(folder)], **keys)
+    with pytest.raises(UserError, match="no folder matches"):
+        run(tmp_path, adopt=[str(tmp_path / "none*")])
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_run_that_fails_is_tried_twice_and_marked(tmp_path: Path) -> None:
+    entries = [STUDY["entries"][0], {"spec": "a2c", "label": "broken", "set": {"env.name": "tests.experiment.study.toys:Broken-v0"}}]
+    with pytest.raises(TrialFailed, match=r"1 of 2 runs failed: broken.*random_seed 0"):
+        run(tmp_path, entries=entries, random_seed=[0])
+    paths = find_study("latest", "small", tmp_path / "data")
+    assert len(list(paths.runs.glob("broken_*/a2c_*"))) == 2
+    rows = {row["entry"]: row for row in json.loads(paths.table("json").read_text())["rows"]}
+    assert (rows["broken"]["seeds"], rows["broken"]["failed"], rows["slow"]["seeds"]) == (0, 1, 1)
+    with pytest.raises(TrialFailed):
+        run(tmp_path, paths, entries=entries, random_seed=[0])
+    assert len(list(paths.runs.glob("broken_*/a2c_*"))) == 2
+
+
+def test_a_study_in_use_says_by_whom(study: StudyPaths, tmp_path: Path) -> None:
+    lock = RunLock(study.lock)
+    try:
+        with pytest.raises(UserError, match=r"the study in .* is in use by process \d+"):
+            run(tmp_path, study)
+    finally:
+        lock.release()
+
+
+def test_other_folders_are_refused(study: StudyPaths, tmp_path: Path) -> None:
+    for where in (str(tmp_path), "none", str(next(study.runs.glob("*/a2c_*")))):
+        with pytest.raises(UserError, match="is not the folder of a study"):
+            find_study(where, "small", tmp_path)
+    content = json.loads(study.study.read_text())
+    content["$study"]["version"] = 99
+    study.study.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="version 99; expected"):
+        run(tmp_path, study)
+
+
+def test_an_env_that_an_entry_cannot_take_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    entries = [*STUDY["entries"], {"spec": "a2c", "label": "new", "set": {"agent.algorithm.action_pdtype": "Normal"}}]
+    with pytest.raises(SpecError, match=r"new in CartPole-v1: agent\.algorithm\.action_pdtype"):
+        run(tmp_path, entries=entries)
+    assert not (tmp_path / "data").exists()

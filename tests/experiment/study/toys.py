@@ -1,0 +1,89 @@
+"""Small studies, and runs without pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.process.child import ChildContext
+from slm_lab.experiment.study.child import RunJob, run_in_process
+from slm_lab.experiment.study.paths import StudyPaths
+from slm_lab.experiment.study.result import ResultRun
+from slm_lab.experiment.study.study import StudyExperiment
+from slm_lab.spec.study import load_study
+
+NET = {"name": "MLPNet", "hid_layers": [8], "gpu": False}
+A2C = {
+    "agent": {
+        "algorithm": {"name": "ActorCritic", "lam": 0.9, "training_frequency": 8},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {**NET, "optim_spec": {"name": "Adam", "lr": 0.01}},
+    },
+    "env": {"name": "CartPole-v1", "num_envs": 2, "max_frame": 400},
+    "meta": {"log_frequency": 100, "save_interval": 0.05},
+}
+STUDY: dict[str, Any] = {
+    "entries": [{"spec": "a2c", "label": "slow", "set": {"agent.net.optim_spec.lr": 0.001}}, {"spec": "a2c", "label": "fast"}],
+    "random_seed": [0, 1],
+    "metric": "total_reward",
+    "baseline": "slow",
+}
+
+
+class Broken(CartPoleEnv):
+    """Fails at its tenth step."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps > 10:
+            raise RuntimeError("the simulator is gone")
+        return super().step(action)
+
+
+gym.register("Broken-v0", entry_point=Broken, max_episode_steps=500)
+
+
+def blank_run(context: ChildContext, job: RunJob) -> None:
+    """Run as in a study, with blank pictures."""
+    from slm_lab.experiment.analysis import writer
+    from tests.blank import BlankRenderer
+
+    writer.PNGRenderer = BlankRenderer  # type: ignore[assignment, misc]
+    run_in_process(context, job)
+
+
+def write(folder: Path, study: dict[str, Any] | None = None, **keys: Any) -> Path:
+    """Write a file with the spec a2c and a study of it."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "study.json"
+    file.write_text(json.dumps({"a2c": A2C, "small": {"study": {**(study or STUDY), **keys}}}))
+    return file
+
+
+def run(folder: Path, paths: StudyPaths | None = None, adopt: list[str] | None = None, jobs: int = 2, **keys: Any) -> StudyPaths:
+    """Run a study, or what is missing of it."""
+    study = load_study(write(folder, **keys), "small")
+    return StudyExperiment(study, Plan(data_dir=folder / "data", jobs=jobs), paths=paths, adopt=adopt or (), target=blank_run).run()
+
+
+def results(paths: StudyPaths) -> dict[tuple[str, int], ResultRun]:
+    """(label, random_seed) → result."""
+    read = (ResultRun(file) for file in paths.results.glob("*.json"))
+    return {(one.content["entry"], one.content["random_seed"]): one for one in read}
+
+
+def written(paths: StudyPaths) -> dict[tuple[str, int], int]:
+    """(label, random_seed) → time at which the table of the run was written."""
+    return {
+        (identity["entry"], identity["random_seed"]): max(file.stat().st_mtime_ns for file in path.parent.glob("*/info/*_train.csv"))
+        for path in paths.runs.glob("*/study_run.json")
+        for identity in [json.loads(path.read_text())]
+        if any(path.parent.glob("*/info/*_train.csv"))
+    }

@@ -16,7 +16,8 @@ from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.entry import main
 from slm_lab.cli.files import resolve_file_and_name, resolve_request
 from slm_lab.cli.parser import check_options_apply, make_parser
-from slm_lab.spec.loader import SPEC_FOLDER, load_spec, load_specs
+from slm_lab.spec.loader import SPEC_FOLDER, is_study, load_spec, load_specs
+from slm_lab.spec.study import load_study
 from slm_lab.spec.text import parse_json
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, commands
 
@@ -49,7 +50,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("block", SPECS, ids=lambda block: block.page)
 def test_specs_load(block: Block, place: Path) -> None:
     if block.text.startswith("{"):
-        assert load_specs(parse_json(block.text))
+        content = parse_json(block.text)
+        studies = [name for name, raw in content.items() if is_study(raw)]
+        assert load_specs(content) or studies
+        for name in studies:
+            assert load_study(block.file, name).runs
         return
     part = parse_json(f"{{{block.text}}}")
     sections = {key: part.pop(key) for key in ("algorithm", "memory", "net") if key in part}
@@ -82,7 +87,11 @@ def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
         check_options_apply(name, arguments)
         if name == "run":
             request = resolve_request(words)
-            if request.file is not None:
+            if request.mode == "study":
+                assert request.file is not None
+                assert request.name is not None
+                load_study(request.file, request.name, arguments.set)
+            elif request.file is not None:
                 load_spec(request.file, request.name, arguments.set)
 
 
@@ -103,6 +112,21 @@ SHOWN = "ppo_cartpole_2026_01_31_120000"
 def test_commands_run(line: str, place: Path) -> None:
     words = _words(line)
     assert main([*words, *(_small(words) if "train" in words else ())]) == 0
+
+
+STUDIES = [line for _, line in LINES if any(word.partition("@")[0] == "study" for word in line.split())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", STUDIES, ids=lambda text: text)
+def test_studies_run(line: str, place: Path) -> None:
+    """With one seed and a few updates; one that is continued, after it was begun."""
+    words = [*_words(line), "-s", "random_seed=[100]", "-s", "set.env.max_frame=2560", "-s", "set.meta.max_session=1"]
+    if "a3c" in line:
+        words = [*words[:-2], "-s", "set.agent.net.lr_scheduler_spec.frame=2560"]
+    assert main([word.partition("@")[0] for word in words]) == 0
+    if "@" in line:
+        assert main(words) == 0
 
 
 COMPARED = {

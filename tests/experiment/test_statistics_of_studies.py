@@ -1,0 +1,109 @@
+"""Intervals cover as often as they say; medians count what never happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.analysis.statistics import difference, estimate, median_reached
+from slm_lab.experiment.analysis.study import verdict
+from slm_lab.experiment.study.result import thin
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+DRAWS: dict[str, tuple[Draw, float]] = {
+    "normal": (lambda rng, n: rng.normal(3.0, 2.0, n), 3.0),
+    "uniform": (lambda rng, n: rng.uniform(0.0, 1.0, n), 0.5),
+    # most seeds near the largest return, a few far below, as CartPole's
+    "skewed": (lambda rng, n: 500.0 * rng.beta(4.0, 1.0, n), 400.0),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("count", [4, 16])
+def test_coverage_of_the_mean(name: str, count: int) -> None:
+    draw, mean = DRAWS[name]
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(2000):
+        one = estimate(draw(rng, count).tolist(), "mean")
+        assert one is not None
+        assert one.low is not None
+        assert one.high is not None
+        covered += one.low <= mean <= one.high
+    assert (0.89 if name == "skewed" else 0.93) <= covered / 2000 <= 0.97  # four skewed values: 0.906
+
+
+def test_coverage_of_the_difference() -> None:
+    rng, covered = np.random.default_rng(1), 0
+    for _ in range(2000):
+        one = difference(rng.normal(1.0, 1.0, 5).tolist(), rng.normal(0.0, 4.0, 12).tolist())
+        assert one is not None
+        assert one.low is not None
+        assert one.high is not None
+        covered += one.low <= 1.0 <= one.high
+    assert 0.94 <= covered / 2000 <= 0.975
+
+
+def test_a_paired_difference_is_that_of_the_pairs() -> None:
+    seeds = np.random.default_rng(2).normal(0.0, 50.0, 8)
+    one = difference((seeds + 1.0).tolist(), seeds.tolist(), paired=True)
+    assert one is not None
+    assert (one.value, one.low, one.high) == pytest.approx((1.0, 1.0, 1.0))
+    apart = difference((seeds + 1.0).tolist(), seeds.tolist())
+    assert apart is not None
+    assert apart.low is not None
+    assert apart.low < -20.0
+    assert difference([1.0], [2.0, 3.0]) == (-1.5, None, None)
+    assert difference([], [2.0]) is None
+
+
+def test_welch_by_hand() -> None:
+    """Means 3 and 7, variances 2.5 / 5 and 10 / 4: t with 4.25 → 4 degrees of freedom is 2.776."""
+    one = difference([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0])
+    assert one is not None
+    parts = 2.5 / 5 + 10.0 / 4
+    freedom = parts**2 / ((2.5 / 5) ** 2 / 4 + (10.0 / 4) ** 2 / 3)
+    assert math.floor(freedom) == 4
+    assert one.value == -4.0
+    assert one.high == pytest.approx(-4.0 + 2.776 * math.sqrt(parts))
+
+
+def test_medians_count_what_never_happened() -> None:
+    assert median_reached([10.0, 30.0, None]).value == 30.0
+    assert median_reached([10.0, None, None]).value == math.inf
+    assert median_reached([10.0, 20.0]).value == 15.0
+    assert median_reached([10.0, None]).value == math.inf
+    six = median_reached([6.0, 5.0, 4.0, 3.0, 2.0, None])  # 2 · (1/2)^6 = 3.1 % outside
+    assert (six.value, six.low, six.high) == (4.5, 2.0, math.inf)
+    assert median_reached([1.0, 2.0, 3.0]).low is None
+
+
+def test_coverage_of_the_median() -> None:
+    rng, covered = np.random.default_rng(3), 0
+    for _ in range(2000):
+        one = median_reached(rng.exponential(1.0, 16).tolist())
+        assert one.low is not None
+        assert one.high is not None
+        covered += one.low <= math.log(2.0) <= one.high
+    assert covered / 2000 >= 0.94
+
+
+def test_verdicts() -> None:
+    score = estimate([90.0, 110.0, 100.0, 104.0], "mean")
+    assert [verdict(score, published) for published in (None, 101.0, 105.0, 200.0)] == ["", "≥", "≈", "below"]
+    assert verdict(estimate([90.0], "mean"), 95.0) == "below"
+
+
+@pytest.mark.parametrize("count", [5, 199, 200, 201, 999])
+def test_thinned_tables_keep_their_end_and_every_episode(count: int) -> None:
+    rng = np.random.default_rng(count)
+    new = rng.integers(0, 4, count).astype(float)
+    returns = np.where(new > 0, rng.normal(size=count), np.nan)
+    table = {"frame": np.arange(1.0, count + 1), "total_reward": rng.normal(size=count), "epi_new": new, "return_new": returns}
+    thinned = thin(table)
+    assert len(thinned["frame"]) == min(count, 200)
+    assert (thinned["frame"][-1], thinned["total_reward"][-1]) == (count, table["total_reward"][-1])
+    assert thinned["epi_new"].sum() == new.sum()
+    assert np.nansum(thinned["epi_new"] * thinned["return_new"]) == pytest.approx(np.nansum(new * returns))

@@ -5,7 +5,7 @@ BIN := .venv/bin
 JOBS ?= 4
 PY ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 
-.PHONY: demo setup test slow check format schema docs bench gpu clean
+.PHONY: demo setup test slow check format schema docs bench benchmarks gpu clean
 
 demo: setup
 	$(BIN)/python run_lab.py
@@ -43,6 +43,9 @@ schema: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html, or for its search: $(BIN)/python -m http.server --directory site"
+
+benchmarks: setup
+	$(BIN)/python -m bench.benchmarks
 
 bench: setup
 	$(BIN)/python -m bench.speed

@@ -11,13 +11,14 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
+from pydantic_core import to_jsonable_python
 
 from slm_lab.lib.log import notice
 from slm_lab.spec.base import Flag, Problem, Real, Seed, SpecError, SpecModel
 from slm_lab.spec.loader import dump_spec, find_spec_file, load, raw_entries
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
 from slm_lab.spec.spec import Spec
-from slm_lab.spec.validate import explain
+from slm_lab.spec.validate import explain, models_at
 from slm_lab.spec.variables import override, parse_sets
 
 Axis = Literal["frame", "global_frame", "opt_step", "wall_t"]
@@ -37,8 +38,10 @@ class StudyEntry(SpecModel):
     """Name in tables and figures; absent: NAME."""
     set: dict[str, Any] = {}
     """Values of keys by path, and of variables by name, as `--set` takes them: {"env.max_frame": 1e5}, or nested."""
+    env: str | None = None
+    """Name of its env in tables and figures, in a study without `envs`; absent: the id. Entries in different envs can have one label."""
     published: Real | None = None
-    """Score to compare with, in a study of one env."""
+    """Score to compare with, unless its env has one."""
 
 
 class StudyEnv(SpecModel):
@@ -118,6 +121,8 @@ class Study:
     raw: Mapping[str, Any]
     """Its entry of the file, with --set applied."""
     runs: tuple[StudyRun, ...]
+    scores: Mapping[tuple[str, str], float]
+    """(entry, env) → published score."""
 
     @property
     def metric(self) -> Metric:
@@ -140,10 +145,7 @@ class Study:
 
     def published(self, entry: str, env: str) -> float | None:
         """Return the score that an entry is compared with in an env."""
-        own = next((one.published for one in self.spec.envs if env_label(one) == env), None)
-        if isinstance(own, dict):
-            own = own.get(entry)
-        return next((one.published for one in self.spec.entries if entry_label(one) == entry), None) if own is None else own
+        return self.scores.get((entry, env))
 
 
 def entry_label(entry: StudyEntry) -> str:
@@ -160,6 +162,24 @@ def settings(spec: Spec) -> dict[str, Any]:
     """Return what determines the results of a spec's runs, by path: every key but seeds, provenance and operational ones."""
     ((_, body),) = dump_spec(spec).items()
     return {path: value for path, value in _flat(body) if not path.startswith(OPERATIONAL)}
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
+    """Return the paths at which settings differ, without keys that only those of `spec`, `after`, have, with their defaults.
+
+    A key that was added in a later version does not change what was learned before.
+    """
+    ((_, body),) = dump_spec(spec).items()
+    paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
+    return [path for path in paths if before.get(path) != after.get(path)]
+
+
+def _is_default(path: str, value: Any, body: Any) -> bool:
+    *section, key = path.split(".")
+    fields = [model.model_fields[key] for model in models_at(tuple(section), body) if key in model.model_fields]
+    return (
+        len(fields) == 1 and not fields[0].is_required() and to_jsonable_python(fields[0].get_default(call_default_factory=True)) == value
+    )
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -188,13 +208,14 @@ def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Stu
         raise SpecError(where, _below_study(report.problems))
     _check(spec, report)
     notes: list[str] = []
-    runs = tuple(_runs(spec, source, name, report, notes))
+    scores: dict[tuple[str, str], float] = {}
+    runs = tuple(_runs(spec, source, name, report, notes, scores))
     _check_different(runs, spec, report)
     if report.problems:
         raise SpecError(where, _below_study(report.problems))
     for note in dict.fromkeys(notes):
         notice(note)
-    return Study(name, source, spec, {"study": body}, runs)
+    return Study(name, source, spec, {"study": body}, runs, scores)
 
 
 def _below_study(problems: Sequence[Problem]) -> list[Problem]:
@@ -229,11 +250,6 @@ def _validated(body: Any, report: Report) -> StudySpec | None:
 def _check(spec: StudySpec, report: Report) -> None:
     """Add a problem for each contradiction."""
     labels = [entry_label(entry) for entry in spec.entries]
-    for index, label in enumerate(labels):
-        if label in labels[:index]:
-            report.fail(
-                ("entries", index, "label"), f"'{label}' is the label of entries[{labels.index(label)}] too; give each entry its own"
-            )
     names = [env_label(env) for env in spec.envs]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -246,6 +262,9 @@ def _check(spec: StudySpec, report: Report) -> None:
             ("baseline",),
             f"must be the label of an entry, one of {', '.join(labels)}, not '{spec.baseline}'{nearest(spec.baseline, labels)}",
         )
+    for index, entry in enumerate(spec.entries) if spec.envs else ():
+        if entry.env is not None:
+            report.fail(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
     if spec.paired and spec.baseline is None:
         report.fail(("paired",), "has no effect without baseline")
     solves: list[Path] = [("solve",)] if spec.solve is not None else []
@@ -259,17 +278,35 @@ def _check(spec: StudySpec, report: Report) -> None:
     for index, entry in enumerate(spec.entries):
         if entry.published is not None and len(spec.envs) > 1:
             report.fail(("entries", index, "published"), f"is one score for {len(spec.envs)} envs; give the scores of each env in envs")
+    for index, label in enumerate(labels) if spec.envs else ():
+        if label in labels[:index]:
+            _same_label(index, label, labels.index(label), report)
 
 
-def _runs(spec: StudySpec, source: str, name: str, report: Report, notes: list[str]) -> Iterator[StudyRun]:
-    """Yield the runs: for each env and entry one for each seed."""
+def _same_label(index: int, label: str, other: int, report: Report) -> None:
+    report.fail(("entries", index, "label"), f"'{label}' is the label of entries[{other}] too; give each entry its own")
+
+
+def _runs(
+    spec: StudySpec, source: str, name: str, report: Report, notes: list[str], scores: dict[tuple[str, str], float]
+) -> Iterator[StudyRun]:
+    """Yield the runs: for each env and entry one for each seed. Adds the published scores to `scores`."""
     envs: list[StudyEnv | None] = [*spec.envs] or [None]
+    seen: dict[tuple[str, str], int] = {}
     for env in envs:
         for index, entry in enumerate(spec.entries):
             loaded = _load(spec, index, entry, env, source, name, report, notes)
             if loaded is None:
                 continue
-            label = loaded.env.name.rpartition(":")[2] if env is None else env_label(env)
+            label = (entry.env or loaded.env.name.rpartition(":")[2]) if env is None else env_label(env)
+            key = (entry_label(entry), label)
+            if key in seen and env is None:  # several entries of one label are in envs of their own
+                _same_label(index, key[0], seen[key], report)
+                continue
+            seen[key] = index
+            published = None if env is None else env.published.get(key[0]) if isinstance(env.published, dict) else env.published
+            if (score := entry.published if published is None else published) is not None:
+                scores[key] = score
             found = settings(loaded)
             for seed in spec.random_seed:
                 meta = loaded.meta.model_copy(update={"random_seed": seed})

@@ -26,6 +26,8 @@ class StudyPaths:
 
     root: Path
     name: str
+    kept: Path | None = None
+    """Where the results are, if not in the folder of the study."""
 
     @property
     def stem(self) -> str:
@@ -46,7 +48,7 @@ class StudyPaths:
 
     @property
     def results(self) -> Path:
-        return self.root / "results"
+        return self.kept or self.root / "results"
 
     @property
     def aside(self) -> Path:

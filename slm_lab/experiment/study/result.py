@@ -18,13 +18,13 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.lib.files import replace_file
 
 VERSION = 1
-MAX_ROWS = 200
+MAX_ROWS = 100
 """Longer tables are thinned: consecutive rows become one."""
 _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "total_reward", "total_reward_ma", "grad_norm", "staleness",
     "lock_wait",
 )  # fmt: skip
-_DIGITS = 6
+_DIGITS = 5
 """Significant digits that are kept, of counts all."""
 
 

@@ -27,7 +27,7 @@ from slm_lab.experiment.trial import check_writable, notices_to
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.limits import cores
 from slm_lab.spec.loader import load_spec
-from slm_lab.spec.study import Study, StudyRun, settings
+from slm_lab.spec.study import Study, StudyRun, differing, settings
 
 VERSION = 1
 ATTEMPTS = 2
@@ -161,19 +161,40 @@ class StudyExperiment:
         return paths
 
     def _known(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
-        """Return (digest, random_seed) → folder of the runs that there are. Raises UserError for a study of another version."""
+        """Return (digest, random_seed) → folder of the runs that there are, as the study's runs with the same settings have them.
+
+        A run is known by its folder or by its result. Raises UserError for a study of another version.
+        """
         try:
             version = json.loads(paths.study.read_text(encoding="utf-8"))["$study"]["version"]
+        except FileNotFoundError:  # results that were kept of a study whose folder is gone
+            version = VERSION
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{paths.study} cannot be read as a study: {error}") from None
         if version != VERSION:
             raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
         found = {}
-        for folder in sorted(paths.runs.iterdir()) if paths.runs.is_dir() else []:
+        for name in sorted(
+            {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
+        ):
             with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written: nothing was trained
-                identity = _identity(RunFolder(folder))
-                found[identity["digest"], int(identity["random_seed"])] = RunFolder(folder)
+                identity = self._identity(paths, RunFolder(paths.runs / name))
+                found[self._current(identity)] = RunFolder(paths.runs / name)
         return found
+
+    def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
+        """Return entry, env, random_seed, digest and settings of a run."""
+        file = folder.identity if folder.identity.is_file() else paths.results / f"{folder.root.name}.json"
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+
+    def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
+        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys."""
+        seed = int(identity["random_seed"])
+        for run in self.study.runs:
+            alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
+            if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
+                return _key(run)
+        return str(identity["digest"]), seed
 
     def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
         """Move runs aside whose entry, env and seed are wanted with other settings."""
@@ -181,7 +202,7 @@ class StudyExperiment:
         digests = {_key(run) for run in self.study.runs}
         said: set[tuple[str, str]] = set()
         for key, folder in list(known.items()):
-            identity = _identity(folder)
+            identity = self._identity(paths, folder)
             run = wanted.get((identity["entry"], identity["env"], identity["random_seed"]))
             if key in digests or run is None:
                 continue
@@ -215,7 +236,6 @@ class StudyExperiment:
             run, key = state.run, _key(state.run)
             folder = known.get(key, RunFolder(paths.runs / run_name(run)))
             self._folders[key] = folder
-            folder.root.mkdir(exist_ok=True)
             identity = {
                 "entry": run.entry,
                 "env": run.env,
@@ -223,18 +243,19 @@ class StudyExperiment:
                 "digest": run.digest,
                 "settings": dict(run.settings),
             }
-            if not folder.identity.is_file() or _identity(folder) != identity:  # new, or its entry has another label now
-                replace_file(folder.identity, (json.dumps(identity, ensure_ascii=False) + "\n").encode(), sync=True)
             file = paths.results / f"{folder.root.name}.json"
             if key in adopted and not file.is_file():
                 result_of_folder(file, adopted[key], {**identity, "adopted": str(adopted[key])})
-            state.failures = sum(has_failed(start) for start in folder.starts()) if folder.starts() else 0
+            if folder.root.is_dir() or not file.is_file():
+                folder.root.mkdir(exist_ok=True)
+                if not folder.identity.is_file() or self._identity(paths, folder) != identity:  # new, or another label or a newer key
+                    _write(folder.identity, identity)
+                state.failures = sum(map(has_failed, folder.starts()))
             if file.is_file():
-                result = ResultRun(file)
-                if (result.content["entry"], result.content["env"]) != (run.entry, run.env):
-                    content = {**result.content, "entry": run.entry, "env": run.env}
-                    replace_file(file, (json.dumps(content, ensure_ascii=False) + "\n").encode(), sync=True)
-                state.status, state.share, state.seconds = "done", 1.0, result.content["seconds"]
+                content = ResultRun(file).content
+                if any(content[name] != value for name, value in identity.items()):
+                    _write(file, {**content, **identity})
+                state.status, state.share, state.seconds = "done", 1.0, content["seconds"]
             elif state.failures >= ATTEMPTS:
                 state.status, state.cause = "failed", f"it failed {state.failures} times; remove {folder.root} to try again"
 
@@ -317,7 +338,8 @@ class StudyExperiment:
 
     def _share(self, run: StudyRun) -> float:
         """Return the share of its frames that a run has trained."""
-        starts = self._folders[_key(run)].starts()
+        folder = self._folders[_key(run)]
+        starts = folder.starts() if folder.root.is_dir() else []
         frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
         meta = run.spec.meta
         return min(1.0, frames / (run.spec.session_frames * meta.max_session))
@@ -339,8 +361,8 @@ def _key(run: StudyRun) -> tuple[str, int]:
     return run.digest, run.random_seed
 
 
-def _identity(folder: RunFolder) -> dict[str, Any]:
-    return dict(json.loads(folder.identity.read_text(encoding="utf-8")))
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    replace_file(file, (json.dumps(content, ensure_ascii=False) + "\n").encode(), sync=True)
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -366,18 +388,12 @@ def _adoptable(folder: Path, study: Study, wanted: Mapping[tuple[str, int], Stud
     own, seed = settings(spec), spec.meta.random_seed
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     for one in alike:
-        if one.random_seed == seed and _same(own, one.settings):
+        if one.random_seed == seed and not differing(own, one.settings, one.spec):
             return _key(one)
     nearest = min(alike, key=lambda one: (len(_changes(own, one.settings)), one.random_seed != seed))
-    differing = _changes(own, nearest.settings) or [
-        f"meta.random_seed: {seed}; the study has {', '.join(map(str, study.spec.random_seed))}"
-    ]
-    near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(differing)}"
+    changes = _changes(own, nearest.settings) or [f"meta.random_seed: {seed}; the study has {', '.join(map(str, study.spec.random_seed))}"]
+    near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(changes)}"
     raise UserError(f"--adopt: {folder} is not a run of the study; {near}")
-
-
-def _same(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return dict(own) == dict(wanted)
 
 
 def _frames(paths: RunPaths) -> int:

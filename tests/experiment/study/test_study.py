@@ -44,7 +44,7 @@ def test_each_run_is_that_of_train(finished: StudyPaths, tmp_path: Path) -> None
     assert rows(table) == rows(trained.paths.session_df(0))
     shown = results(finished)["slow", 1]
     assert shown.status == "done"
-    assert shown.tables("train")[0]["total_reward"].tolist() == pytest.approx([float(row["total_reward"]) for row in rows(table)], rel=1e-5)
+    assert shown.tables("train")[0]["total_reward"].tolist() == pytest.approx([float(row["total_reward"]) for row in rows(table)], rel=1e-4)
 
 
 def test_the_answer_is_written(finished: StudyPaths) -> None:

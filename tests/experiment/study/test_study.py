@@ -168,3 +168,30 @@ def test_an_env_that_an_entry_cannot_take_is_an_error_before_anything_starts(tmp
     with pytest.raises(SpecError, match=r"new in CartPole-v1: agent\.algorithm\.action_pdtype"):
         run(tmp_path, entries=entries)
     assert not (tmp_path / "data").exists()
+
+
+def test_kept_results_are_enough(study: StudyPaths, tmp_path: Path) -> None:
+    """Without the run folders nothing runs again, unless a result is deleted."""
+    shutil.rmtree(study.runs)
+    study.study.unlink()
+    run(tmp_path, study)
+    assert written(study) == {}
+    next(study.results.glob("fast_*seed1*")).unlink()
+    run(tmp_path, study)
+    assert list(written(study)) == [("fast", 1)]
+
+
+def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tmp_path: Path) -> None:
+    """If it has its default now: results of older versions lack it, and have another digest."""
+    before = written(study)
+    for file in (*study.results.glob("*.json"), *study.runs.glob("*/study_run.json")):
+        content = json.loads(file.read_text())
+        del content["settings"]["agent.algorithm.rho_bar"]
+        content["digest"] = "0" * 16
+        file.write_text(json.dumps(content))
+    run(tmp_path, study)
+    assert written(study) == before
+    assert all("agent.algorithm.rho_bar" in one.settings() for one in results(study).values())
+    changed = {**STUDY["entries"][1], "set": {"agent.algorithm.rho_bar": 2.0, "agent.algorithm.with_vtrace": True}}
+    run(tmp_path, study, entries=[STUDY["entries"][0], changed])
+    assert {key for key, time in written(study).items() if time != before[key]} == {("fast", 0), ("fast", 1)}

@@ -59,6 +59,8 @@ class Plan:
     """Folder in which the run's folder is made."""
     device: str | None = None
     """cpu, cuda or cuda:N; None: as agent.net.gpu says."""
+    first_gpu: int = 0
+    """GPU of Session 0 where neither `device` nor agent.net.cuda_id names one; those of further Sessions follow it."""
     jobs: int | None = None
     """Sessions at a time; None: as many as there are cores."""
     engine: str | None = None

@@ -57,7 +57,7 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
     from slm_lab.agent.build import resolve_device
 
     if plan.device is None:
-        return resolve_device(spec, index)
+        return resolve_device(spec, plan.first_gpu + index)
     device, count = torch.device(plan.device), torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])

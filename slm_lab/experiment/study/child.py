@@ -30,8 +30,9 @@ class RunJob:
     folder: RunFolder
     result: Path
     lock: Path
-    """Locked while the process runs: it may outlive a killed study for some seconds."""
+    """Locked while the process runs."""
     device: str | None
+    first_gpu: int
     jobs: int | None
 
 
@@ -65,7 +66,7 @@ def _train(context: ChildContext, job: RunJob) -> RunPaths:
     from slm_lab.experiment.trial import Trial
 
     console = Console(file=sys.stdout, width=200, highlight=False, soft_wrap=True)
-    plan = Plan(data_dir=job.folder.root, device=job.device, jobs=job.jobs)
+    plan = Plan(data_dir=job.folder.root, device=job.device, first_gpu=job.first_gpu, jobs=job.jobs)
     begun = job.folder.starts()
     if begun and not has_failed(begun[-1]):
         trial = Trial.resume(begun[-1].root, plan=plan, stop=context.stop, console=console)
@@ -84,7 +85,9 @@ def has_failed(paths: RunPaths) -> bool:
 
 
 def check_in_process(context: ChildContext, runs: list[StudyRun], plan: Plan, source: str) -> None:
-    """Build env and agent of each run's spec; send ("valid",) or ("user_error", error)."""
+    """Build env and agent of each run's spec; send ("valid", number of GPUs) or ("user_error", error)."""
+    import torch
+
     from slm_lab.experiment.resolve import completed, with_seed
     from slm_lab.experiment.session import Session
 
@@ -100,4 +103,4 @@ def check_in_process(context: ChildContext, runs: list[StudyRun], plan: Plan, so
     if problems:
         context.send("user_error", SpecError(source, problems))
     else:
-        context.send("valid")
+        context.send("valid", torch.cuda.device_count() if torch.cuda.is_available() else 0)

@@ -42,6 +42,10 @@ class StudyPaths:
         """Locked while a process runs the study; says which."""
         return self.root / ".lock"
 
+    def lock_of(self, run: str) -> Path:
+        """Locked while a process trains a run: it may outlive a killed study for some seconds."""
+        return self.root / f".lock_{run}"
+
     @property
     def runs(self) -> Path:
         return self.root / "runs"
@@ -49,6 +53,10 @@ class StudyPaths:
     @property
     def results(self) -> Path:
         return self.kept or self.root / "results"
+
+    def result(self, run: str) -> Path:
+        """The result of a run, by the name of its folder."""
+        return self.results / f"{run}.json"
 
     @property
     def aside(self) -> Path:

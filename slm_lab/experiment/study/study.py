@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from glob import glob
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +18,7 @@ from slm_lab.experiment.process.child import Target
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.process.server import ensure_server, server_in_use, use_start_method
 from slm_lab.experiment.process.supervisor import Child, Died, Message, Supervisor
+from slm_lab.experiment.study.adopt import adopted_runs, changes, key_of
 from slm_lab.experiment.study.child import RunJob, check_in_process, has_failed, run_in_process
 from slm_lab.experiment.study.paths import RunFolder, StudyPaths, run_name
 from slm_lab.experiment.study.result import ResultRun, result_of_folder
@@ -26,8 +26,7 @@ from slm_lab.experiment.study.table import RunState, StudyTable
 from slm_lab.experiment.trial import check_writable, notices_to
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.limits import cores
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.study import Study, StudyRun, differing, settings
+from slm_lab.spec.study import Study, StudyRun, differing
 
 VERSION = 1
 ATTEMPTS = 2
@@ -89,7 +88,7 @@ class StudyExperiment:
         study = self.study
         check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
         use_start_method(study.runs[0].spec.meta.start_method)
-        adopted = self._adopted()
+        adopted = adopted_runs(self.study, self.adopt)
         concurrent, jobs = self._concurrency()
         table = StudyTable(self.states, concurrent)
         with table, notices_to(table), Supervisor(stall_notice=None) as supervisor:
@@ -97,22 +96,23 @@ class StudyExperiment:
             if self.paths is not None:
                 self._take_lock(self.paths)
             known = {} if self.paths is None else self._known(self.paths)
-            missing = [state for state in self.states if _key(state.run) not in known and _key(state.run) not in adopted]
-            if missing:
-                self._check_builds(supervisor, missing, stop)
+            missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
+            ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
+            gpus = 0 if ended and not missing else self._check_builds(supervisor, missing, stop)
+            concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
             paths = self._open()
             self._set_aside(paths, known, table)
             self._read_states(paths, known, adopted)
-            entries = (
-                f"{len(study.entries)} entries × {len(study.envs)} env{'s' * (len(study.envs) > 1)} × {len(study.spec.random_seed)} seeds"
-            )
-            table.say(f"{study.name}: {entries}, {concurrent} run{'s' * (concurrent > 1)} at a time")
+            sizes = (_count(len(study.entries), "entries"), _count(len(study.envs), "envs"), _count(len(study.spec.random_seed), "seeds"))
+            table.say(f"{study.name}: {' × '.join(sizes)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{paths.root}")
             if self._lock is not None and self._lock.killed is not None:
                 table.say(f"the last start, {self._lock.killed}, was killed")
             table.say(table.summary())
-            self._run_missing(supervisor, paths, table, concurrent, jobs, stop)
+            self._run_missing(supervisor, paths, table, concurrent, jobs, gpus, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
+            for lock in paths.root.glob(f"{paths.lock.name}_*"):  # of runs, which have ended
+                lock.unlink(missing_ok=True)
             self._report(paths, table)
             if interrupted:
                 raise KeyboardInterrupt
@@ -184,7 +184,7 @@ class StudyExperiment:
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
         """Return entry, env, random_seed, digest and settings of a run."""
-        file = folder.identity if folder.identity.is_file() else paths.results / f"{folder.root.name}.json"
+        file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
         return dict(json.loads(file.read_text(encoding="utf-8")))
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
@@ -193,13 +193,13 @@ class StudyExperiment:
         for run in self.study.runs:
             alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
             if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
-                return _key(run)
+                return key_of(run)
         return str(identity["digest"]), seed
 
     def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
         """Move runs aside whose entry, env and seed are wanted with other settings."""
         wanted = {(run.entry, run.env, run.random_seed): run for run in self.study.runs}
-        digests = {_key(run) for run in self.study.runs}
+        digests = {key_of(run) for run in self.study.runs}
         said: set[tuple[str, str]] = set()
         for key, folder in list(known.items()):
             identity = self._identity(paths, folder)
@@ -208,32 +208,19 @@ class StudyExperiment:
                 continue
             del known[key]
             paths.aside.mkdir(exist_ok=True)
-            for file in (folder.root, paths.results / f"{folder.root.name}.json"):
+            for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
                     file.rename(_free(paths.aside / file.name))
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
-                keys = ", ".join(_changes(identity["settings"], run.settings))
+                keys = ", ".join(changes(identity["settings"], run.settings))
                 table.say(f"{run.entry}, {run.env}: changed ({keys}); runs again, its old runs are in {paths.aside}")
-
-    def _adopted(self) -> dict[tuple[str, int], Path]:
-        """Return (digest, random_seed) → run folder that --adopt names. Raises UserError for one that is no run of the study."""
-        found: dict[tuple[str, int], Path] = {}
-        wanted = {_key(run): run for run in self.study.runs}
-        for pattern in self.adopt:
-            folders = [Path(word) for word in sorted(glob(pattern)) if Path(word).is_dir()]
-            if not folders:
-                raise UserError(f"--adopt: no folder matches '{pattern}'")
-            for folder in folders:
-                key = _adoptable(folder, self.study, wanted)
-                found[key] = folder
-        return found
 
     def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
         """Set the status of each run by its files, and take over adopted runs."""
         self._folders: dict[tuple[str, int], RunFolder] = {}
         for state in self.states:
-            run, key = state.run, _key(state.run)
+            run, key = state.run, key_of(state.run)
             folder = known.get(key, RunFolder(paths.runs / run_name(run)))
             self._folders[key] = folder
             identity = {
@@ -243,7 +230,7 @@ class StudyExperiment:
                 "digest": run.digest,
                 "settings": dict(run.settings),
             }
-            file = paths.results / f"{folder.root.name}.json"
+            file = paths.result(folder.root.name)
             if key in adopted and not file.is_file():
                 result_of_folder(file, adopted[key], {**identity, "adopted": str(adopted[key])})
             if folder.root.is_dir() or not file.is_file():
@@ -261,8 +248,8 @@ class StudyExperiment:
 
     # ---- processes
 
-    def _check_builds(self, supervisor: Supervisor, missing: Sequence[RunState], stop: Stop) -> None:
-        """Build env and agent of each entry in each env once, in a process of its own. Raises SpecError."""
+    def _check_builds(self, supervisor: Supervisor, missing: Sequence[RunState], stop: Stop) -> int:
+        """Build env and agent of each entry in each env once, in a process of its own; return the number of GPUs. Raises SpecError."""
         specs = {state.run.digest: state.run for state in missing}
         child = supervisor.start(
             "check", check_in_process, list(specs.values()), replace(self.plan, jobs=None), f"{self.study.source} {self.study.name}"
@@ -270,8 +257,9 @@ class StudyExperiment:
         while True:
             for event in supervisor.events(_POLL):
                 match event:
-                    case Message(_, "valid", _):
-                        return supervisor.kill(child)
+                    case Message(_, "valid", (gpus,)):
+                        supervisor.kill(child)
+                        return int(gpus)
                     case Message(_, "user_error", (error,)):
                         supervisor.kill(child)
                         raise error
@@ -282,8 +270,9 @@ class StudyExperiment:
                 raise KeyboardInterrupt
 
     def _run_missing(
-        self, supervisor: Supervisor, paths: StudyPaths, table: StudyTable, concurrent: int, jobs: int | None, stop: Stop
+        self, supervisor: Supervisor, paths: StudyPaths, table: StudyTable, concurrent: int, jobs: int | None, gpus: int, stop: Stop
     ) -> None:
+        slots: dict[Child, int] = {}
         running: dict[Child, RunState] = {}
         outcomes: dict[Child, tuple[str, str]] = {}
         stopped = False
@@ -296,7 +285,9 @@ class StudyExperiment:
                 if len(running) >= concurrent:
                     break
                 if state.status == "waiting":
-                    running[self._start(supervisor, paths, state, jobs)] = state
+                    slot = next(slot for slot in range(concurrent) if slot not in slots.values())
+                    child = self._start(supervisor, paths, state, jobs, slot % gpus if gpus else 0)
+                    running[child], slots[child] = state, slot
             if not running:
                 return
             for event in supervisor.events(_POLL):
@@ -307,17 +298,18 @@ class StudyExperiment:
                         outcomes[child] = "failed", cause
                     case Died(child, reason, output, _):
                         status, cause = outcomes.pop(child, ("failed", f"the process of the run {reason}\n{output}".strip()))
+                        del slots[child]
                         self._end(running.pop(child), status, cause, table)
             for state in running.values():
                 state.share = max(state.share, self._share(state.run))
             table.show()
 
-    def _start(self, supervisor: Supervisor, paths: StudyPaths, state: RunState, jobs: int | None) -> Child:
-        folder = self._folders[_key(state.run)]
+    def _start(self, supervisor: Supervisor, paths: StudyPaths, state: RunState, jobs: int | None, gpu: int) -> Child:
+        folder = self._folders[key_of(state.run)]
         state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
         state.begun_at = state.share
         name = folder.root.name
-        job = RunJob(state.run.spec, folder, paths.results / f"{name}.json", paths.root / f".lock_{name}", self.plan.device, jobs)
+        job = RunJob(state.run.spec, folder, paths.result(name), paths.lock_of(name), self.plan.device, gpu, jobs)
         return supervisor.start(state.run.name, self._target, job)
 
     def _end(self, state: RunState, status: str, cause: str, table: StudyTable) -> None:
@@ -338,7 +330,7 @@ class StudyExperiment:
 
     def _share(self, run: StudyRun) -> float:
         """Return the share of its frames that a run has trained."""
-        folder = self._folders[_key(run)]
+        folder = self._folders[key_of(run)]
         starts = folder.starts() if folder.root.is_dir() else []
         frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
         meta = run.spec.meta
@@ -347,53 +339,21 @@ class StudyExperiment:
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.analysis.study import write_report
 
-        results = [
-            ResultRun(file)
-            for state in self.states
-            if (file := paths.results / f"{self._folders[_key(state.run)].root.name}.json").is_file()
-        ]
+        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
         failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
         for line in write_report(self.study, paths, results, failed):
             table.say(line)
 
 
-def _key(run: StudyRun) -> tuple[str, int]:
-    return run.digest, run.random_seed
+def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
+    """Return how many of `concurrent` runs at a time fit the GPUs, of which a run on one takes meta.search_resources.gpu."""
+    on_gpu = [run.spec.meta.search_resources.gpu for run in runs if run.spec.agent.net is not None and run.spec.agent.net.gpu is not False]
+    share = max(on_gpu, default=0.0)
+    return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
     replace_file(file, (json.dumps(content, ensure_ascii=False) + "\n").encode(), sync=True)
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return what differs: "agent.algorithm.gamma: 0.98 → 0.99"."""
-    paths = [*before, *(path for path in after if path not in before)]
-    return [f"{path}: {_shown(before.get(path))} → {_shown(after.get(path))}" for path in paths if before.get(path) != after.get(path)]
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _adoptable(folder: Path, study: Study, wanted: Mapping[tuple[str, int], StudyRun]) -> tuple[str, int]:
-    """Return the run that a folder holds. Raises UserError if it is none of the study's, or has not finished."""
-    from slm_lab.experiment.analysis.run import load_run
-
-    run = load_run(folder)
-    if run.status != "done" or run.mode != "train":
-        raise UserError(
-            f"--adopt: {folder} cannot be adopted: {'it is a run of mode dev' if run.mode == 'dev' else f'its status is {run.status}'}"
-        )
-    spec = load_spec(run.paths.spec, run.name)
-    own, seed = settings(spec), spec.meta.random_seed
-    alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
-    for one in alike:
-        if one.random_seed == seed and not differing(own, one.settings, one.spec):
-            return _key(one)
-    nearest = min(alike, key=lambda one: (len(_changes(own, one.settings)), one.random_seed != seed))
-    changes = _changes(own, nearest.settings) or [f"meta.random_seed: {seed}; the study has {', '.join(map(str, study.spec.random_seed))}"]
-    near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(changes)}"
-    raise UserError(f"--adopt: {folder} is not a run of the study; {near}")
 
 
 def _frames(paths: RunPaths) -> int:
@@ -413,6 +373,10 @@ def _last_frame(file: Path) -> int:
 def _free(path: Path) -> Path:
     """Return a path that does not exist yet."""
     return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
+
+
+def _count(number: int, plural: str) -> str:
+    return f"{number} {plural if number != 1 else {'entries': 'entry'}.get(plural, plural[:-1])}"
 
 
 def _last_line(text: str) -> str:

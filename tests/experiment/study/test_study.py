@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment.lock import RunLock
-from slm_lab.experiment.plan import TrialFailed, UserError
+from slm_lab.experiment.plan import Plan, TrialFailed, UserError
+from slm_lab.experiment.resolve import select_device
+from slm_lab.experiment.study.adopt import adopted_runs, key_of
 from slm_lab.experiment.study.paths import StudyPaths, find_study
+from slm_lab.experiment.study.study import gpu_runs
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
+from slm_lab.spec.study import StudyRun, load_study
 from tests.experiment.commands import rows
 from tests.experiment.study.toys import STUDY, results, run, write, written
 
@@ -61,6 +65,7 @@ def test_the_answer_is_written(finished: StudyPaths) -> None:
     for picture in finished.root.glob("graph/*.png"):
         assert f"graph/{picture.name}" in page
     assert finished.graph("returns_vs_frames", "html").is_file()
+    assert not list(finished.root.glob(".lock_*"))
 
 
 def test_what_has_ended_does_not_run_again(study: StudyPaths, tmp_path: Path) -> None:
@@ -128,6 +133,36 @@ def test_other_runs_are_not_adopted(finished: StudyPaths, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="no folder matches"):
         run(tmp_path, adopt=[str(tmp_path / "none*")])
     assert not (tmp_path / "data").exists()
+
+
+def test_a_run_of_a_short_spec_is_adopted(tmp_path: Path) -> None:
+    """Its saved spec has the net that its env needs."""
+    short = {"agent": {"algorithm": {"name": "ActorCritic"}}, "env": {"name": "CartPole-v1", "max_frame": 64}}
+    file = tmp_path / "short.json"
+    file.write_text(json.dumps({"short": short, "one": {"study": {"entries": [{"spec": "short"}], "random_seed": [3]}}}))
+    trained = Trial(load_spec(file, "short", ["meta.random_seed=3"]), data_dir=tmp_path / "runs").run()
+    study = load_study(file, "one")
+    assert adopted_runs(study, [str(tmp_path / "runs" / "*")]) == {key_of(study.runs[0]): trained.paths.root}
+
+
+def test_runs_share_the_gpus(tmp_path: Path) -> None:
+    def runs(**keys: object) -> tuple[StudyRun, ...]:
+        return load_study(write(tmp_path, set={"agent.net.gpu": "auto", **keys}), "small").runs
+
+    assert gpu_runs(runs(), 8, 2) == 8  # nothing says how much of a GPU a run takes
+    assert gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 2) == 4
+    assert gpu_runs(runs(**{"meta.search_resources.gpu": 4}), 8, 2) == 1
+    assert gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 0) == 8
+    assert gpu_runs(runs(**{"meta.search_resources.gpu": 0.5, "agent.net.gpu": False}), 8, 2) == 8
+
+
+def test_first_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    write(tmp_path)
+    auto, second = (load_spec(tmp_path / "study.json", "a2c", ["agent.net.gpu=auto", *sets]) for sets in ([], ["agent.net.cuda_id=1"]))
+    assert [select_device(auto, Plan(first_gpu=1), session) for session in (0, 1)] == ["cuda:1", "cuda:0"]
+    assert select_device(second, Plan(first_gpu=0), 0) == select_device(second, Plan(first_gpu=1), 0) == "cuda:1"
 
 
 def test_a_run_that_fails_is_tried_twice_and_marked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from slm_lab.lib.log import notice
 from slm_lab.spec.base import Flag, Problem, Real, Seed, SpecError, SpecModel
 from slm_lab.spec.loader import dump_spec, find_spec_file, load, raw_entries
-from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
+from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path, value_at
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.validate import explain, models_at
 from slm_lab.spec.variables import override, parse_sets
@@ -233,8 +233,22 @@ def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
             hint = nearest(str(key[0]), keys) or f"; allowed: {', '.join(keys)}"
             report.fail(key, f"unknown key of a study{hint}{inside}", "unknown")
         elif isinstance(body, dict):
-            override(body, key, value, report)
+            override(body, _within_set(body, key), value, report)
     return body
+
+
+def _within_set(body: dict[str, Any], key: Path) -> Path:
+    """Return the path of what --set addresses; inside a `set` of the study one key, as it is written there, which comes last."""
+    depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
+    given = value_at(body, key[:depth])
+    if len(key) <= depth or key[depth - 1] != "set" or not isinstance(given, dict):
+        return key
+    flat = dict(_paths(given, key[:depth], Report()))
+    inner = show_path(key[depth:])
+    flat.pop(inner, None)
+    given.clear()
+    given.update(flat)
+    return (*key[:depth], inner)
 
 
 def _validated(body: Any, report: Report) -> StudySpec | None:
@@ -336,14 +350,17 @@ def _load(
         (("envs", study.envs.index(env), "set") if env else (), env.set if env else {}),
         ((*place, "set"), entry.set),
     ):
-        values |= dict(_paths(given, at, report))
+        for key, value in _paths(given, at, report):
+            if key == "meta.random_seed":
+                report.fail((*at, key), "is the study's own random_seed; set that")
+            if env is not None and key in ("env", "env.name"):
+                report.fail((*at, key), f"is the name of an env, {env.name}, which envs gives")
+            values.pop(key, None)  # the last one counts, also after one that encloses it
+            values[key] = value
     if len(report.problems) > problems:
         return None
     if env is not None:
         values["env" if "${env}" in json.dumps(known.get(spec_name)) else "env.name"] = env.name
-    if "meta.random_seed" in values:
-        report.fail((*place, "set", "meta.random_seed"), "is the study's own random_seed; set that")
-        return None
     try:
         found = load(path, spec_name, [f"{key}={json.dumps(value)}" for key, value in values.items()])
     except SpecError as error:
@@ -361,6 +378,11 @@ def _load(
     (spec,) = found.specs
     if spec.search is not None:
         report.fail((*place, "spec"), f"'{spec_name}' has a search block, which a study does not use; name a spec without one")
+        return None
+    if study.metric == "evaluation" and not spec.meta.rigorous_eval:
+        report.fail(
+            (*place, "spec"), f"'{spec_name}' makes no evaluations, which metric 'evaluation' needs; add 'meta.rigorous_eval' to set"
+        )
         return None
     notes += found.notes
     return spec

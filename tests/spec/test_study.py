@@ -50,7 +50,7 @@ def test_envs_fill_the_variable_or_replace_the_name(tmp_path: Path, spec: str) -
         "CartPole-v1",
         {"name": "Acrobot-v1", "label": "acrobot", "set": {"env.max_frame": 4000}, "solve": -100, "published": {"one": -80}},
     ]
-    found = study(tmp_path, entries=[{"spec": spec, "label": "one"}], envs=envs, metric="evaluation", solve=195)
+    found = study(tmp_path, entries=[{"spec": spec, "label": "one"}], envs=envs, metric="total_reward", solve=195)
     assert [(run.env, run.spec.env.name, run.spec.env.max_frame) for run in found.runs[::2]] == [
         ("CartPole-v1", "CartPole-v1", 20_000),
         ("acrobot", "Acrobot-v1", 4000),
@@ -73,6 +73,9 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
     assert found.spec.random_seed == [5, 6, 7]
     assert (found.metric, found.entries) == ("total_reward", ["first", "other"])
     assert {run.spec.env.max_frame for run in found.runs} == {3000}
+    for written in ({"env": {"num_envs": 2}, "env.max_frame": 4000}, {"env": {"max_frame": 4000}}, {"env.max_frame": 4000}):
+        found = study(tmp_path, ("set.env.max_frame=3000",), set=written)
+        assert {run.spec.env.max_frame for run in found.runs} == {3000}, written
     assert problems(tmp_path, ("env.max_frame=3", "random_seeds=[1]")) == ["study.random_seeds", "study.env.max_frame"]
 
 
@@ -93,6 +96,9 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
         ({"entries": [{"spec": "any"}]}, ["study.entries[0]"]),  # ${env} is not filled
         ({"entries": [{"spec": "ppo", "set": {"agent.algorithm.gama": 1}}]}, ["study.entries[0]"]),
         ({"entries": [{"spec": "ppo", "set": {"meta.random_seed": 1}}]}, ["study.entries[0].set.meta.random_seed"]),
+        ({"set": {"meta": {"random_seed": 1}}, "entries": ENTRIES[:1]}, ["study.set.meta.random_seed"]),
+        ({"envs": ["CartPole-v1"], "entries": [{"spec": "any", "set": {"env": "Acrobot-v1"}}]}, ["study.entries[0].set.env"]),
+        ({"metric": "evaluation"}, ["study.entries[0].spec", "study.entries[1].spec"]),
         ({"envs": ["CartPole-v1", "CartPole-v1"]}, ["study.envs[1]"]),
         ({"envs": ["CartPol-v1"]}, ["study.entries[0]", "study.entries[1]"]),
         ({"solve": 195}, ["study.solve"]),

@@ -93,7 +93,7 @@ def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], 
     Args: failed: (entry, env) of each run that failed. A file that cannot be written is a notice.
     """
     found = study_settings(study, results)
-    if not found:
+    if not found and not failed:
         return ["no run has ended yet: there is nothing to compare"]
     rows = study_rows(study, found, failed)
     writer = Writer(paths.root)

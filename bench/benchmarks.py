@@ -1,14 +1,19 @@
-"""Scores of the shipped specs beside published ones: `make benchmarks`, or `python -m bench.benchmarks [-s KEY=VALUE …] [--jobs N]`.
+"""The tables and figures of the documentation that come from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-Runs what is missing of the study `benchmarks` (slm_lab/spec/study/benchmarks.json), and writes docs/BENCHMARKS.md. A finished run leaves
-one result file in docs/benchmarks/, which is kept with the repository: delete one, and that run is made again. The runs themselves are in
-data/benchmarks/. `--page` writes the page alone.
+Runs what is missing of the studies `benchmarks` (scores beside published ones) and `a3c_vs_a2c` in slm_lab/spec/study/, and writes
+docs/BENCHMARKS.md, and table and figures of docs/hogwild.md. A finished run leaves one result file, which is kept with the repository
+(docs/benchmarks/, docs/hogwild/results/): delete one, and that run is made again. The runs themselves are in data/NAME/. `--pages` writes
+the pages from the results that there are.
 """
 
 import argparse
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from slm_lab.experiment.analysis.study import Row, explanation, study_rows, study_settings
+from slm_lab.experiment.analysis.render_png import PNGRenderer
+from slm_lab.experiment.analysis.study import Row, explanation, markdown_table, study_figures, study_rows, study_settings
 from slm_lab.experiment.plan import Plan, TrialFailed
 from slm_lab.experiment.progress import number
 from slm_lab.experiment.study.paths import StudyPaths
@@ -18,8 +23,7 @@ from slm_lab.spec.loader import find_spec_file
 from slm_lab.spec.study import Study, entry_label, load_study
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "docs" / "benchmarks", ROOT / "docs" / "BENCHMARKS.md"
-FOLDER = StudyPaths(ROOT / "data" / "benchmarks", "benchmarks", kept=RESULTS)
+DOCS = ROOT / "docs"
 INTRO = """# Scores of the shipped specs
 
 Written by `make benchmarks` from the results of the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json), which it runs where one is
@@ -27,17 +31,41 @@ missing. Each `random_seed` is a run of four Sessions; every Session counts as a
 and row spacing.
 
 """
+FIGURES = {
+    "returns": "returns_vs_global_frames",
+    "training": "new_returns_vs_global_frames",
+    "returns_seconds": "returns_vs_wall_t",
+    "grad_norm": "grad_norm_vs_global_frames",
+    "variance": "variance_vs_global_frames",
+}
+"""Picture in docs/hogwild/ → figure of the study."""
 
 
-def page(study: Study) -> str:
-    """Return the page: a row for each entry that has results."""
-    results = [ResultRun(file) for file in sorted(RESULTS.glob("*_seed*.json"))]
+class Page(NamedTuple):
+    """What comes from a study."""
+
+    file: str
+    """Its spec file."""
+    results: Path
+    """Folder of the results."""
+    write: Callable[[Study, Path], None]
+    """Write the page from the results."""
+
+
+def results_of(study: Study, folder: Path) -> list[ResultRun]:
+    """Return the results of a study's runs in a folder."""
     wanted = {(run.entry, run.env, run.random_seed) for run in study.runs}
-    results = [one for one in results if (one.content["entry"], one.content["env"], one.content["random_seed"]) in wanted]
-    rows = study_rows(study, study_settings(study, results))
+    found = [ResultRun(file) for file in sorted(folder.glob("*_seed*.json"))]
+    return [one for one in found if (one.content["entry"], one.content["env"], one.content["random_seed"]) in wanted]
+
+
+def write_scores(study: Study, folder: Path) -> None:
+    """Write docs/BENCHMARKS.md: a row for each entry that has results."""
+    rows = study_rows(study, study_settings(study, results_of(study, folder)))
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     lines = [head, ["---"] * len(head), *(_cells(study, row) for row in rows)]
-    return INTRO + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{explanation(study, rows)}\n"
+    text = INTRO + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{explanation(study, rows)}\n"
+    (DOCS / "BENCHMARKS.md").write_text(text, encoding="utf-8")
 
 
 def _cells(study: Study, row: Row) -> list[str]:
@@ -51,21 +79,44 @@ def _cells(study: Study, row: Row) -> list[str]:
     return [*cells, number(row.median), published]
 
 
+def write_exercise(study: Study, folder: Path) -> None:
+    """Write table and figures of docs/hogwild.md."""
+    found = study_settings(study, results_of(study, folder))
+    page, text = DOCS / "hogwild.md", markdown_table(study, study_rows(study, found))
+    begin, end = f"<!-- study {study.name} -->\n", "<!-- end of study -->"
+    before = page.read_text(encoding="utf-8")
+    after = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", before, flags=re.DOTALL)
+    page.write_text(after, encoding="utf-8")
+    figures, renderer = study_figures(study, found), PNGRenderer()
+    for name, figure in FIGURES.items():
+        (DOCS / "hogwild" / f"{name}.png").write_bytes(renderer.render(figures[figure]))
+
+
+PAGES = {
+    "benchmarks": Page("benchmarks.json", DOCS / "benchmarks", write_scores),
+    "a3c_vs_a2c": Page("a3c_vs_a2c.json", DOCS / "hogwild" / "results", write_exercise),
+}
+"""Study → what comes from it."""
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.benchmarks", description="Scores of the shipped specs beside published ones.")
+    parser = argparse.ArgumentParser(prog="python -m bench.benchmarks", description="Tables and figures that come from studies.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
     parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="of the study, such as random_seed=[0]")
     parser.add_argument("--jobs", type=int, help="Sessions at a time")
-    parser.add_argument("--page", action="store_true", help="write the page alone")
+    parser.add_argument("--pages", action="store_true", help="write the pages alone")
     arguments = parser.parse_args()
-    study = load_study("benchmarks.json", "benchmarks", arguments.set)
-    if not arguments.page:
-        FOLDER.root.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names or PAGES:
+        page = PAGES[name]
+        study = load_study(page.file, name, arguments.set)
+        folder = StudyPaths(ROOT / "data" / name, name, kept=page.results)
         try:
-            StudyExperiment(study, Plan(data_dir=FOLDER.root.parent, jobs=arguments.jobs), paths=FOLDER).run()
+            if not arguments.pages:
+                for needed in (folder.root, page.results):
+                    needed.mkdir(parents=True, exist_ok=True)
+                StudyExperiment(study, Plan(data_dir=folder.root.parent, jobs=arguments.jobs), paths=folder).run()
         finally:
-            PAGE.write_text(page(study), encoding="utf-8")
-    else:
-        PAGE.write_text(page(study), encoding="utf-8")
+            page.write(study, page.results)
 
 
 if __name__ == "__main__":

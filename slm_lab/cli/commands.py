@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "list": Command(
         "slm_lab.cli.list_names:list_names",
-        "list [specs | algorithms | nets | memories | envs] [--search WORD ...]",
+        "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]",
         ("search",),
     ),
     "new": Command(

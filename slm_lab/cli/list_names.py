@@ -1,4 +1,4 @@
-"""`list [KIND] [--search WORD …]`: the specs that ship, algorithms, nets, memories, and the envs that can be made here."""
+"""`list [KIND] [--search WORD …]`: the specs and studies that ship, algorithms, nets, memories, and the envs that can be made here."""
 
 from __future__ import annotations
 
@@ -107,6 +107,17 @@ def _specs() -> Iterator[Entry]:
         yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}")
 
 
+def _studies() -> Iterator[Entry]:
+    from slm_lab.spec.loader import SPEC_FOLDER, is_study, raw_entries, shipped_spec_files
+
+    for file in shipped_spec_files():
+        for name, raw in raw_entries(SPEC_FOLDER / file)[1].items():
+            if is_study(raw):
+                entries, seeds = raw["study"]["entries"], raw["study"]["random_seed"]
+                labels = "; ".join(dict.fromkeys(entry.get("label", entry["spec"]) for entry in entries))
+                yield Entry(file.name, (name, f"{len(entries)} entries", f"{len(seeds)} seeds"), f"{labels}.", str(file))
+
+
 def _frames(frames: object) -> str:
     """Return a number of frames in thousands or millions: 200k, 10M."""
     try:
@@ -171,6 +182,7 @@ def _envs() -> Iterator[Entry]:
 
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "specs": (_specs, "specs that ship"),
+    "studies": (_studies, "studies that ship"),
     "algorithms": (_algorithms, "algorithms (agent.algorithm.name)"),
     "nets": (_nets, "nets (agent.net.name)"),
     "memories": (_memories, "memories (agent.memory.name)"),

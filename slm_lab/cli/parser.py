@@ -70,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--jobs",
         type=_jobs,
         metavar="N",
-        help="number of concurrent sessions, in a search those of all trials (default: as many as the cores allow)",
+        help="number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)",
     )
     add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")

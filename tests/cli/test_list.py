@@ -66,6 +66,16 @@ def test_every_spec_that_ships_by_the_file_that_run_takes(listed: Listed) -> Non
     assert max(map(len, lines)) <= 80
 
 
+def test_studies_by_file(listed: Listed) -> None:
+    lines = listed("studies").splitlines()
+    assert lines[0] == "a3c_vs_a2c.json"
+    assert [line.split()[:3] for line in lines if "seeds" in line][:2] == [
+        ["a3c_vs_a2c", "5", "entries"],
+        ["a3c_vs_a2c_short", "5", "entries"],
+    ]
+    assert max(map(len, lines)) <= 80
+
+
 def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
     text = listed("envs")
     words = text.split()
@@ -106,7 +116,7 @@ def test_search_takes_all_words_in_any_case(listed: Listed) -> None:
 
 
 def test_overview(listed: Listed) -> None:
-    assert [line.split()[2] for line in listed().splitlines()[:5]] == ["specs", "algorithms", "nets", "memories", "envs"]
+    assert [line.split()[2] for line in listed().splitlines()[:6]] == ["specs", "studies", "algorithms", "nets", "memories", "envs"]
     assert f"{len(ALGORITHMS)} algorithms" in listed()
 
 

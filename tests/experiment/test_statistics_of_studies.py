@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from slm_lab.experiment.analysis.compare import SeedResult
 from slm_lab.experiment.analysis.statistics import difference, estimate, median_reached
 from slm_lab.experiment.analysis.study import verdict
 from slm_lab.experiment.study.result import thin
@@ -107,3 +108,17 @@ def test_thinned_tables_keep_their_end_and_every_episode(count: int) -> None:
     assert (thinned["frame"][-1], thinned["total_reward"][-1]) == (count, table["total_reward"][-1])
     assert thinned["epi_new"].sum() == new.sum()
     assert np.nansum(thinned["epi_new"] * thinned["return_new"]) == pytest.approx(np.nansum(new * returns))
+
+
+def test_evaluations_of_workers_are_those_of_their_one_net() -> None:
+    """In order of global frames, each as it is: not a mean with an earlier evaluation by another worker."""
+    workers = [
+        {"frame": np.array([10.0, 20.0]), "global_frame": np.array([15.0, 35.0]), "total_reward": np.array([1.0, 5.0])},
+        {"frame": np.array([10.0, 20.0]), "global_frame": np.array([25.0, 45.0]), "total_reward": np.array([3.0, 9.0])},
+    ]
+    seed = SeedResult([workers[0]], rows=workers, evaluation=workers)
+    assert seed.final_return("evaluation") == 9.0
+    curve = seed.curve("evaluation", "global_frame")
+    assert curve.frame.tolist() == [15.0, 25.0, 35.0, 45.0]
+    assert curve.value.tolist() == [1.0, 3.0, 5.0, 9.0]
+    assert seed.first_reached(4.0, "global_frame", "evaluation") == 35.0

@@ -95,8 +95,8 @@ class SeedResult:
 
     @property
     def _evaluation(self) -> list[Table]:
-        """Tables of evaluation: one of all workers of one net together."""
-        return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
+        """Tables of evaluation: one of all workers of one net together, whose rows are evaluations of that net at their global frames."""
+        return [global_table(dict(enumerate(self.evaluation)), "eval")] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
         """Return the mean over rows and tables."""

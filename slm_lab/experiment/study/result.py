@@ -16,6 +16,7 @@ from slm_lab.experiment.analysis.run import Run, Status, load_run
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.files import replace_file
+from slm_lab.lib.processor import processor
 
 VERSION = 1
 MAX_ROWS = 100
@@ -24,6 +25,7 @@ _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "total_reward", "total_reward_ma", "grad_norm", "staleness",
     "lock_wait",
 )  # fmt: skip
+_OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
 _DIGITS = 5
 """Significant digits that are kept, of counts all."""
 
@@ -43,8 +45,8 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
         "policies": run.policies,
         "seconds": seconds,
         "versions": last.get("versions", {}),
-        "git": last.get("git_sha", last.get("git")),
-        "cpu": last.get("cpu"),
+        "git": last.get("git"),
+        "processor": _model(processor()),
         "sessions": {str(index): status for index, status in run.sessions.items()},
         "failures": run.metrics.get("failures", {}),
         "train": _tables(run, "train"),
@@ -53,9 +55,17 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
     replace_file(file, (json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
 
 
+def _model(description: str) -> str:
+    """Return the model's name in a description of the processor, or its first line."""
+    lines = description.splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, lines[0] if lines else "")
+
+
 def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]]:
+    columns = _COLUMNS if mode == "train" else _OF_EVALUATION
     return {
-        str(index): {name: [_rounded(value) for value in values.tolist()] for name, values in thin(table).items() if name in _COLUMNS}
+        str(index): {name: [_rounded(value) for value in values.tolist()] for name, values in thin(table).items() if name in columns}
         for index, table in run.tables(mode).items()
         if len(table["frame"])
     }

@@ -6,7 +6,7 @@ import csv
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from itertools import cycle
@@ -43,8 +43,8 @@ _Y_LABELS = {
 _BAND = "mean ± 1 standard deviation over seeds"
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
-    "staleness": ("staleness", "updates by other workers before a gradient was applied"),
-    "lock_wait": ("lock wait", "milliseconds that an update waited for the lock"),
+    "staleness": ("staleness", "updates by other workers meanwhile"),
+    "lock_wait": ("lock wait", "wait for the lock (ms)"),
 }
 """Other columns that are drawn if an entry has them → title, vertical axis."""
 
@@ -361,28 +361,34 @@ def _levels(study: Study) -> str:
 
 
 def findings(study: Study, rows: Sequence[Row]) -> list[str]:
-    """Return what the rows show, in sentences: differences whose interval excludes 0, and how fast entries solved."""
-    lines = []
+    """Return what the rows show, in sentences: differences to the baseline, then when the entries solved."""
+    return [*_differences(study, rows), *_solved(study, rows)]
+
+
+def _where(study: Study, row: Row) -> str:
+    return f" in {row.env}" if len(study.envs) > 1 else ""
+
+
+def _differences(study: Study, rows: Sequence[Row]) -> Iterator[str]:
+    base = study.spec.baseline
     for row in rows:
-        where = f" in {row.env}" if len(study.envs) > 1 else ""
-        if row.difference is not None and row.difference_low is not None and row.difference_high is not None:
-            base = study.spec.baseline
-            if row.difference_low > 0 or row.difference_high < 0:
-                way = "above" if row.difference > 0 else "below"
-                lines.append(
-                    f"{row.entry} scored {number(abs(row.difference))} {way} {base}{where} (95 % interval {number(row.difference_low)} to "
-                    f"{number(row.difference_high)})."
-                )
-            else:
-                interval = f"95 % interval {number(row.difference_low)} to {number(row.difference_high)}"
-                text = f"{row.seeds} seeds do not tell the scores of {row.entry} and {base} apart{where}"
-                lines.append(f"{text} (difference {number(row.difference)}, {interval}).")
-        if row.solved is not None and row.solve_frames is not None:
-            reached = (
-                "half of the seeds did not" if math.isinf(row.solve_frames) else f"in a median of {number(row.solve_frames)} global frames"
-            )
-            lines.append(f"{row.entry} reached {_levels(study)} in {row.solved} of {row.seeds} seeds{where}: {reached}.")
-    return lines
+        if row.difference is None or row.difference_low is None or row.difference_high is None:
+            continue
+        interval = f"95 % interval of the difference {number(row.difference_low)} to {number(row.difference_high)}"
+        if row.difference_low <= 0.0 <= row.difference_high:
+            yield f"{row.seeds} seeds do not tell the scores of {row.entry} and {base} apart{_where(study, row)} ({interval})."
+        else:
+            way = "above" if row.difference > 0.0 else "below"
+            yield f"{row.entry} scored {number(abs(row.difference))} {way} {base}{_where(study, row)} ({interval})."
+
+
+def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        if row.solved is None or row.solve_frames is None:
+            continue
+        level, frames = number(study.solve(row.env)), row.solve_frames
+        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {frames:,.0f} global frames"
+        yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
 
 
 def page(study: Study, rows: Sequence[Row], figures: Mapping[str, Figure], paths: StudyPaths) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slm_lab.experiment.analysis.study import Row, findings
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.resolve import select_device
@@ -230,3 +233,32 @@ def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tm
     changed = {**STUDY["entries"][1], "set": {"agent.algorithm.rho_bar": 2.0, "agent.algorithm.with_vtrace": True}}
     run(tmp_path, study, entries=[STUDY["entries"][0], changed])
     assert {key for key, time in written(study).items() if time != before[key]} == {("fast", 0), ("fast", 1)}
+
+
+def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> None:
+    loaded = load_study(write(tmp_path, solve=20), "small")
+    rows = [
+        Row("CartPole-v1", "slow", 4, 0, score=10.0, solved=1, solve_frames=math.inf),
+        Row(
+            "CartPole-v1",
+            "fast",
+            4,
+            0,
+            score=25.0,
+            difference=15.0,
+            difference_low=5.0,
+            difference_high=25.0,
+            solved=4,
+            solve_frames=12_800.0,
+        ),
+    ]
+    assert findings(loaded, rows) == [
+        "fast scored 15 above slow (95 % interval of the difference 5 to 25).",
+        "slow reached 20 in 1 of 4 seeds; half of the seeds never did.",
+        "fast reached 20 in 4 of 4 seeds; the median is 12,800 global frames.",
+    ]
+    level = replace(rows[1], difference_low=-5.0)
+    assert (
+        findings(loaded, [level])[0] == "4 seeds do not tell the scores of fast and slow apart (95 % interval of the difference -5 to 25)."
+    )
+    assert findings(loaded, [Row("CartPole-v1", "slow", 1, 0, score=1.0)]) == []

@@ -59,13 +59,17 @@ def results_of(study: Study, folder: Path) -> list[ResultRun]:
     return [one for one in found if (one.content["entry"], one.content["env"], one.content["random_seed"]) in wanted]
 
 
-def write_scores(study: Study, folder: Path) -> None:
-    """Write docs/BENCHMARKS.md: a row for each entry that has results."""
+def scores(study: Study, folder: Path) -> str:
+    """Return docs/BENCHMARKS.md: a row for each entry that has results."""
     rows = study_rows(study, study_settings(study, results_of(study, folder)))
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     lines = [head, ["---"] * len(head), *(_cells(study, row) for row in rows)]
-    text = INTRO + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{explanation(study, rows)}\n"
-    (DOCS / "BENCHMARKS.md").write_text(text, encoding="utf-8")
+    return INTRO + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{explanation(study, rows)}\n"
+
+
+def write_scores(study: Study, folder: Path) -> None:
+    """Write docs/BENCHMARKS.md."""
+    (DOCS / "BENCHMARKS.md").write_text(scores(study, folder), encoding="utf-8")
 
 
 def _cells(study: Study, row: Row) -> list[str]:
@@ -79,14 +83,17 @@ def _cells(study: Study, row: Row) -> list[str]:
     return [*cells, number(row.median), published]
 
 
+def exercise(study: Study, folder: Path) -> str:
+    """Return docs/hogwild.md with the table of the study."""
+    page, text = DOCS / "hogwild.md", markdown_table(study, study_rows(study, study_settings(study, results_of(study, folder))))
+    begin, end = f"<!-- study {study.name} -->\n", "<!-- end of study -->"
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 def write_exercise(study: Study, folder: Path) -> None:
     """Write table and figures of docs/hogwild.md."""
+    (DOCS / "hogwild.md").write_text(exercise(study, folder), encoding="utf-8")
     found = study_settings(study, results_of(study, folder))
-    page, text = DOCS / "hogwild.md", markdown_table(study, study_rows(study, found))
-    begin, end = f"<!-- study {study.name} -->\n", "<!-- end of study -->"
-    before = page.read_text(encoding="utf-8")
-    after = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", before, flags=re.DOTALL)
-    page.write_text(after, encoding="utf-8")
     figures, renderer = study_figures(study, found), PNGRenderer()
     for name, figure in FIGURES.items():
         (DOCS / "hogwild" / f"{name}.png").write_bytes(renderer.render(figures[figure]))

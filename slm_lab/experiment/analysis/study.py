@@ -431,7 +431,9 @@ def _interval(value: float | None, low: float | None, high: float | None, sign: 
 
 
 def _number(value: float | None) -> str:
-    return "∞" if value is not None and math.isinf(value) else number(value)
+    if value is not None and math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else number(value)
 
 
 def _plain(row: Row) -> dict[str, Any]:

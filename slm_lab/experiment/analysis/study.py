@@ -45,6 +45,7 @@ _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
     "staleness": ("staleness", "updates by other workers meanwhile"),
     "lock_wait": ("lock wait", "wait for the lock (ms)"),
+    "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
 }
 """Other columns that are drawn if an entry has them → title, vertical axis."""
 
@@ -85,6 +86,8 @@ class Row:
     """Variance of the score between the seeds."""
     staleness: float | None = None
     lock_wait: float | None = None
+    lag: float | None = None
+    """Mean age of the policy that acted, in gradient steps."""
 
 
 def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -176,6 +179,7 @@ def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed:
         return_variance=float(np.var(known, ddof=1)) if len(known) > 1 else None,
         staleness=_mean_of(setting, "staleness"),
         lock_wait=_mean_of(setting, "lock_wait"),
+        lag=_mean_of(setting, "lag_mean"),
     )
 
 
@@ -311,6 +315,7 @@ def _cells(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]
         "its variance": [row.grad_norm_variance for row in rows],
         "staleness": [row.staleness for row in rows],
         "lock wait (ms)": [row.lock_wait for row in rows],
+        "policy lag (steps)": [row.lag for row in rows],
     }.items():
         if any(value is not None for value in values):
             columns[title] = [_number(value) for value in values]

@@ -23,7 +23,7 @@ MAX_ROWS = 100
 """Longer tables are thinned: consecutive rows become one."""
 _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "total_reward", "total_reward_ma", "grad_norm", "staleness",
-    "lock_wait",
+    "lock_wait", "lag_mean",
 )  # fmt: skip
 _OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
 _DIGITS = 5

@@ -313,3 +313,12 @@ def test_returns_that_the_rollout_cuts_are_noted(specs: Specs) -> None:
     assert topic not in loaded(specs, {})
     assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 8})
     assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.memory.name": "OnPolicyReplay"})
+
+
+def test_a_choice_loses_the_values_that_contradict_the_spec_and_a_range_is_refused(specs: Specs) -> None:
+    """A rollout of 512 steps is longer than the run; both ends of a range belong together."""
+    key = "agent.algorithm.training_frequency"
+    spec = load_spec(specs.file({"it": changed(V5, {"search": {f"{key}__choice": [16, 512]}})}), "it")
+    assert spec.search == {f"{key}__choice": [16]}
+    whole = specs.file({"it": changed(V5, {"search": {f"{key}__qrandint": [16, 512, 16]}})})
+    assert specs.found(load_spec, whole, "it") == [f"search.{key}__qrandint"]

@@ -39,17 +39,14 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
     algorithm = value_at(raw, _ALGORITHM)
     if report.for_slm_lab and isinstance(algorithm, dict):
         if algorithm.get("name") in ("PPO", "PPOSIL"):
-            _sizes_of_ppo(algorithm, value_at(raw, ("env", "num_envs")), report)
+            _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
                 _constant(schedule, (*_ALGORITHM, key), report)
 
 
-def _sizes_of_ppo(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
-    """Set an absent minibatch_size, and round sizes up to multiples of num_envs, as SLM Lab does."""
-    if "minibatch_size" not in algorithm:
-        algorithm["minibatch_size"] = 4
-        report.note((*_ALGORITHM, "minibatch_size"), "is absent, which is 4 in SLM Lab; 4 is used")
+def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
+    """Round PPO's sizes up to multiples of num_envs, as SLM Lab does if one of them is not a multiple."""
     if not isinstance(envs, int) or envs < 2:
         return
     for key in ("time_horizon", "minibatch_size"):
@@ -131,6 +128,8 @@ def _learning(spec: Spec) -> Notes:
     given = algorithm.model_fields_set
     if algorithm.name == "DQN":
         yield (*_ALGORITHM, "name"), "DQN", "takes the maximum of the target net; in SLM Lab DQN is DoubleDQN"
+    if "minibatch_size" in type(algorithm).model_fields and "minibatch_size" not in given:
+        yield (*_ALGORITHM, "minibatch_size"), "minibatch_size", "is absent, which is 64; in SLM Lab it is 4"
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message

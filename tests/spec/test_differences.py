@@ -301,15 +301,12 @@ def test_what_ppo_rounds_is_noted(specs: Specs) -> None:
     assert not [note for note in load(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
 
 
-def test_an_absent_minibatch_size_of_ppo_is_that_of_slm_lab(specs: Specs) -> None:
-    algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 16}
-    for num_envs, used in ((4, 4), (3, 6), (1, 4)):
-        file = specs.file({"it": changed(V5, {"agent.algorithm": algorithm, "env.num_envs": num_envs})})
-        found = load(file, "it")
-        assert found.specs[0].agent.algorithm.minibatch_size == used  # type: ignore[attr-defined]
-        assert any("minibatch_size: is absent" in note for note in found.notes)
-    own = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm, "meta.max_trial": ...})}), "it").agent.algorithm
-    assert own.minibatch_size == 64  # type: ignore[attr-defined]
+def test_an_absent_minibatch_size_of_ppo_is_noted(specs: Specs) -> None:
+    algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 32}
+    spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
+    assert spec.agent.algorithm.minibatch_size == 64  # type: ignore[attr-defined]
+    assert "minibatch_size" in loaded(specs, {"agent.algorithm": algorithm})
+    assert "minibatch_size" not in loaded(specs, {"agent.algorithm": {**algorithm, "minibatch_size": 64}})
 
 
 def test_advantages_as_they_are_are_noted(specs: Specs) -> None:

@@ -155,12 +155,12 @@ class NumpyPass:
             net.backward(values, grad)
 
 
-def numpy_pass(net: ActorCriticNet, obs_BD: Tensor) -> NumpyPass | None:
+def numpy_pass(net: ActorCriticNet, obs_BD: np.ndarray) -> NumpyPass | None:
     """Return the pass of actor and critic over observations; None if it is not computed in numpy."""
     actor, critic = net.actor_numpy, net.critic_numpy
     if not (isinstance(actor, NumpyMLP) and isinstance(critic, NumpyMLP)) or len(obs_BD) > min(actor.most_rows, critic.most_rows):
         return None
-    return NumpyPass(actor, critic, obs_BD.numpy())
+    return NumpyPass(actor, critic, obs_BD)
 
 
 def _is_trained_here(parameter: Tensor) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
@@ -136,29 +137,29 @@ class Objective:
         self,
         params_BP: np.ndarray,
         value_B: np.ndarray,
-        action_B: Tensor,
-        old_logp_B: Tensor,
-        advantage_B: Tensor,
-        target_B: Tensor,
+        action_B: Tensor | np.ndarray,
+        old_logp_B: Tensor | np.ndarray,
+        advantage_B: Tensor | np.ndarray,
+        target_B: Tensor | np.ndarray,
         coefs: Coefs,
         weight: float = 1.0,
     ) -> Known:
         """Return the objective of a minibatch, and `weight` times its gradient."""
         B = len(value_B)
         with np.errstate(all="ignore"):  # as torch; the trainer reports values that are not finite
-            logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, action_B.numpy())
+            logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, array(action_B))
             if coefs.clip_eps is None:
-                loss_B, of_logp_B = _policy_gradient(logp_B, advantage_B.numpy())
+                loss_B, of_logp_B = _policy_gradient(logp_B, array(advantage_B))
             else:
-                loss_B, of_logp_B = _clipped_surrogate(logp_B, old_logp_B.numpy(), advantage_B.numpy(), coefs.clip_eps)
+                loss_B, of_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps)
             of_logp_B *= coefs.policy * weight / B
             of_params_BP, of_log_std_D = gradient(of_logp_B, -coefs.entropy * weight / B)
             if coefs.value_std is None:
-                error_B, of_error_B = value_B - target_B.numpy(), 1.0
+                error_B, of_error_B = value_B - array(target_B), 1.0
             else:
                 scaled_B = value_B / coefs.value_std
                 near_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
-                error_B = near_B - np.clip(target_B.numpy() / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
+                error_B = near_B - np.clip(array(target_B) / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
                 of_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
             policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
             value_loss = float(error_B.dot(error_B)) / B

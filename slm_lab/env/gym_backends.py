@@ -254,6 +254,7 @@ class Sync(_GymVectorBackend):
         in_rows = isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
+            _recognise_int64(self.env.unwrapped.action_space)
 
     def step(self, action: np.ndarray) -> RawStep:
         """Step like SyncVectorEnv.step, which takes 1.5 times as long for one CartPole."""
@@ -297,6 +298,17 @@ class Sync(_GymVectorBackend):
     def fits(self, obs: Any) -> bool:
         """Return whether an observation of a Box can be used as it is."""
         return isinstance(obs, np.ndarray) and obs.dtype == self._dtype and obs.shape == self._shape
+
+
+def _recognise_int64(space: gym.Space[Any]) -> None:
+    """Let a Discrete space see at once that an int64 is one of its actions: Gymnasium takes a fifth of CartPole's step for that."""
+    if type(space) is gym.spaces.Discrete:
+        space.contains = functools.partial(_contains, space)  # type: ignore[method-assign]
+
+
+def _contains(space: gym.spaces.Discrete, x: Any) -> bool:
+    """Return what `space.contains` returned."""
+    return bool(type(x) is np.int64 and space.start <= x < space.start + space.n) or gym.spaces.Discrete.contains(space, x)
 
 
 class Async(_GymVectorBackend):

@@ -49,7 +49,7 @@ class Env:
         self._encode, self._decode = encode, decode
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
-        self._reward_type = np.float64 if self._normalizes else np.float32
+        self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
         self._lone = backend.lone
         self._life_loss, self._log_info = life_loss, tuple(log_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True

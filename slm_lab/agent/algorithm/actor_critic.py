@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import standardize_valid
-from slm_lab.agent.ops.arrays import A, tensor
+from slm_lab.agent.ops.arrays import A, silent, tensor
 from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms
@@ -29,7 +28,7 @@ class ActorCritic(PolicyGradient):
     spec: ActorCriticSpec
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
-        with np.errstate(all="ignore"):  # as torch: the trainer reports values that are not finite
+        with silent():
             return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch | RecordedBatch:

@@ -51,6 +51,11 @@ def flat(x_TN: A) -> A:
     return x_TN.reshape((-1, *x_TN.shape[2:]))
 
 
+def silent() -> np.errstate:
+    """Return a context in which numpy does not warn of numbers that are not finite, as torch does not: the trainer reports them."""
+    return np.errstate(all="ignore")
+
+
 def where_true(x_B: A) -> A:
     """Return the rows [K] at which x is true, int64."""
     return np.flatnonzero(x_B) if isinstance(x_B, np.ndarray) else x_B.nonzero().squeeze(1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, copy, full_like, like, tensor, where
+from slm_lab.agent.ops.arrays import A, copy, full_like, like, silent, tensor, where
 from slm_lab.agent.ops.device import is_asynchronous
 
 
@@ -30,7 +30,7 @@ def discounted_scan(x_TN: A, decay_TN: A) -> A:
     """
     _check(x_TN, decay_TN)
     result_TN = copy(x_TN)
-    with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
+    with silent():
         _scan(*_light(result_TN, copy(decay_TN)))
     return result_TN
 
@@ -40,8 +40,9 @@ def _scan(y_TN: Any, c_TN: Any) -> None:
     shift = 1
     while shift < len(y_TN):
         # after each round y_t covers 2·shift terms and c_t is the product of that many decays
-        y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
-        c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
+        head_TN, decay_TN = y_TN[:-shift], c_TN[:-shift]
+        head_TN += decay_TN * y_TN[shift:]
+        c_TN[:-shift] = decay_TN * c_TN[shift:]
         shift *= 2
 
 
@@ -91,7 +92,7 @@ def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
     delta_TN, decays_TN, reward, value, terminated, done = _light(advantage_TN, decay_TN, reward_TN, value_TN, terminated_TN, done_TN)
     delta_TN[terminated] = 0.0  # γ V(s')
     decays_TN[done] = 0.0
-    with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
+    with silent():
         delta_TN += reward
         delta_TN -= value
         _scan(delta_TN, decays_TN)

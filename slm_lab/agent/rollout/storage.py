@@ -61,7 +61,8 @@ class RolloutStorage(ABC):
 
     def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
-        slabs["obs"][t] = obs_N
+        if t == 0:  # later ones were written as the successor of the row before
+            slabs["obs"][0] = obs_N
         slabs["action"][t] = out.action_N
         slabs["logp"][t] = out.logp_N
         slabs["reward"][t] = step.reward_N

@@ -14,7 +14,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.numpy_mlp import NumpyPass, add_numpy_mlps, numpy_pass
-from slm_lab.agent.ops.arrays import A, array, flat, like, tensor
+from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
 from slm_lab.agent.optim.trainer import Trainer
@@ -66,12 +66,13 @@ class PolicyGradient(Algorithm):
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable
-        if recorded is None and not isinstance(batch.inputs, Sequences):
-            recorded = self.record(array(batch.inputs))
-        if not isinstance(recorded, NumpyPass):
-            return self.objective(*batch.forward(self.net), *rows, coefs)
-        known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
-        recorded.backward(known.of_params_BP, known.of_value_B)
+        with silent():
+            if recorded is None and not isinstance(batch.inputs, Sequences):
+                recorded = self.record(array(batch.inputs))
+            if not isinstance(recorded, NumpyPass):
+                return self.objective(*batch.forward(self.net), *rows, coefs)
+            known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
+            recorded.backward(known.of_params_BP, known.of_value_B)
         if known.of_log_std_D is not None:
             self.distribution.log_std.grad += torch.from_numpy(known.of_log_std_D)  # type: ignore[attr-defined]  # a Normal
         return known.terms

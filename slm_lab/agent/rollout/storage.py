@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class RolloutStorage(ABC):
 
     def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
-        slabs["obs"][t] = obs_N
+        if t == 0:  # later ones were written as the successor of the row before
+            slabs["obs"][0] = obs_N
         slabs["action"][t] = out.action_N
         slabs["logp"][t] = out.logp_N
         slabs["reward"][t] = step.reward_N
@@ -122,8 +124,12 @@ class OnPolicyBatchReplay(RolloutStorage):
         super().__init__(info, length, length, state_size)
         self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
         """Hidden state before the first step."""
-        self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
-        self._no_truncations = self._pack([])
+        self._rollout = self._view()
+
+    def _view(self) -> Rollout:
+        """Return views of the arrays, without truncations."""
+        views = {f"{name}_TN": torch.from_numpy(slab) for name, slab in self.slabs.items()}
+        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack([]))
 
     def shared_arrays(self) -> Named:
         named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
@@ -132,7 +138,7 @@ class OnPolicyBatchReplay(RolloutStorage):
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self.slabs = {name: arrays[name] for name in self.slabs}
         self.state_NS = arrays["state"] if self.state_size else self.state_NS
-        self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
+        self._rollout = self._view()
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.t == self.length:
@@ -149,9 +155,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may be dummy rows only
 
     def rollout(self) -> Rollout:
-        views = {f"{name}_TN": view for name, view in self._views.items()}
-        truncations = self._pack(self.truncations) if self.truncations else self._no_truncations
-        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=truncations)
+        return replace(self._rollout, truncations=self._pack(self.truncations)) if self.truncations else self._rollout
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "state": torch.from_numpy(self.state_NS.copy())}

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from slm_lab.experiment.cluster.local import LocalCluster, check_installed
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
@@ -22,7 +23,6 @@ from slm_lab.experiment.resolve import with_seed
 from slm_lab.experiment.resume import differences, run_in, start_history
 from slm_lab.experiment.search import confirm as confirming
 from slm_lab.experiment.search.build_process import check_builds_in_process
-from slm_lab.experiment.search.cluster import LocalCluster, check_installed
 from slm_lab.experiment.search.pool import TrialPool
 from slm_lab.experiment.search.proposer import make_proposer
 from slm_lab.experiment.search.resources import Resources, available_cores, trial_resources

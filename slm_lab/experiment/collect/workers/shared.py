@@ -14,7 +14,7 @@ from slm_lab.env.normalize import Normalizers
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, Store, attach_parts, prefixed
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
@@ -90,7 +90,7 @@ class PublishedWeights:
             "buffer": np.zeros((2, sizes[1]), np.float32),
             "extras": np.zeros((2, extras)),
         }
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self._seen = 0
         self.version = 0
         """Of what was pulled last."""
@@ -99,7 +99,7 @@ class PublishedWeights:
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in self._arrays.items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._arrays, self._store = dict(arrays), store
 
     def read_from(self, writer: PublishedWeights) -> None:
@@ -161,7 +161,7 @@ class InferenceBuffer:
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in vars(self).items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         for name, array in arrays.items():
             setattr(self, name, array)
 
@@ -178,7 +178,7 @@ class BusySpans:
     def shared_arrays(self) -> Named:
         return {"ring": SharedArray(self._ring, "single"), "count": SharedArray(self._count, "single")}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._ring, self._count = arrays["ring"], arrays["count"]
 
     def add(self, begin: float, end: float) -> None:
@@ -205,7 +205,7 @@ class Slot:
         arrays = {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
         return {name: SharedArray(array, "single") for name, array in arrays.items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.storage.slabs = {name: arrays[name] for name in self.storage.slabs}
         self.storage.state_NS, self.policy_TN = arrays["state"], arrays["policy"]
 
@@ -242,7 +242,7 @@ class WorkerArrays:
     def shared_arrays(self) -> Named:
         return {"active": SharedArray(self.active_P, "single"), **prefixed(self._parts())}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.active_P = arrays["active"]
         attach_parts(self._parts(), store, arrays)
 

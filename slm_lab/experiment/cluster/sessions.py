@@ -11,11 +11,13 @@ from typing import Any
 
 from slm_lab.experiment.cluster.connect import Cluster, connected, on_node
 from slm_lab.experiment.cluster.remote import RemoteActor, died
+from slm_lab.experiment.cluster.server import ParameterServer
 from slm_lab.experiment.cluster.sink import SinkServer
 from slm_lab.experiment.cluster.worker import ClusterTask, Ready, SessionWorker
 from slm_lab.experiment.events import End, Notice
 from slm_lab.experiment.job import SAVING, STOP_SECONDS, Job
 from slm_lab.experiment.paths import RunPaths
+from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 
 _POLL = 0.2
@@ -67,6 +69,7 @@ class _ClusterSessions:
             cluster.check_total(f"{len(job.indices)} sessions of one net", len(job.indices))
         local = self._ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=on_node(cluster.own))
         self.sink = local(SinkServer).remote()
+        self.server = self._serve() if job.spec.meta.distributed else None
         resources = {"num_cpus": 1, "num_gpus": self.gpus}
         remote = self._ray.remote(**resources, max_restarts=0, scheduling_strategy="SPREAD", concurrency_groups={"control": 1})
         self.worker = remote(SessionWorker)
@@ -86,7 +89,18 @@ class _ClusterSessions:
             for one in self.running:
                 self._ray.kill(one.actor)
             self._ray.kill(self.sink)
+            if self.server is not None:
+                self._ray.kill(self.server)
         return self.ends
+
+    def _serve(self) -> Any:
+        """Start the parameter server. If it dies, Ray starts it again, and the Sessions continue with its last checkpoint."""
+        job, meta = self.job, self.job.spec.meta
+        assert meta.random_seed is not None
+        seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
+        strategy = on_node(self.cluster.own, soft=True)
+        remote = self._ray.remote(num_cpus=0, max_restarts=meta.max_restart, max_task_retries=-1, scheduling_strategy=strategy)
+        return remote(ParameterServer).remote(job.spec, seeds)
 
     def _task(self, index: int) -> ClusterTask:
         job = self.job
@@ -96,7 +110,8 @@ class _ClusterSessions:
         return ClusterTask(job.spec, index, job.trial, plan, Path(os.getcwd()), resumed=job.resumed)
 
     def _start(self, task: ClusterTask) -> _Running:
-        actor = self.worker.remote(task, RemoteActor(self.sink))
+        server = None if self.server is None else RemoteActor(self.server)
+        actor = self.worker.remote(task, RemoteActor(self.sink), server)
         return _Running(task, actor, actor.build.remote(), time.monotonic())
 
     def _wait(self) -> None:
@@ -148,7 +163,8 @@ class _ClusterSessions:
             return
         self.job.emit(Notice(f"{name}: its process ended: {reason}; restarting it ({task.restart + 1} of {most})"))
         self._ray.kill(one.actor)
-        self.running[self.running.index(one)] = self._start(replace(task, restart=task.restart + 1, resumed=self.paths or task.resumed))
+        again = replace(task, restart=task.restart + 1, resumed=self.paths or task.resumed, begun=task.begun or one.begun)
+        self.running[self.running.index(one)] = self._start(again)
 
     def _begin(self) -> None:
         """Let Sessions train that were built; those that train one net, together."""

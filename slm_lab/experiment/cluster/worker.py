@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slm_lab.experiment.cluster.arrays import RemoteArrays
 from slm_lab.experiment.cluster.remote import Remote
 from slm_lab.experiment.cluster.sink import RemoteSink
 from slm_lab.experiment.events import End, Event, Notice
@@ -40,6 +41,13 @@ class ClusterTask:
     """Number of processes that died before this one."""
     resumed: RunPaths | None = None
     """The run that the Session continues."""
+    begun: bool = False
+    """An earlier process has trained."""
+
+    @property
+    def fresh(self) -> bool:
+        """Other Sessions that train the same net have not begun either."""
+        return not (self.begun and self.spec.meta.distributed)
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,14 @@ class Ready:
 class SessionWorker:
     """Builds a Session and trains it. `stop` is called from another thread meanwhile.
 
-    Args: sink: the SinkServer.
+    Args:
+        sink: the SinkServer.
+        server: the ParameterServer of Sessions that train one net.
     """
 
-    def __init__(self, task: ClusterTask, sink: Remote) -> None:
-        self.task, self.sink = task, sink
+    def __init__(self, task: ClusterTask, sink: Remote, server: Remote | None = None) -> None:
+        self.task, self.sink, self.server = task, sink, server
+        self._store: RemoteArrays | None = None
         self._stop, self._heartbeat = Stop(), Heartbeat()
         self._session: Any = None
         with suppress(OSError):  # this node has no such folder
@@ -83,19 +94,25 @@ class SessionWorker:
         from slm_lab.experiment.session import Session
 
         task = self.task
+        if self.server is not None:
+            self._store = RemoteArrays(self.server, task.spec, task.index, lambda: session.info, fresh=task.fresh)
+            if task.begun:
+                self._keep_checkpoint(task.resumed)
         self._session = session = Session(
             task.spec,
             task.index,
             task.plan,
             trial=task.trial,
             stop=self._stop,
-            resumed=task.resumed is not None,
+            store=self._store,
+            restart=0 if task.fresh else task.restart,
+            resumed=task.resumed is not None and task.fresh,
             beat=self._heartbeat.beat,
         )
         try:
             with watchdog(self._heartbeat, self._stop, grace=STOP_GRACE, stall_limit=task.spec.meta.stall_limit):
                 session.build()
-            if task.resumed is not None:
+            if task.resumed is not None and task.fresh:
                 load_session(session, task.resumed)
         except (SpecError, UserError) as error:
             return Ready(os.getpid(), error=error)
@@ -104,9 +121,14 @@ class SessionWorker:
         self._heartbeat.beat(WAITING)
         return Ready(os.getpid(), session.choices)
 
+    def _keep_checkpoint(self, paths: RunPaths | None) -> None:
+        if self._store is not None and paths is not None:
+            self._store.checkpoint(paths.trial_checkpoint(self.task.trial))
+
     def train(self, paths: RunPaths) -> End:
         """Train to the end."""
         task, session = self.task, self._session
+        self._keep_checkpoint(paths)
         handler = logging.FileHandler(paths.session_log(task.index, task.trial), encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(handler)

@@ -126,10 +126,25 @@ def _joined(address: str) -> Iterator[Cluster]:
         except Exception as error:
             raise UserError(_refusal(address, str(error))) from None
         try:
-            yield Cluster(address)
+            with _quiet():
+                yield Cluster(address)
         finally:
             with stop_signals_blocked():
                 ray.shutdown()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Do not print the last lines of a node's log when it dies, where this version of Ray has the name used here."""
+    from ray._private import worker
+
+    before = getattr(worker, "print_to_stdstream", None)
+    worker.print_to_stdstream = lambda *arguments, **options: None
+    try:
+        yield
+    finally:
+        if before is not None:
+            worker.print_to_stdstream = before
 
 
 def _resolved(address: str) -> str:

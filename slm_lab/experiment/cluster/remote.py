@@ -9,6 +9,10 @@ from typing import Any, Protocol
 class Remote(Protocol):
     """An object in another process, whose methods are called by name."""
 
+    @property
+    def node(self) -> str:
+        """Id of the node of this process."""
+
     def send(self, method: str, *args: Any) -> None:
         """Call a method and do not wait for it. Calls of one process are carried out in their order."""
 
@@ -21,6 +25,12 @@ class RemoteActor:
     """A Remote that is a Ray actor."""
 
     actor: Any
+
+    @property
+    def node(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
 
     def send(self, method: str, *args: Any) -> None:
         getattr(self.actor, method).remote(*args)
@@ -36,8 +46,11 @@ class RemoteActor:
 
 def died(error: BaseException) -> str:
     """Return in one line why an actor has died, by Ray's error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    known = [line for line in lines if "cause" in line.lower() or "node" in line.lower()]
-    return ((known or lines or [type(error).__name__])[0]).removeprefix("The actor died because of an error raised in its creation task, ")[
-        :300
-    ]
+    text = str(error)
+    if "unavailable" in text or "node has died" in text or "node was terminated" in text:
+        return LOST_NODE
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "cause" in line.lower()), (lines or [type(error).__name__])[0])[:300]
+
+
+LOST_NODE = "its node is gone or does not answer"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.cluster.connect import Cluster, connected, on_node
-from slm_lab.experiment.cluster.remote import RemoteActor, died
+from slm_lab.experiment.cluster.remote import LOST_NODE, RemoteActor, died
 from slm_lab.experiment.cluster.server import ParameterServer
 from slm_lab.experiment.cluster.sink import SinkServer
 from slm_lab.experiment.cluster.worker import ClusterTask, Ready, SessionWorker
@@ -24,6 +24,8 @@ _POLL = 0.2
 """Seconds between two looks at events."""
 _CLOSE_SECONDS = 10.0
 """Time that a Session has to close its envs after it has ended."""
+_LOST = 10
+"""Maximum number of processes of a Session that die with their node before they have built it."""
 _PENDING_SECONDS = 20.0
 """Time after which a Session that waits for a free core is a notice."""
 
@@ -45,6 +47,8 @@ class _Running:
     """What its process will return: Ready, later End."""
     since: float
     """When it was started, in seconds of monotonic()."""
+    deaths: int = 0
+    """Number of its processes that died after the Session was built."""
     ready: Ready | None = None
     begun: bool = False
     noticed: bool = False
@@ -157,14 +161,18 @@ class _ClusterSessions:
         """The process of a Session, or its node, is gone: the Session is restarted from its last checkpoint."""
         task, most = one.task, self.job.spec.meta.max_restart
         name = f"session {task.index}"
-        if self.job.stop.requested or task.restart >= most:
-            restarts = f" after {task.restart} restart{'s' * (task.restart != 1)} (meta.max_restart)" if task.restart else ""
+        deaths = one.deaths + 1
+        if one.ready is None and reason == LOST_NODE and task.restart < most + _LOST:  # Ray had placed it on a node that was dead already
+            deaths = one.deaths
+        if self.job.stop.requested or deaths > most:
+            restarts = f" after {one.deaths} restart{'s' * (one.deaths != 1)} (meta.max_restart)" if one.deaths else ""
             self._end(one, End(task.index, "failed", f"its process ended{restarts}: {reason}"))
             return
-        self.job.emit(Notice(f"{name}: its process ended: {reason}; restarting it ({task.restart + 1} of {most})"))
+        if deaths > one.deaths:
+            self.job.emit(Notice(f"{name}: its process ended: {reason}; restarting it ({deaths} of {most})"))
         self._ray.kill(one.actor)
         again = replace(task, restart=task.restart + 1, resumed=self.paths or task.resumed, begun=task.begun or one.begun)
-        self.running[self.running.index(one)] = self._start(again)
+        self.running[self.running.index(one)] = replace(self._start(again), deaths=deaths)
 
     def _begin(self) -> None:
         """Let Sessions train that were built; those that train one net, together."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -71,6 +72,7 @@ class SessionWorker:
 
     def __init__(self, task: ClusterTask, sink: Remote, server: Remote | None = None) -> None:
         self.task, self.sink, self.server = task, sink, server
+        self.node = sink.node
         self._store: RemoteArrays | None = None
         self._stop, self._heartbeat = Stop(), Heartbeat()
         self._session: Any = None
@@ -132,6 +134,7 @@ class SessionWorker:
         handler = logging.FileHandler(paths.session_log(task.index, task.trial), encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(handler)
+        logger.info("process %d on node %s of %s, restart %d", os.getpid(), self.node, platform.node(), task.restart)
         meta = task.spec.meta
 
         def stalled(seconds: float, phase: str) -> None:

@@ -12,6 +12,7 @@ class Direct:
     def __init__(self, target: Any) -> None:
         self.target = target
         self.calls: list[str] = []
+        self.node = "here"
 
     def send(self, method: str, *args: Any) -> None:
         self.call(method, *args)

@@ -25,7 +25,7 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env, InvalidReward
 from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
-from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
+from slm_lab.experiment.collect.workers.pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.events import CheckpointWritten, Values
@@ -83,6 +83,7 @@ class Session:
         resumed: the run has been started before: either `load` or `init_weights` is to be called after `build`, and the tables in the
             sink are continued from the loaded state, or else removed.
         beat: called with each phase that begins, see process.heartbeat.
+        pool: starts the rollout workers.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Session:
         resumed: bool = False,
         beat: Beat = no_beat,
         observers: Sequence[ObserverFactory] = (),
+        pool: OpenPool = open_pool,
     ) -> None:
         check_spec(spec)
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
@@ -107,6 +109,7 @@ class Session:
         """The same after those of the spec."""
         self.stop, self.store, self.restart, self.resumed, self.beat = stop or Stop(), store, restart, resumed, beat
         self.sink = self._given_sink = sink
+        self._open_pool = pool
         self._timer = SaveTimer(spec.meta.save_interval)
         self._dumped: dict[str, Any] = {}
         """The spec as checkpoints hold it."""
@@ -196,7 +199,7 @@ class Session:
         spec = self.spec
         assert spec.meta.sampler is not None
         seeds = self._seed(0)
-        pool: WorkerPool = open_pool(spec, seeds, self.device, self.stop, self.beat)
+        pool: WorkerPool = self._open_pool(spec, seeds, self.device, self.stop, self.beat)
         self._closing.append(pool.close)
         try:
             info = pool.info()

@@ -17,6 +17,7 @@ from slm_lab.experiment.cluster.worker import ClusterTask, Ready, SessionWorker
 from slm_lab.experiment.events import End, Notice
 from slm_lab.experiment.job import SAVING, STOP_SECONDS, Job
 from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.plan import session_processes
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 
@@ -71,6 +72,8 @@ class _ClusterSessions:
         cluster.check_fits("a session", 1, self.gpus)
         if job.spec.meta.distributed:
             cluster.check_total(f"{len(job.indices)} sessions of one net", len(job.indices))
+        if job.spec.meta.sampler is not None:
+            cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", session_processes(job.spec.meta))
         local = self._ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=on_node(cluster.own))
         self.sink = local(SinkServer).remote()
         self.server = self._serve() if job.spec.meta.distributed else None
@@ -79,7 +82,10 @@ class _ClusterSessions:
         self.worker = remote(SessionWorker)
 
     def run(self) -> list[End]:
-        concurrent = self.job.plan.concurrent_sessions(self.job.spec.meta)
+        meta = self.job.spec.meta
+        concurrent = self.job.plan.concurrent_sessions(meta)
+        if meta.sampler is not None:  # else the learners could take the cores that their workers wait for
+            concurrent = min(concurrent, int(sum(node.cores for node in self.cluster.nodes) // session_processes(meta)))
         try:
             while self.waiting or self.running:
                 if self.job.stop.requested:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.cluster.arrays import RemoteArrays
+from slm_lab.experiment.cluster.pool import open_pool
 from slm_lab.experiment.cluster.remote import Remote
 from slm_lab.experiment.cluster.sink import RemoteSink
 from slm_lab.experiment.events import End, Event, Notice
@@ -110,6 +111,7 @@ class SessionWorker:
             restart=0 if task.fresh else task.restart,
             resumed=task.resumed is not None and task.fresh,
             beat=self._heartbeat.beat,
+            pool=open_pool,
         )
         try:
             with watchdog(self._heartbeat, self._stop, grace=STOP_GRACE, stall_limit=task.spec.meta.stall_limit):

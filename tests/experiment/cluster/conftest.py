@@ -24,8 +24,12 @@ class Nodes:
 
         self.folder = tempfile.mkdtemp(prefix="slm_", dir="/tmp")  # short, for the paths of sockets
         self.cluster: Any = Cluster(shutdown_at_exit=False)
-        self.head = self.add(head, temp_dir=self.folder)
-        self.others = [self.add() for _ in range(count - 1)]
+        try:
+            self.head = self.add(head, temp_dir=self.folder)
+            self.others = [self.add() for _ in range(count - 1)]
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, cores: int = 1, **keys: Any) -> Any:
         return self.cluster.add_node(num_cpus=cores, include_dashboard=False, object_store_memory=80 * 2**20, **keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from tests.experiment.study.toys import A2C, STUDY, blank_run
 @pytest.mark.slow
 def test_a_study_of_12_runs_ends_with_12_while_a_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
     body = {"a2c": A2C | {"env": A2C["env"] | {"max_frame": 8000}}, "pair": {"study": STUDY | {"random_seed": [*range(6)]}}}
-    study = StudyExperiment(load_study(body, "pair"), Plan(data_dir=tmp_path, cluster=nodes.address), target=blank_run)
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps(body))
+    study = StudyExperiment(load_study(file, "pair"), Plan(data_dir=tmp_path, cluster=nodes.address), target=blank_run)
 
     def kill() -> None:
         until(lambda: study.paths is not None and len(list(study.paths.results.glob("*.json"))) >= 3)

@@ -108,18 +108,35 @@ class PublishedWeights:
 
     def publish(self, version: int, extras: np.ndarray) -> None:
         """Make the present weights available to every reader."""
+        param, buffer = (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.packed(self.flat.param), self.flat.buffer.detach())
+        self.write(version, param, buffer, extras)
+
+    def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, extras: np.ndarray) -> None:
+        """Make these weights available to every reader, from one process or thread at a time."""
         arrays = self._arrays
         count = int(arrays["done"][0]) + 1
         half = count % 2
         arrays["begun"][0] = count
         self._barrier()
-        if self.flat is not None:
-            torch.from_numpy(arrays["param"][half]).copy_(self.flat.packed(self.flat.param))
-            torch.from_numpy(arrays["buffer"][half]).copy_(self.flat.buffer.detach())
+        for name, values in (("param", param), ("buffer", buffer)):
+            if isinstance(values, torch.Tensor):
+                torch.from_numpy(arrays[name][half]).copy_(values)
+            else:
+                arrays[name][half] = values
         arrays["extras"][half] = extras
         arrays["version"][half] = version
         self._barrier()
         arrays["done"][0] = count
+
+    def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """Return copies of version, parameters, buffers and extras as they were published last. For the process that publishes."""
+        half = int(self._arrays["done"][0]) % 2
+        return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
+
+    @property
+    def published(self) -> int:
+        """Number of times that weights were published."""
+        return int(self._arrays["done"][0])
 
     def pull(self) -> bool:
         """Copy the newest weights into the policy. Returns whether there were newer ones."""
@@ -201,11 +218,18 @@ class Slot:
         self.policy_TN = np.zeros((rows, info.num_envs), np.int64)
         """Which policy played each transition."""
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return its arrays, by name."""
+        return {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
+
     def shared_arrays(self) -> Named:
-        arrays = {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
-        return {name: SharedArray(array, "single") for name, array in arrays.items()}
+        return {name: SharedArray(array, "single") for name, array in self.arrays().items()}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
+        self.use(arrays)
+
+    def use(self, arrays: Arrays) -> None:
+        """Use these arrays, by the names of `arrays`."""
         self.storage.slabs = {name: arrays[name] for name in self.storage.slabs}
         self.storage.state_NS, self.policy_TN = arrays["state"], arrays["policy"]
 

@@ -290,11 +290,13 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
     parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine too")
     parser.add_argument("--push", action="store_true", help="also measure pushes of a net with 1.7 M parameters")
+    parser.add_argument("--message", type=float, metavar="MS", help="milliseconds of a message of Ray; absent: measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=200_000)
     arguments = parser.parse_args()
     _say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
-    times = measure(arguments.hidden)
+    message = None if arguments.message is None else 1e-3 * arguments.message
+    times = measure(arguments.hidden, message=message)
     for name, value in vars(times).items():
         _say(f"{name}: {f'{1e3 * value:.3f} ms' if isinstance(value, float) and value < 1.0 else f'{value:,.0f}'}")
     far = replace(times, latency=1e-4)

@@ -74,7 +74,7 @@ def test_impala_ends_while_a_worker_s_node_is_killed_and_another_comes(nodes: No
 def test_workers_in_turns_collect_what_those_of_one_machine_do(
     nodes: Nodes, spec_body: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    sampler = {"num_workers": 2, "num_envs_per_worker": 4, "num_batches_per_epoch": 4}
+    sampler = {"num_workers": 2, "num_envs_per_worker": 4, "num_batches_per_epoch": 4, "async_rl": False}
     body = spec_body(env={"max_frame": 4000, "normalize_obs": True}, meta={"sampler": sampler, "log_frequency": 500})
     del body["env"]["num_envs"]
     spec: Spec = load_spec({"small": body}, "small")

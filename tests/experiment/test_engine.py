@@ -29,6 +29,7 @@ SAMPLER = {"num_workers": 3, "num_envs_per_worker": 2}
 )
 def test_which_engine_runs_a_spec(meta: dict[str, object], name: str, make_spec: MakeSpec) -> None:
     assert choose_engine(make_spec(meta=meta)) == name
+    assert choose_engine(make_spec(meta=meta), Plan(cluster="auto")) == "ray"
 
 
 def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:

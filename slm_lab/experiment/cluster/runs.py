@@ -127,7 +127,7 @@ class ClusterRuns:
         yield Ended(run, reason, lost)
 
     def stop(self, seconds: float) -> None:
-        """Let all runs save themselves; those that have not ended after so many seconds are killed. Runs that wait are dropped."""
+        """Let all runs save themselves; those that have not ended after so many seconds are killed."""
         self._deadline = time.monotonic() + seconds
         for run in self._runs:
             run.actor.stop.options(concurrency_group="control").remote()

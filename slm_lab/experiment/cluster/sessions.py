@@ -52,7 +52,6 @@ class _Running:
     """Number of its processes that died after the Session was built."""
     ready: Ready | None = None
     begun: bool = False
-    noticed: bool = False
 
 
 class _ClusterSessions:
@@ -68,6 +67,7 @@ class _ClusterSessions:
         self.ends: list[End] = []
         self.paths: RunPaths | None = None
         self.deadline: float | None = None
+        self._noticed = False
         self.gpus = gpu_share(job, cluster)
         cluster.check_fits("a session", 1, self.gpus)
         if job.spec.meta.distributed:
@@ -140,10 +140,12 @@ class _ClusterSessions:
                 self._handle(one, self._ray.get(future))
             except self._ray.exceptions.RayError as error:
                 self._died(one, died(error))
-        for one in self.running:
-            if one.ready is None and not one.noticed and time.monotonic() > one.since + _PENDING_SECONDS:
-                one.noticed = True
-                self.job.emit(Notice(f"session {one.task.index} waits for a free core of the cluster, or is being built"))
+        late = [one for one in self.running if one.ready is None and time.monotonic() > one.since + _PENDING_SECONDS]
+        if late and not self._noticed:
+            self._noticed = True
+            self.job.emit(
+                Notice(f"{len(late)} session{'s' * (len(late) > 1)} still wait for a free core of the cluster, or are being built")
+            )
 
     def _emit_events(self) -> None:
         for event in self._ray.get(self.sink.take.remote()):

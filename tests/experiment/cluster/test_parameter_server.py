@@ -16,8 +16,11 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.experiment import state
 from slm_lab.experiment.cluster.arrays import RemoteArrays
 from slm_lab.experiment.cluster.server import ParameterServer, closing
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.resume import load_session
 from slm_lab.experiment.session import Session, shared_parts
 from slm_lab.experiment.session_process import shared_arrays
+from slm_lab.experiment.sink import LocalSink
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import EnvInfo
@@ -28,6 +31,7 @@ from tests.agent.test_hogwild import Worker
 from tests.contract.combinations import Case
 from tests.contract.test_algorithms import Beat, assert_equal, drive, every_second_case, updates
 from tests.experiment.cluster.direct import Direct
+from tests.experiment.commands import rows
 
 SEEDS = session_seeds(0, 0, 0)
 
@@ -176,6 +180,40 @@ def test_a_server_that_was_restarted_continues_from_the_checkpoint(served: Calla
         workers[0].update()
         assert workers[0].agent.clock.global_frame == sum(worker.agent.clock.frame for worker in workers)
         assert workers[0].agent.clock.frame > frames
+
+
+def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    """Its rows are those of a run without a break; on one machine as well as with a server."""
+    plain = make_spec().agent.model_dump(exclude_unset=True)
+    net = plain["net"] | {"optim_spec": {"name": "Adam", "lr": 0.002}}
+    agent = plain | {"algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}, "net": net}
+    body = {"name": "small", "agent": agent, "env": {"name": "CartPole-v1", "num_envs": 4, "normalize_obs": True}}
+    meta = {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}
+
+    def part(folder: str, frames: int, resumed: bool, remote: bool) -> list[dict[str, str]]:
+        paths = RunPaths(tmp_path / folder, "small")
+        paths.root.mkdir(exist_ok=True)
+        paths.make_dirs()
+        spec = Spec.model_validate(body | {"meta": meta, "env": {**body["env"], "max_frame": frames}})  # type: ignore[dict-item]
+        fd = shared_file()
+        with closing(ParameterServer(spec, session_seeds(5, 0, 0))) as server:
+            session = Session(spec, resumed=resumed)
+            session.store = RemoteArrays(Direct(server), spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
+            session.build()
+            if resumed:
+                load_session(session, paths)
+            sink = LocalSink(paths)
+            session.run(sink)
+            sink.close()
+        os.close(fd)
+        return rows(paths.session_df(0))
+
+    straight = part("straight", 2000, False, True)
+    for folder, remotes in (("server", (True, True)), ("from one machine", (False, True)), ("to one machine", (True, False))):
+        part(folder, 1000, False, remotes[0])
+        continued = part(folder, 2000, True, remotes[1])
+        different = {key for one, other in zip(continued, straight, strict=True) for key in one if one[key] != other[key]}
+        assert different <= {"lock_wait"}, folder
 
 
 def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec]) -> None:

@@ -186,7 +186,7 @@ def _refusal(address: str, text: str) -> str:
     elif "uthenticat" in text or "token" in text:
         advice = "the cluster wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
     else:
-        advice = "this machine must be a node of the cluster: `ray start --address=HOST:PORT`"
+        advice = "this machine must be a node of the cluster (`ray start --address=HOST:PORT`), and have its token if it wants one"
     return f"--cluster {address}: cannot connect: {shown}; {advice}"
 
 

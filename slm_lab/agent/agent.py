@@ -18,7 +18,7 @@ from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.lib.store import Arrays, Named, SharedArrays
+from slm_lab.lib.store import Arrays, Named, Store
 from slm_lab.spec.schedule import Schedule
 
 
@@ -161,7 +161,7 @@ class Agent:
     def shared_arrays(self) -> Named:
         return self.algorithm.shared_arrays()
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.algorithm.attach(store, arrays)
         trainer = self.algorithm.policy_trainer
         self._shared = None if trainer is None else trainer.shared

@@ -12,7 +12,7 @@ import torch
 
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.base import Component
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 
@@ -135,7 +135,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
         return {name: SharedArray(slab, "single") for name, slab in named.items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.slabs = {name: arrays[name] for name in self.slabs}
         self.state_NS = arrays["state"] if self.state_size else self.state_NS
         self._rollout = self._view()

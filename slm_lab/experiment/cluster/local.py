@@ -1,4 +1,4 @@
-"""A private Ray cluster on this machine, for one search."""
+"""A private Ray cluster on this machine, for one search or run."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ pipe that still run and belong to Ray, and remove a folder. Ray's agents outlive
 _REMOVE_SECONDS = 10.0
 
 
-def check_installed(*packages: str) -> None:
-    """Raise UserError if a package of the extra `search` is missing."""
+def check_installed(*packages: str, extra: str = "search", what: str = "a search") -> None:
+    """Raise UserError if a package of an extra is missing."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise UserError(f"a search needs the package {' and '.join(missing)}: pip install 'slm-lab[search]'")
+        raise UserError(f"{what} needs the package {' and '.join(missing)}: pip install 'slm-lab[{extra}]'")
 
 
 class LocalCluster:
@@ -69,7 +69,7 @@ class LocalCluster:
             import ray
 
             if ray.is_initialized():
-                raise UserError("this process uses a Ray cluster already, and a search starts its own; call ray.shutdown() first")
+                raise UserError("this process uses a Ray cluster already, and one of its own is to be started; call ray.shutdown() first")
             store = min(max(memory_bytes() // 50, _STORE_BYTES[0]), _STORE_BYTES[1])
             stack.callback(ray.shutdown)
             try:

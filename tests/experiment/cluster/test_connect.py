@@ -144,3 +144,21 @@ def test_a_cluster_that_cannot_be_used(
         patch.setattr(Path, "write_text", lambda self, text: 0)  # as if it were written to another disk
         assert f"does not see the data folder {tmp_path / 'data'}; all nodes must see the same folder there" in told()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_slow_start_of_ray_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, starts = pytest.importorskip("ray"), []
+    start = ray.init
+
+    def late(**options: Any) -> Any:
+        starts.append(options)
+        if len(starts) == 1:
+            raise Exception("The current node timed out during startup.")
+        return start(**options)
+
+    monkeypatch.setattr(ray, "init", late)
+    with local.LocalCluster(1, 0) as cluster:
+        assert cluster.gpus == 0
+        assert ray.cluster_resources()["CPU"] == 1
+    assert len(starts) == 2

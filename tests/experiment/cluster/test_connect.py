@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,19 +149,17 @@ def test_a_cluster_that_cannot_be_used(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_slow_start_of_ray_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, starts = pytest.importorskip("ray"), []
-    start = ray.init
+@pytest.mark.parametrize(("message", "starts"), [("The current node timed out during startup.", 2), ("no room on the disk", 1)])
+def test_a_start_that_times_out_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, message: str, starts: int) -> None:
+    made: list[str] = []
 
-    def late(**options: Any) -> Any:
-        starts.append(options)
-        if len(starts) == 1:
-            raise Exception("The current node timed out during startup.")
-        return start(**options)
+    def late(**options: Any) -> None:
+        made.append(options["address"])
+        if len(made) == 1:
+            raise RuntimeError(message)
 
-    monkeypatch.setattr(ray, "init", late)
-    with local.LocalCluster(1, 0) as cluster:
-        assert cluster.gpus == 0
-        assert ray.cluster_resources()["CPU"] == 1
-    assert len(starts) == 2
+    nothing = SimpleNamespace(init=late, shutdown=lambda: None, is_initialized=lambda: False, cluster_resources=dict)
+    monkeypatch.setitem(sys.modules, "ray", nothing)
+    with nullcontext() if starts == 2 else pytest.raises(UserError, match=message), local.LocalCluster(1, 0):
+        pass
+    assert len(made) == starts

@@ -38,8 +38,8 @@ def _silu(x: np.ndarray) -> None:
 
 
 ACTIVATIONS: dict[type[nn.Module], InPlace] = {
-    nn.Tanh: lambda x: np.tanh(x, x),
-    nn.ReLU: lambda x: np.maximum(x, 0.0, x),
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0.0, out=x),
     nn.ELU: _elu,
     nn.SELU: _selu,
     nn.SiLU: _silu,

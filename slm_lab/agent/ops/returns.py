@@ -163,11 +163,12 @@ def _vtrace(
     return value_TN + correction_TN, advantage_TN, rho_TN
 
 
-def standardize(x_B: Tensor) -> Tensor:
+def standardize(x_B: A) -> A:
     """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape.
 
     A single value, which has no deviation, is returned as it is: centred it would be 0, and nothing could be learned from it.
     """
-    if x_B.numel() < 2:
+    tensor_B = tensor(x_B)
+    if tensor_B.numel() < 2:
         return x_B
-    return (x_B - x_B.mean()) / (x_B.std() + 1e-8)
+    return (x_B - like(x_B, tensor_B.mean())) / (like(x_B, tensor_B.std()) + 1e-8)

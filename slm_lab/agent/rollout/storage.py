@@ -43,6 +43,8 @@ class RolloutStorage(ABC):
         self.info, self.length, self.state_size, self.t = info, length, state_size, 0
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
+        self._next_obs_N: np.ndarray | None = None
+        """What was written last, into row t."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
@@ -61,8 +63,8 @@ class RolloutStorage(ABC):
 
     def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
-        if t == 0:  # later ones were written as the successor of the row before
-            slabs["obs"][0] = obs_N
+        if obs_N is not self._next_obs_N or t == 0:
+            slabs["obs"][t] = obs_N
         slabs["action"][t] = out.action_N
         slabs["logp"][t] = out.logp_N
         slabs["reward"][t] = step.reward_N
@@ -70,7 +72,7 @@ class RolloutStorage(ABC):
         slabs["terminated"][t] = step.terminated_N
         slabs["truncated"][t] = step.truncated_N
         slabs["valid"][t] = step.valid_N
-        slabs["obs"][t + 1] = step.obs_N
+        slabs["obs"][t + 1] = self._next_obs_N = step.obs_N
         slabs["first"][t + 1] = step.first_N
         if 1 in step.truncated_N.tobytes():  # a sixth of the time of .any()
             for n in np.flatnonzero(step.truncated_N):

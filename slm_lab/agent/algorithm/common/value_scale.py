@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, full_like, like, tensor
+from slm_lab.agent.ops.arrays import A, full_like
 from slm_lab.agent.ops.objective import VALUE_LIMIT
 from slm_lab.agent.ops.returns import standardize
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
@@ -118,7 +118,7 @@ class PercentileScale:
 def standardize_valid(x_TN: A, valid_TN: A) -> A:
     """Standardise over the valid rows; the others become 0."""
     if bool(valid_TN.all()):
-        return like(x_TN, standardize(tensor(x_TN)))
+        return standardize(x_TN)
     out_TN = full_like(x_TN, 0.0)
-    out_TN[valid_TN] = like(x_TN, standardize(tensor(x_TN[valid_TN])))
+    out_TN[valid_TN] = standardize(x_TN[valid_TN])
     return out_TN

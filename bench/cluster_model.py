@@ -187,11 +187,11 @@ def measure(hidden: int, updates: int = 200, message: float | None = None) -> Ti
     return Times(rollout, gradient, served, serialised, _message() if message is None else message, remote.push, remote.pull)
 
 
-def _message(calls: int = 300) -> float:
+def _message(address: str = "local", calls: int = 300) -> float:
     """Return the seconds of an actor call and its answer, with Ray on this machine."""
     from slm_lab.experiment.cluster.connect import connected
 
-    with connected("local", None):
+    with connected(address, None):
         import ray
 
         anything: Any = ray
@@ -257,11 +257,12 @@ def check(hidden: int, rounds: int, frames: int) -> None:
     ratios: dict[int, list[float]] = {1: [], 2: [], 3: []}
     with environment(values), TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
         for number in range(rounds):
-            times = measure(hidden)
             cluster: Any = Cluster(shutdown_at_exit=False)
             try:
                 for workers in ratios:
                     cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
+                    if workers == 1:
+                        times = measure(hidden, message=_message(str(cluster.address)))
                     trial = Trial(spec_of(hidden, workers, frames), plan=Plan(data_dir=Path(folder), cluster=str(cluster.address)))
                     trial.run()
                     assert trial.paths is not None
@@ -288,13 +289,15 @@ def main() -> None:
     """Measure, and print the prediction."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
-    parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine too")
+    parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine, and compare")
     parser.add_argument("--push", action="store_true", help="also measure pushes of a net with 1.7 M parameters")
     parser.add_argument("--message", type=float, metavar="MS", help="milliseconds of a message of Ray; absent: measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=200_000)
     arguments = parser.parse_args()
     _say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
+    if arguments.check:  # by itself: a process cannot use clusters with and without a token
+        return check(arguments.hidden, arguments.rounds, arguments.frames)
     message = None if arguments.message is None else 1e-3 * arguments.message
     times = measure(arguments.hidden, message=message)
     for name, value in vars(times).items():
@@ -304,8 +307,6 @@ def main() -> None:
     _say("\n".join(table(far, hogwild)))
     if arguments.push:
         bare_push(1300)
-    if arguments.check:
-        check(arguments.hidden, arguments.rounds, arguments.frames)
 
 
 if __name__ == "__main__":

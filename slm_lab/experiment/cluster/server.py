@@ -51,6 +51,8 @@ class _View(SharedArrays):
     """The arrays as one Session's copies use them. `parts` collects the copies by their full names."""
 
     parts: dict[str, Shareable]
+    answers: dict[str, dict[str, np.ndarray]]
+    """Of each part: the arrays that an answer to it has."""
     name = ""
 
     def at(self, name: str, part: Shareable) -> Self:
@@ -111,7 +113,7 @@ class ParameterServer:
         self._combine = {name: array.combine for name, array in prefixed(parts).items()}
         plain = shared_arrays(self.spec, self.fd, index, fresh=fresh)
         view = object.__new__(_View)
-        view.__dict__ = {**plain.__dict__, "parts": {}}
+        view.__dict__ = {**plain.__dict__, "parts": {}, "answers": {}}
         view.attach(parts)
         self._views[index] = view
         return view
@@ -127,12 +129,12 @@ class ParameterServer:
         """
         view = self._with_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
-        return Answer(result, self._of(view, part) | self._small(view))
+        return Answer(result, self._answer(view, part))
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
         """Answer with the part's arrays."""
         view = self._with_rows(index, own)
-        return Answer(None, self._of(view, part) | self._small(view))
+        return Answer(None, self._answer(view, part))
 
     def exchange(self, index: int, own: Arrays) -> Answer:
         """Answer with the rows of all Sessions."""
@@ -170,9 +172,12 @@ class ParameterServer:
             view.arrays[name][index] = row
         return view
 
-    def _of(self, view: _View, part: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a part, without those of the parts in it."""
-        return {name: array for name, array in self._shared(view).items() if name.rpartition("/")[0] == part}
+    def _answer(self, view: _View, part: str) -> dict[str, np.ndarray]:
+        """Return the arrays of a part, without those of the parts in it, and all small ones."""
+        if part not in view.answers:
+            own = {name: array for name, array in self._shared(view).items() if name.rpartition("/")[0] == part}
+            view.answers[part] = own | self._small(view)
+        return view.answers[part]
 
     def _small(self, view: _View) -> dict[str, np.ndarray]:
         sizes = {name: array.nbytes // (len(array) if self._combine[name] == "own" else 1) for name, array in self._shared(view).items()}

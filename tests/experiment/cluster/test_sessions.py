@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,37 @@ def test_a3c_learns_while_a_node_is_killed_and_another_comes(nodes: Nodes, tmp_p
     assert int(state.load(trial.paths.trial_checkpoint())["arrays"]["clock/frames"].sum()) == 150_000
     assert metrics["final_return"] > 100
     assert max(float(row["staleness"]) for row in complete_rows(trial.paths.session_df(0))) > 0
+
+
+def server_pid(nodes: Nodes) -> int:
+    """The process of the parameter server on these nodes; 0: there is none."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            if (entry / "cmdline").read_text().startswith("ray::ParameterServer"):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if nodes.folder in Path(f"/proc/{parent}/cmdline").read_text():
+                    return int(entry.name)
+    return 0
+
+
+@pytest.mark.slow
+def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
+    spec = Spec.model_validate({"name": "a3c", **A3C, "meta": {**A3C["meta"], "max_session": 2}})
+    trial = Trial(spec, plan=plan(nodes, tmp_path))
+    killed: list[int] = []
+
+    def deed(trial: Trial) -> None:
+        until(lambda: all(frame_of(trial.paths, index) >= 6000 for index in range(2)))
+        assert trial.paths is not None
+        until(trial.paths.trial_checkpoint().exists)
+        killed.append(server_pid(nodes))
+        os.kill(killed[0], signal.SIGKILL)
+
+    metrics = run_while(trial, deed).metrics
+    assert killed[0] > 0
+    assert trial.paths is not None
+    assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions went on
+    arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
+    assert int(arrays["clock/frames"].sum()) == 150_000
+    assert metrics["final_return"] > 100
+    assert int(arrays["agent/trainer/updates"].sum()) < 150_000 / (4 * 32) + 2  # those since the checkpoint were lost

@@ -1,9 +1,9 @@
 """The tables and figures of the documentation that come from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-Runs what is missing of the studies `benchmarks` (scores beside published ones) and `a3c_vs_a2c` in slm_lab/spec/study/, and writes
-docs/BENCHMARKS.md, and table and figures of docs/hogwild.md. A finished run leaves one result file, which is kept with the repository
-(docs/benchmarks/, docs/hogwild/results/): delete one, and that run is made again. The runs themselves are in data/NAME/. `--pages` writes
-the pages from the results that there are.
+Runs what is missing of the studies `benchmarks` (scores beside published ones), `a3c_vs_a2c` and `sync_async` in slm_lab/spec/study/, and
+writes docs/BENCHMARKS.md, and tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is
+kept with the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/): delete one, and that run is made again. The
+runs themselves are in data/NAME/. `--pages` writes the pages from the results that there are.
 """
 
 import argparse
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.study import Row, explanation, markdown_table, study_figures, study_rows, study_settings
-from slm_lab.experiment.plan import Plan, TrialFailed
+from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.progress import number
 from slm_lab.experiment.study.paths import StudyPaths
 from slm_lab.experiment.study.result import ResultRun
 from slm_lab.experiment.study.study import StudyExperiment
+from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import find_spec_file
 from slm_lab.spec.study import Study, entry_label, load_study
 
@@ -32,13 +33,19 @@ and row spacing.
 
 """
 FIGURES = {
-    "returns": "returns_vs_global_frames",
-    "training": "new_returns_vs_global_frames",
-    "returns_seconds": "returns_vs_wall_t",
-    "grad_norm": "grad_norm_vs_global_frames",
-    "variance": "variance_vs_global_frames",
+    "a3c_vs_a2c": {
+        "returns": "returns_vs_global_frames",
+        "training": "new_returns_vs_global_frames",
+        "returns_seconds": "returns_vs_wall_t",
+        "grad_norm": "grad_norm_vs_global_frames",
+        "variance": "variance_vs_global_frames",
+    },
+    "sync_async": {
+        "returns": "returns_vs_frames_LunarLander-v3",
+        "lag": "lag_mean_vs_frames_LunarLander-v3",
+    },
 }
-"""Picture in docs/hogwild/ → figure of the study."""
+"""Study → picture in the folder of its page → figure."""
 
 
 class Page(NamedTuple):
@@ -83,25 +90,31 @@ def _cells(study: Study, row: Row) -> list[str]:
     return [*cells, number(row.median), published]
 
 
-def exercise(study: Study, folder: Path) -> str:
-    """Return docs/hogwild.md with the table of the study."""
-    page, text = DOCS / "hogwild.md", markdown_table(study, study_rows(study, study_settings(study, results_of(study, folder))))
+def with_table(study: Study, folder: Path) -> str:
+    """Return the page above the folder of a study's results, with its table."""
+    page, text = _page(folder), markdown_table(study, study_rows(study, study_settings(study, results_of(study, folder))))
     begin, end = f"<!-- study {study.name} -->\n", "<!-- end of study -->"
     return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def write_exercise(study: Study, folder: Path) -> None:
-    """Write table and figures of docs/hogwild.md."""
-    (DOCS / "hogwild.md").write_text(exercise(study, folder), encoding="utf-8")
-    found = study_settings(study, results_of(study, folder))
-    figures, renderer = study_figures(study, found), PNGRenderer()
-    for name, figure in FIGURES.items():
-        (DOCS / "hogwild" / f"{name}.png").write_bytes(renderer.render(figures[figure]))
+def _page(folder: Path) -> Path:
+    """Return docs/NAME.md for docs/NAME/results."""
+    return folder.parent.with_suffix(".md")
+
+
+def write_page(study: Study, folder: Path) -> None:
+    """Write table and figures of the page above the folder of a study's results."""
+    _page(folder).write_text(with_table(study, folder), encoding="utf-8")
+    figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
+    for name, figure in FIGURES[study.name].items():
+        if figure in figures:  # else no run has what it shows
+            (folder.parent / f"{name}.png").write_bytes(renderer.render(figures[figure]))
 
 
 PAGES = {
     "benchmarks": Page("benchmarks.json", DOCS / "benchmarks", write_scores),
-    "a3c_vs_a2c": Page("a3c_vs_a2c.json", DOCS / "hogwild" / "results", write_exercise),
+    "a3c_vs_a2c": Page("a3c_vs_a2c.json", DOCS / "hogwild" / "results", write_page),
+    "sync_async": Page("sync_async.json", DOCS / "sync_async" / "results", write_page),
 }
 """Study → what comes from it."""
 
@@ -113,6 +126,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="Sessions at a time")
     parser.add_argument("--pages", action="store_true", help="write the pages alone")
     arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in PAGES:
+            parser.error(f"unknown study '{name}'; expected one of {', '.join(PAGES)}")
     for name in arguments.names or PAGES:
         page = PAGES[name]
         study = load_study(page.file, name, arguments.set)
@@ -129,5 +145,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (TrialFailed, KeyboardInterrupt) as error:
+    except (TrialFailed, UserError, SpecError, KeyboardInterrupt) as error:
         raise SystemExit(str(error)) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from slm_lab.spec.base import Problem
 from slm_lab.spec.report import Path, Report, show, show_path, to_path, value_at
-from slm_lab.spec.search import NET, SearchKey, is_for_search, search_entries, settings, walk
+from slm_lab.spec.search import DISTRIBUTIONS, NET, SearchKey, is_for_search, search_entries, settings, walk
 from slm_lab.spec.validate import SECTION_KEYS
 from slm_lab.spec.variables import override
 
@@ -63,6 +63,8 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
                 report.note(path, f"is no key of that section, which SLM Lab ignores; not searched ({found[0].message})")
                 del node[text]
             continue
+        if DISTRIBUTIONS.get(str(text).rpartition("__")[2]) is not None:
+            continue  # the ends of a range, which is an error as a whole
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
         if 0 < len(bad) < len(node[text]):
             node[text] = [value for value in node[text] if value not in bad]

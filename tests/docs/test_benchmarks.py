@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.benchmarks import DOCS, PAGES, exercise, results_of
+from bench.benchmarks import DOCS, PAGES, results_of, with_table
 from slm_lab.spec.study import differing, load_study
 
 
@@ -12,7 +12,7 @@ def test_the_exercise_is_that_of_its_results() -> None:
     page = PAGES["a3c_vs_a2c"]
     study = load_study(page.file, "a3c_vs_a2c")
     text = (DOCS / "hogwild.md").read_text(encoding="utf-8")
-    assert exercise(study, page.results) == text
+    assert with_table(study, page.results) == text
     (line,) = (line for line in text.splitlines() if line.startswith("| A2C, 1 env |"))
     files = (run.paths.root for run in results_of(study, page.results) if run.content["entry"] == "A2C, 1 env")
     finals = [json.loads(file.read_text())["eval"]["0"]["total_reward"][-1] for file in files]

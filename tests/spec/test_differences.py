@@ -301,6 +301,19 @@ def test_what_ppo_rounds_is_noted(specs: Specs) -> None:
     assert not [note for note in load(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
 
 
+def test_an_absent_minibatch_size_of_ppo_is_noted(specs: Specs) -> None:
+    algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 32}
+    spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
+    assert spec.agent.algorithm.minibatch_size == 64  # type: ignore[attr-defined]
+    assert "minibatch_size" in loaded(specs, {"agent.algorithm": algorithm})
+    assert "minibatch_size" not in loaded(specs, {"agent.algorithm": {**algorithm, "minibatch_size": 64}})
+
+
+def test_advantages_as_they_are_are_noted(specs: Specs) -> None:
+    assert "normalize_advantages" not in loaded(specs, {})
+    assert "normalize_advantages" in loaded(specs, {"agent.algorithm.normalize_advantages": False})
+
+
 def test_lam_wins_over_num_step_returns(specs: Specs) -> None:
     algorithm = {"name": "ActorCritic", "gamma": 0.98, "lam": 0.9, "num_step_returns": 5, "training_frequency": 16}
     spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
@@ -313,3 +326,12 @@ def test_returns_that_the_rollout_cuts_are_noted(specs: Specs) -> None:
     assert topic not in loaded(specs, {})
     assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 8})
     assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.memory.name": "OnPolicyReplay"})
+
+
+def test_a_choice_loses_the_values_that_contradict_the_spec_and_a_range_is_refused(specs: Specs) -> None:
+    """A rollout of 512 steps is longer than the run; both ends of a range belong together."""
+    key = "agent.algorithm.training_frequency"
+    spec = load_spec(specs.file({"it": changed(V5, {"search": {f"{key}__choice": [16, 512]}})}), "it")
+    assert spec.search == {f"{key}__choice": [16]}
+    whole = specs.file({"it": changed(V5, {"search": {f"{key}__qrandint": [16, 512, 16]}})})
+    assert specs.found(load_spec, whole, "it") == [f"search.{key}__qrandint"]

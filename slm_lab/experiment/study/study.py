@@ -57,7 +57,6 @@ class StudyExperiment:
         self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
         self.states = [RunState(run) for run in study.runs]
         self._lock: RunLock | None = None
-        self._failures: dict[str, int] = {}
 
     def run(self, stop: Stop | None = None) -> StudyPaths:
         """Run what is missing, write the comparison, and return the files.
@@ -210,7 +209,7 @@ class StudyExperiment:
             paths.aside.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
-                    file.rename(_free(paths.aside / file.name))
+                    shutil.move(file, _free(paths.aside / file.name))  # results that are kept elsewhere can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 keys = ", ".join(changes(identity["settings"], run.settings))

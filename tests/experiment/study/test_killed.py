@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from slm_lab.experiment.study.paths import StudyPaths, find_study
 from tests.experiment.commands import ROOT
-from tests.experiment.study.toys import results, run, written
+from tests.experiment.study.toys import results, run, write, written
 
 SCRIPT = """
 import sys
@@ -98,3 +99,28 @@ def test_ctrl_c_saves_and_continues(tmp_path: Path) -> None:
     paths = find_study("latest", "small", tmp_path / "data")
     assert not results(paths)
     assert list(paths.runs.glob("*/a2c_*/model/*last.pt"))
+
+
+@pytest.mark.slow
+def test_a_study_takes_no_longer_than_a_shell_loop(tmp_path: Path) -> None:
+    """12 runs of some seconds, against the same runs by `train`, two at a time."""
+    file, command = write(tmp_path, random_seed=list(range(6)), set={"env.max_frame": 30_000}), [sys.executable, str(ROOT / "run_lab.py")]
+    begin = time.perf_counter()
+    subprocess.run([*command, str(file), "small", "study", "--jobs", "2"], cwd=tmp_path, check=True, capture_output=True)
+    of_study = time.perf_counter() - begin
+    assert len(results(find_study("latest", "small", tmp_path / "data"))) == 12
+    each = [
+        [*command, str(file), "a2c", "train", "--set", f"agent.net.optim_spec.lr={lr}", "--set", f"meta.random_seed={seed}"]
+        for lr in (0.001, 0.01)
+        for seed in range(6)
+    ]
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        loop = [
+            *pool.map(
+                lambda words: subprocess.run([*words, "-s", "env.max_frame=30000"], cwd=tmp_path, check=True, capture_output=True), each
+            )
+        ]
+    of_loop = time.perf_counter() - begin
+    assert len(loop) == 12
+    assert of_study <= 1.05 * of_loop, (of_study, of_loop)

@@ -103,6 +103,10 @@ with Supervisor() as parent:
             if isinstance(event, Message):
                 print(event.content[0]["package"], event.content[0]["from_server"], event.content[0]["priority"])
 """
+KILLED_EARLY = """
+server.ensure_server()
+os.kill(os.getpid(), 9)
+"""
 KILLED = """
 parent = Supervisor()
 for then in ("wait", "block"):
@@ -248,10 +252,16 @@ def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> Non
     one.leaves_nothing()
 
 
+def test_the_parent_is_killed_while_the_server_loads(script: Callable[..., Script]) -> None:
+    one = script(f"{LIGHT}{KILLED_EARLY}")
+    one.end()
+    one.leaves_nothing()
+
+
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_notebook(method: str, script: Callable[..., Script]) -> None:
     """A process that stays: a later trial sees an edit of the user's module and the present folder, and pools of the user's own work."""
-    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT}{NOTEBOOK}", "stdin")
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT}{NOTEBOOK}", "-c")
     assert one.end().splitlines() == ["True", "[1] [1]", "True", "1 [2]", "True"], one.said()
     assert one.said() == ""
     one.leaves_nothing()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OpenRun = Callable[[Mapping[str, str]], RunPaths]
+OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
 """open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""
 _STOP_SECONDS = 60.0
 """Time that a Session has to save itself after Ctrl-C."""
@@ -152,7 +152,7 @@ class _SessionProcesses:
         self.waiting = deque(job.indices)
         self.tasks: dict[Child, SessionTask] = {}
         """Of the Sessions that run."""
-        self.choices: dict[Child, Mapping[str, str]] = {}
+        self.choices: dict[Child, Mapping[str, str | int]] = {}
         """Of those that are ready."""
         self.begun: set[Child] = set()
         self.ended: dict[Child, End] = {}

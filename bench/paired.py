@@ -23,11 +23,15 @@ FRAMES = {
     "a2c_one_env": 60_000,
     "dqn_cartpole": 7_000,
     "sac_halfcheetah": 1_500,
+    "ppo_halfcheetah": 20_480,
+    "ppo_hopper_arc": 8_192,
+    "crossq_halfcheetah": 600,
+    "ppo_pong": 2_048,
     "appo_cartpole": 250_000,
     "a3c_cartpole": 250_000,
     "a3c_one_env": 256_000,
 }
-ONE_PROCESS = ("ppo_cartpole", "a2c_cartpole", "a2c_one_env", "dqn_cartpole", "sac_halfcheetah")
+SEVERAL_PROCESSES = ("appo_cartpole", "a3c_cartpole", "a3c_one_env")
 T95 = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
 """Degrees of freedom → two-sided 95 % quantile of Student's t."""
 
@@ -65,7 +69,7 @@ def last_line(run: subprocess.Popen[str]) -> str:
 def pair(checkouts: Sequence[Path], case: str, number: int) -> list[float]:
     """Frames per second of each checkout in pair `number`."""
     order = [0, 1][:: 1 if number % 2 else -1]
-    if case in ONE_PROCESS:
+    if case not in SEVERAL_PROCESSES:
         core = number // 2 % (os.cpu_count() or 1)
         runs = {which: start(checkouts[which], case, core) for which in order}
         return [FRAMES[case] / float(last_line(runs[which])) for which in (0, 1)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ class Agent:
         """Store one step; whether `update` has something to learn from; finish a vector step that was observed, after its update."""
         self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
+        self.threads = 1
+        """Threads in which torch computes an update. Acting takes one: its batches are small, and the envs have threads of their own, with
+        which torch's would compete while they wait for work."""
         trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
         self._counting = [trainer for trainer in trainers if trainer.counts_calls]
         """Those whose learning rate depends on the number of training calls."""
@@ -56,14 +60,16 @@ class Agent:
 
     def update(self) -> Metrics:
         """Learn from what was observed."""
-        metrics = self.algorithm.update()
+        with _threads(self.threads):
+            metrics = self.algorithm.update()
         self._count_call()
         self.policy.version += 1
         return metrics
 
     def learn(self, rollout: Rollout) -> Metrics:
         """Learn from a rollout that was collected elsewhere; its versions are counts of gradient steps."""
-        metrics = self.algorithm.learn(rollout)
+        with _threads(self.threads):
+            metrics = self.algorithm.learn(rollout)
         self._count_call()
         self.policy.version = self.clock.opt_step
         return metrics
@@ -191,3 +197,18 @@ class Agent:
         """Load what `rollout_state` returned."""
         for name, storage in self.algorithm.storages().items():
             storage.load_state_dict(state[name])
+
+
+def _threads(number: int) -> AbstractContextManager[None]:
+    """Return the context in which torch computes in so many threads instead of one."""
+    return nullcontext() if number == 1 else _several_threads(number)
+
+
+@contextmanager
+def _several_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

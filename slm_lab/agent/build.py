@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import nn
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
@@ -18,6 +19,7 @@ from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.matmul import has_bfloat16, resolve_matmul, use_matmul
+from slm_lab.agent.net.threads import resolve_threads
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.lib.clock import Clock
@@ -45,8 +47,8 @@ ALGORITHMS: dict[type[specs.AlgorithmSpec], Callable[..., Algorithm]] = {
 }
 
 
-def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu") -> Agent:
-    """Build the agent of a spec for an env, its weights drawn from seeds.net.
+def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", cores: int = 1) -> Agent:
+    """Build the agent of a spec for an env, its weights drawn from seeds.net. `cores`: those that its updates may use.
 
     Raises SpecError if algorithm, net and env do not fit each other, or if this machine does not have what meta.matmul names.
     """
@@ -58,12 +60,16 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
     policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)
     kind = ALGORITHMS.get(type(model)) or type(model).implementation()
     algorithm: Algorithm = kind(spec.agent, info, clock, seeds, policy, device)
+    nets: list[nn.Module] = []
     for part in algorithm.parts().values():
         if isinstance(part, Trainer | TargetNet):
             use_matmul(part.flat.module, spec.meta.matmul, device)
+            nets.append(part.flat.module)
     explores = model.action_policy in ("epsilon_greedy", "boltzmann")
     random_frames = spec.agent.training_start if getattr(model, "random_start", False) else 0
-    return Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env, random_frames)
+    agent = Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env, random_frames)
+    agent.threads = resolve_threads(spec.meta.threads, nets, cores, device)
+    return agent
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:

@@ -122,7 +122,7 @@ class _SessionProcesses:
         self.waiting = deque(job.indices)
         self.tasks: dict[Child, SessionTask] = {}
         """Of the Sessions that run."""
-        self.choices: dict[Child, Mapping[str, str]] = {}
+        self.choices: dict[Child, Mapping[str, str | int]] = {}
         """Of those that are ready."""
         self.begun: set[Child] = set()
         self.ended: dict[Child, End] = {}

@@ -10,7 +10,7 @@ from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.spec.spec import Spec
 
-OpenRun = Callable[[Mapping[str, str]], RunPaths]
+OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
 """open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""
 STOP_SECONDS = 60.0
 """Time that a Session has to save itself after Ctrl-C."""

@@ -19,9 +19,9 @@ from slm_lab.spec.saved import SPEC_VERSION
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
-def provenance(choices: Mapping[str, str], mode: str = "train") -> dict[str, Any]:
+def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[str, Any]:
     """Return code version, package versions, version of the spec's meaning, machine, command, mode and what was chosen for the machine (env
-    backend, library of matrix products) of a run that begins now."""
+    backend, library of matrix products, threads) of a run that begins now."""
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,

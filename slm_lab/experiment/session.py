@@ -144,10 +144,12 @@ class Session:
         return self.source.env
 
     @property
-    def choices(self) -> dict[str, str]:
-        """What was chosen for this machine: the env backend, and what computes matrix products. It is recorded in meta.run."""
+    def choices(self) -> dict[str, str | int]:
+        """What was chosen for this machine: the env backend, what computes matrix products, and the threads of an update. It is recorded in
+        meta.run."""
         assert self.source is not None
-        return {"backend": self.source.backend, "matmul": resolve_matmul(self.spec.meta.matmul, self.device)}
+        matmul = resolve_matmul(self.spec.meta.matmul, self.device)
+        return {"backend": self.source.backend, "matmul": matmul, "threads": self.agent.threads}
 
     def build(self) -> Self:
         """Make envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError for what the user can correct."""
@@ -245,7 +247,7 @@ class Session:
             initial = replace(seeds, net=self._initial_seeds().net)
         self.info = info
         clock = Clock()
-        agent = build_agent(spec, info, initial, clock, self.device)
+        agent = build_agent(spec, info, initial, clock, self.device, self._learning_cores)
         if initial != seeds:
             torch.manual_seed(seeds.net)
         table = self.index * spec.policies + policy
@@ -265,9 +267,20 @@ class Session:
             num_envs=None if training else spec.meta.rigorous_eval,
             gamma=spec.agent.algorithm.gamma,
             training=training,
-            threads=max(1, cores() // self.plan.concurrent_sessions(spec.meta)),
+            threads=self._cores,
             **log_info(spec.meta),
         )
+
+    @property
+    def _cores(self) -> int:
+        """Cores for each Session that runs at a time."""
+        return max(1, cores() // self.plan.concurrent_sessions(self.spec.meta))
+
+    @property
+    def _learning_cores(self) -> int:
+        """The same for its updates: one if other processes learn or act, or may."""
+        alone = self.store is None and self.spec.meta.sampler is None and self.plan.jobs is None
+        return self._cores if alone else 1
 
     def _check_memory(self, learner: PolicyLearner) -> None:
         """Raise SpecError if the replay memories of all Sessions that run at a time do not fit this machine."""

@@ -188,7 +188,7 @@ class Trial:
             return ends
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
-    def _open(self, display: ProgressDisplay, choices: Mapping[str, str] | None) -> RunPaths:
+    def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
         """Make the run's folder, or use that of a continued run, and save the spec in it. Raises UserError, with nothing left behind.
 
         Args: choices: see Session.choices; None if no Session is left to run.

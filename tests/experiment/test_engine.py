@@ -38,16 +38,16 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
     for name in ("inline", "processes"):
         run = ENGINES[name]
         events: list[Event] = []
-        opened: list[Mapping[str, str]] = []
+        opened: list[Mapping[str, str | int]] = []
         paths = new_run(tmp_path / name, "small")
 
-        def open_run(choices: Mapping[str, str], paths: RunPaths = paths, opened: list[Mapping[str, str]] = opened) -> RunPaths:
+        def open_run(choices: Mapping[str, str | int], paths: RunPaths = paths, opened: list[Mapping[str, str | int]] = opened) -> RunPaths:
             opened.append(choices)
             return paths
 
         ends = run(Job(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [End(0, "done")]
-        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto")}]
+        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1}]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]
         tables[name] = rows(paths.session_df(0))

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,46 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
         assert bundle["policies"][0]["agent"]["algorithm"], "there is something to compare"
     finally:
         after.close()
+
+
+IMAGES: dict[str, Any] = {
+    "name": "images",
+    "agent": {
+        "name": "PPO",
+        "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "training_epoch": 2},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {"name": "ConvNet", "conv_hid_layers": [[8, 8, 4], [8, 4, 2]], "fc_hid_layers": [32], "batch_norm": False},
+    },
+    "env": {"name": "ALE/Pong-v5", "num_envs": 2, "max_frame": 128},
+    "meta": {"max_session": 1, "log_frequency": 64, "random_seed": 3},
+}
+
+
+def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
+    monkeypatch.setattr("slm_lab.experiment.session.cores", lambda: 2)
+    weights, numbers = [], set()
+    for _ in range(2):
+        session = Session(Spec.model_validate(IMAGES)).build()
+        agent = session.agent
+        learn, act = agent.algorithm.learn, agent.policy.act
+
+        def counted(*args: Any, name: str, of: Callable[..., Any]) -> Any:
+            numbers.add((name, torch.get_num_threads()))
+            return of(*args)
+
+        monkeypatch.setattr(agent.algorithm, "learn", partial(counted, name="learn", of=learn))
+        monkeypatch.setattr(agent.policy, "act", partial(counted, name="act", of=act))
+        session.run()
+        weights.append(agent.weights())
+        assert session.choices["threads"] == 2
+    assert numbers == {("learn", 2), ("act", 1)}
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert Session(Spec.model_validate(IMAGES), plan=Plan(jobs=1)).build().choices["threads"] == 1
+    three = {**IMAGES, "meta": {**IMAGES["meta"], "threads": 3}}
+    assert Session(Spec.model_validate(three)).build().choices["threads"] == 3
+
+
+def test_fully_connected_layers_learn_in_one_thread(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slm_lab.experiment.session.cores", lambda: 4)
+    assert Session(make_spec()).build().choices["threads"] == 1

@@ -35,10 +35,13 @@ class Activation(NamedTuple):
     """Multiplies a gradient, in place, by the derivative at an output."""
 
 
-def _tanh_(x: Tensor) -> None:
-    """tanh(x) as 2 σ(2x) − 1: equal to about 1e-7, in half the time of torch.tanh without AVX-512."""
+def _tanh_by_sigmoid_(x: Tensor) -> None:
+    """tanh(x) as 2 σ(2x) − 1: equal to about 1e-7, in half the time of torch.tanh without AVX-512, in three times with it."""
     torch.add(x, x, out=x).sigmoid_()
     torch.add(x, x, out=x).sub_(1.0)
+
+
+_tanh_ = torch.tanh_ if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else _tanh_by_sigmoid_
 
 
 _aten: Any = torch.ops.aten
@@ -57,6 +60,11 @@ def chain(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, nn.Sequential):
         return [part for child in module for part in chain(child)]
     return [module]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which are called when it computes by itself."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 class Layer(NamedTuple):
@@ -121,7 +129,7 @@ class FusedMLP:
     @property
     def hooked(self) -> bool:
         """Whether a module has hooks, which are called when it computes by itself."""
-        return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in self.modules)
+        return any(map(has_hooks, self.modules))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs [B, O] of float32 x [B, *shape]."""

@@ -47,6 +47,13 @@ class Products:
             return self._product(x.mT, grad).mT
         return self._product(grad.mT, x)
 
+    def add_weight_grad(self, total: Tensor, grad: Tensor, x: Tensor) -> None:
+        """Add the gradient of the weight to `total` [O, I]."""
+        if self.bfloat16 or self._by_onednn(grad.mT, x):
+            total += self.weight_grad(grad, x)
+        else:
+            total.addmm_(grad.mT, x)
+
     def input_grad(self, grad: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient of the input, given that of the output: grad weight."""
         if weight.shape[-1] * _NARROW <= weight.shape[-2]:

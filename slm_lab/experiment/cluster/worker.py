@@ -57,7 +57,7 @@ class Ready:
     """A Session was built, or not."""
 
     pid: int
-    choices: Mapping[str, str] | None = None
+    choices: Mapping[str, str | int] | None = None
     error: SpecError | UserError | None = None
     """What the user can correct."""
     failure: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from slm_lab.agent.algorithm.common.losses import build_value_loss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.direct import DirectMLP, DirectPass, direct_mlps, direct_pass
 from slm_lab.agent.net.numpy_mlp import NumpyPass, add_numpy_mlps, numpy_pass
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
@@ -57,19 +59,26 @@ class PolicyGradient(Algorithm):
     def parts(self) -> dict[str, Part]:
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
-    def record(self, obs_B: np.ndarray) -> NumpyPass | None:
-        """Return the outputs of actor and critic for `closed_form`; None if they are to be computed in torch."""
-        return None if self.objective is None else numpy_pass(self.net, obs_B)
+    @cached_property
+    def _direct(self) -> tuple[DirectMLP, DirectMLP] | None:
+        """Actor and critic without a graph. Built at first use: what computes products is set later than the net is built."""
+        return direct_mlps(self.net)
+
+    def record(self, obs_B: np.ndarray) -> NumpyPass | DirectPass | None:
+        """Return the outputs of actor and critic for `closed_form`; None if they take a graph."""
+        if self.objective is None:
+            return None
+        return numpy_pass(self.net, obs_B) or direct_pass(self._direct, tensor(obs_B))
 
     def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Return the objective of a minibatch. If actor and critic are computed in numpy, `weight` times its gradient has been added."""
+        """Return the objective of a minibatch. If actor and critic take no graph, `weight` times its gradient has been added."""
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable
         with silent():
             if recorded is None and not isinstance(batch.inputs, Sequences):
                 recorded = self.record(array(batch.inputs))
-            if not isinstance(recorded, NumpyPass):
+            if not isinstance(recorded, NumpyPass | DirectPass):
                 return self.objective(*batch.forward(self.net), *rows, coefs)
             known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
             recorded.backward(known.of_params_BP, known.of_value_B)

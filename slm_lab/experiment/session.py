@@ -278,8 +278,10 @@ class Session:
 
     @property
     def _learning_cores(self) -> int:
-        """The same for its updates: one if other processes learn or act, or may."""
-        alone = self.store is None and self.spec.meta.sampler is None and self.plan.jobs is None
+        """The same for its updates: one if other processes learn or act meanwhile, or may."""
+        sampler = self.spec.meta.sampler
+        in_turns = sampler is None or sampler.serial_mode or not sampler.async_rl
+        alone = self.store is None and in_turns and self.plan.jobs is None
         return self._cores if alone else 1
 
     def _check_memory(self, learner: PolicyLearner) -> None:

@@ -98,8 +98,8 @@ class MetaSpec(SpecModel):
     inputs and outputs, MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD processors with AVX-512, on which it computes twice as
     fast, elsewhere what torch uses by itself. meta.run records the choice; results differ by rounding."""
     threads: Positive | Literal["auto"] = "auto"
-    """Threads in which an update computes on the CPU; acting takes one. "auto": for nets with convolutions as many as there are cores for each
-    Session that runs at a time, at most 8; one for other nets, and where other processes learn or act meanwhile (distributed, an
+    """Threads in which an update computes on the CPU; acting takes one. "auto": for nets with convolutions as many as there are cores for
+    each Session that runs at a time, at most 8; one for other nets, and where other processes learn or act meanwhile (distributed, an
     asynchronous sampler) or may (--jobs, a search, a study). meta.run records the number; results differ by rounding with it, and equal
     numbers give equal results."""
     search_resources: SearchResources = SearchResources()

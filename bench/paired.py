@@ -20,12 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 FRAMES = {
     "ppo_cartpole": 150_000,
     "a2c_cartpole": 200_000,
+    "a2c_one_env": 60_000,
     "dqn_cartpole": 7_000,
     "sac_halfcheetah": 1_500,
     "appo_cartpole": 250_000,
     "a3c_cartpole": 250_000,
+    "a3c_one_env": 256_000,
 }
-ONE_PROCESS = ("ppo_cartpole", "a2c_cartpole", "dqn_cartpole", "sac_halfcheetah")
+ONE_PROCESS = ("ppo_cartpole", "a2c_cartpole", "a2c_one_env", "dqn_cartpole", "sac_halfcheetah")
 T95 = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
 """Degrees of freedom → two-sided 95 % quantile of Student's t."""
 

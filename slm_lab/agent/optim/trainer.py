@@ -146,7 +146,7 @@ class Trainer:
 
     def begin(self, frame: int) -> None:
         """Start an update: set the learning rates of `frame`, and pull."""
-        calls = int(self._calls_W.sum())
+        calls = int(self._calls_W.sum()) if self.counts_calls else 0
         for group in self.groups:
             group.set_lr(frame, calls, self.lr_factor)
         if self.shared is None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,3 +147,19 @@ def test_a_cluster_that_cannot_be_used(
         patch.setattr(Path, "write_text", lambda self, text: 0)  # as if it were written to another disk
         assert f"does not see the data folder {tmp_path / 'data'}; all nodes must see the same folder there" in told()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("message", "starts"), [("The current node timed out during startup.", 2), ("no room on the disk", 1)])
+def test_a_start_that_times_out_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, message: str, starts: int) -> None:
+    made: list[str] = []
+
+    def late(**options: Any) -> None:
+        made.append(options["address"])
+        if len(made) == 1:
+            raise RuntimeError(message)
+
+    nothing = SimpleNamespace(init=late, shutdown=lambda: None, is_initialized=lambda: False, cluster_resources=dict)
+    monkeypatch.setitem(sys.modules, "ray", nothing)
+    with nullcontext() if starts == 2 else pytest.raises(UserError, match=message), local.LocalCluster(1, 0):
+        pass
+    assert len(made) == starts

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A, full_like
 from slm_lab.agent.ops.objective import VALUE_LIMIT
 from slm_lab.agent.ops.returns import standardize
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
@@ -114,10 +115,10 @@ class PercentileScale:
         self._range[0] = state["range"] or 0.0  # None in older versions, before the first returns
 
 
-def standardize_valid(x_TN: Tensor, valid_TN: Tensor) -> Tensor:
+def standardize_valid(x_TN: A, valid_TN: A) -> A:
     """Standardise over the valid rows; the others become 0."""
     if bool(valid_TN.all()):
         return standardize(x_TN)
-    out_TN = torch.zeros_like(x_TN)
+    out_TN = full_like(x_TN, 0.0)
     out_TN[valid_TN] = standardize(x_TN[valid_TN])
     return out_TN

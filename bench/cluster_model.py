@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,13 @@ class Times:
     gradient: float
     """From the rollout to the gradient."""
     server: float
-    """In the parameter server, for one push: the optimizer's step and the answer."""
-    serialise: float
-    """In the worker: gradient to bytes, bytes to parameters. The server takes as long for the same bytes."""
+    """In the parameter server, for one push: the optimizer's step and the answer, without the message."""
     message: float
-    """Of a call and its answer between two processes, without content."""
+    """Of a call and its answer between two processes with as many bytes as a push and its answer have."""
+    sender: float
+    """Processor time of the worker for such a message, all threads."""
+    receiver: float
+    """The same of the server."""
     push: int
     pull: int
     frames: int = ENVS * ROWS
@@ -80,18 +82,18 @@ def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
 
     Args: cores: of the machine on which all of them run, and the server too; infinity: each has a core of its own.
     """
-    service = times.server + times.serialise
+    service = times.server + times.receiver
     network = (times.push + times.pull) / times.bandwidth
-    think = times.rollout + times.gradient + times.serialise + times.message + times.latency
+    think = times.rollout + times.gradient + max(times.message - times.receiver, times.sender) + times.latency
     rate = closed_queue(workers, think, max(service, network))
-    work = times.rollout + times.gradient + times.serialise + service + times.message
+    work = times.rollout + times.gradient + times.sender + service
     return times.frames * min(rate, cores / work)
 
 
 def impala(times: Times, workers: int, cores: float = float("inf")) -> float:
     """Return the frames per second of `workers` whose rollouts one learner trains on. `push` is then the size of a rollout."""
-    learner = times.gradient + times.server + times.serialise
-    collect = times.rollout + times.serialise + times.message / 2
+    learner = times.gradient + times.server + times.receiver
+    collect = times.rollout + times.sender
     network = (times.push + times.pull / 4) / times.bandwidth
     rate = min(workers / collect, 1.0 / learner, 1.0 / network, cores / (collect + learner))
     return times.frames * rate
@@ -124,13 +126,11 @@ class _Timed:
     def __init__(self, server: ParameterServer) -> None:
         self.server = server
         self.served: list[float] = []
-        self.serialised: list[float] = []
         self.push = self.pull = 0
 
     def send(self, method: str, *args: Any) -> None: ...
 
     def call(self, method: str, *args: Any) -> Any:
-        begin = perf_counter()
         sent, request = _bytes(args)
         middle = perf_counter()
         result = getattr(self.server, method)(*sent)
@@ -138,7 +138,6 @@ class _Timed:
         back, answer = _bytes(result)
         if method == "run" and args[2] == "receive":
             self.served.append(end - middle)
-            self.serialised.append((middle - begin + perf_counter() - end) / 2)
             self.push, self.pull = request, answer
         return back
 
@@ -150,8 +149,12 @@ def _bytes(value: Any) -> tuple[Any, int]:
     return pickle.loads(data, buffers=raw), len(data) + sum(map(len, raw))
 
 
-def measure(hidden: int, updates: int = 200, message: float | None = None) -> Times:
-    """Return the service times of A3C with a net of two hidden layers: medians. Args: message: see Times; None: measured with Ray."""
+Message = Callable[[int, int], tuple[float, float, float]]
+"""message(bytes there, bytes back): Times.message, sender and receiver."""
+
+
+def measure(hidden: int, message: Message, updates: int = 200) -> Times:
+    """Return the service times of A3C with a net of two hidden layers: medians."""
     from slm_lab.experiment.cluster.arrays import RemoteArrays
 
     spec = spec_of(hidden, frames=updates * ENVS * ROWS)
@@ -183,31 +186,46 @@ def measure(hidden: int, updates: int = 200, message: float | None = None) -> Ti
         trainer.shared.push, session.agent.update = timed_push, timed_update
         session.run()
     rollout, gradient = statistics.median(rollouts_s), statistics.median(updates_s)
-    served, serialised = statistics.median(remote.served), statistics.median(remote.serialised)
-    return Times(rollout, gradient, served, serialised, _message() if message is None else message, remote.push, remote.pull)
+    return Times(rollout, gradient, statistics.median(remote.served), *message(remote.push, remote.pull), remote.push, remote.pull)
 
 
-def _message(address: str = "local", calls: int = 300) -> float:
-    """Return the seconds of an actor call and its answer, with Ray on this machine."""
-    from slm_lab.experiment.cluster.connect import connected
+def ray_message(address: str = "local", calls: int = 300) -> Message:
+    """Return what measures messages with Ray between two processes of this machine."""
 
-    with connected(address, None):
-        import ray
+    def message(there: int, back: int) -> tuple[float, float, float]:
+        from slm_lab.experiment.cluster.connect import connected
 
-        anything: Any = ray
-        actor = anything.remote(num_cpus=0)(_Echo).remote()
-        anything.get([actor.echo.remote(0) for _ in range(20)])
-        spans = []
-        for number in range(calls):
-            begin = perf_counter()
-            anything.get(actor.echo.remote(number))
-            spans.append(perf_counter() - begin)
-    return statistics.median(spans)
+        with connected(address, None):
+            import ray
+
+            anything: Any = ray
+            actor = anything.remote(num_cpus=0)(_Echo).remote(back)
+            sent = np.zeros(there // 4, np.float32)
+            for _ in range(20):
+                anything.get(actor.echo.remote(sent))
+            before, spans, processor = anything.get(actor.processor.remote()), [], process_time()
+            for _ in range(calls):
+                begin = perf_counter()
+                anything.get(actor.echo.remote(sent)).copy()
+                spans.append(perf_counter() - begin)
+            used = process_time() - processor, anything.get(actor.processor.remote()) - before
+        return statistics.median(spans), used[0] / calls, used[1] / calls
+
+    return message
 
 
 class _Echo:
-    def echo(self, value: int) -> int:
-        return value
+    """Answers with so many bytes."""
+
+    def __init__(self, back: int) -> None:
+        self.answer = np.zeros(back // 4, np.float32)
+
+    def echo(self, values: np.ndarray) -> np.ndarray:
+        values.copy()
+        return self.answer
+
+    def processor(self) -> float:
+        return process_time()
 
 
 def bare_push(hidden: int, calls: int = 100) -> float:
@@ -262,7 +280,7 @@ def check(hidden: int, rounds: int, frames: int) -> None:
                 for workers in ratios:
                     cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
                     if workers == 1:
-                        times = measure(hidden, message=_message(str(cluster.address)))
+                        times = measure(hidden, ray_message(str(cluster.address)))
                     trial = Trial(spec_of(hidden, workers, frames), plan=Plan(data_dir=Path(folder), cluster=str(cluster.address)))
                     trial.run()
                     assert trial.paths is not None
@@ -291,15 +309,13 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
     parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine, and compare")
     parser.add_argument("--push", action="store_true", help="also measure pushes of a net with 1.7 M parameters")
-    parser.add_argument("--message", type=float, metavar="MS", help="milliseconds of a message of Ray; absent: measured")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=200_000)
     arguments = parser.parse_args()
     _say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
     if arguments.check:  # by itself: a process cannot use clusters with and without a token
         return check(arguments.hidden, arguments.rounds, arguments.frames)
-    message = None if arguments.message is None else 1e-3 * arguments.message
-    times = measure(arguments.hidden, message=message)
+    times = measure(arguments.hidden, ray_message())
     for name, value in vars(times).items():
         _say(f"{name}: {f'{1e3 * value:.3f} ms' if isinstance(value, float) and value < 1.0 else f'{value:,.0f}'}")
     far = replace(times, latency=1e-4)

@@ -1,4 +1,4 @@
-"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES]`.
+"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES [THREADS]]`.
 
 Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
@@ -24,8 +24,8 @@ def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
     return frames - resets, float(last["wall_t"]) - float(first["wall_t"])
 
 
-def main(case: str, frames: str = "") -> None:
-    sets = [f"env.max_frame={frames}"] if frames else []
+def main(case: str, frames: str = "", threads: str = "") -> None:
+    sets = [f"{key}={value}" for key, value in (("env.max_frame", frames), ("meta.threads", threads)) if value]
     spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case, sets)
     with TemporaryDirectory() as folder:
         slm_lab.Trial(spec, data_dir=folder).run()

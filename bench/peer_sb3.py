@@ -1,4 +1,4 @@
-"""One speed case in Stable-Baselines3 or SBX, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE`.
+"""One speed case in Stable-Baselines3 or SBX, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE [THREADS]`.
 
 Runs under the peer's own Python, so it does not import slm_lab: SBX where it is installed, else Stable-Baselines3. Prints
 {"fps": ..., "frames": ..., "version": ...} as its last line.
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 try:
     import sbx as library  # its algorithms have the same names and arguments, and it installs Stable-Baselines3
@@ -52,6 +52,8 @@ def build(spec: dict[str, Any]) -> BaseAlgorithm:
 
 def make_env(spec: dict[str, Any]) -> VecEnv:
     env = spec["env"]
+    if env["name"].startswith("ALE/"):
+        return VecFrameStack(make_atari_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]), n_stack=4)
     made = make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"])
     obs, reward = env.get("normalize_obs", False), env.get("normalize_reward", False)
     return VecNormalize(made, norm_obs=obs, norm_reward=reward, gamma=spec["agent"]["algorithm"]["gamma"]) if obs or reward else made
@@ -89,11 +91,11 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
 
 
 def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """PPO and A2C, with separate tanh nets."""
+    """PPO and A2C, with separate tanh nets; of images with the convolutions of Mnih et al. 2015, shared."""
     algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
     lr, optimizer = net["optim_spec"]["lr"], net["optim_spec"]["name"]
     common: dict[str, Any] = {
-        "policy": "MlpPolicy",
+        "policy": "CnnPolicy" if net["name"] == "ConvNet" else "MlpPolicy",
         "env": make_env(spec),
         "learning_rate": (lambda left: lr * left) if "lr_scheduler_spec" in net else lr,
         "gamma": algorithm["gamma"],
@@ -102,7 +104,7 @@ def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         "vf_coef": algorithm["val_loss_coef"],
         "max_grad_norm": net["clip_grad_val"],
         "normalize_advantage": True,
-        "policy_kwargs": {"net_arch": {"pi": widths(net), "vf": widths(net)}},
+        "policy_kwargs": {} if net["name"] == "ConvNet" else {"net_arch": {"pi": widths(net), "vf": widths(net)}},
         "seed": spec["meta"]["random_seed"],
         "device": "cpu",
     }
@@ -126,8 +128,8 @@ def widths(net: dict[str, Any]) -> list[int]:
     return [layer["LazyLinear"]["out_features"] for layer in net["arc"]["modules"]["body"]["Sequential"] if "LazyLinear" in layer]
 
 
-def main(case: str) -> None:
-    torch.set_num_threads(1)
+def main(case: str, threads: str = "1") -> None:
+    torch.set_num_threads(int(threads))
     spec = json.loads((Path(__file__).parent / "specs.json").read_text())[case]
     watch = Stopwatch()
     build(spec).learn(spec["env"]["max_frame"], callback=watch)
@@ -136,4 +138,4 @@ def main(case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

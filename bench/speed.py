@@ -1,7 +1,7 @@
 """Training frames per second against Stable-Baselines3, SBX and Sample Factory: `python -m bench.speed` (or `make bench`).
 
-Each case runs in a fresh process per side, ours and the peers' in rotation, with one torch thread in each process. Cases of one process run
-on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last. Medians over the
+Each case runs in a fresh process per side, ours and the peers' in rotation, with one torch thread in each process (ppo_pong: two). Cases of
+one process and thread run on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last. Medians over the
 rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
@@ -35,7 +35,8 @@ class Peer:
 
 
 GYMNASIUM = "gymnasium[mujoco]==1.4.0"
-SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM))
+ATARI = ("gymnasium[atari]==1.4.0", "opencv-python")
+SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI))
 SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
 SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
 
@@ -46,6 +47,8 @@ class Case:
 
     peers: tuple[Peer, ...]
     one_core: bool = True
+    threads: int = 1
+    """Of torch in each process; several: on all cores."""
     peer_case: str | None = None
     """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
 
@@ -56,6 +59,7 @@ CASES = {
     "a2c_one_env": Case((SB3,)),
     "ppo_halfcheetah": Case((SB3, SBX)),
     "ppo_hopper_arc": Case((SB3,)),
+    "ppo_pong": Case((SB3,), one_core=False, threads=2),
     "dqn_cartpole": Case((SB3, SBX)),
     "sac_halfcheetah": Case((SB3, SBX)),
     "crossq_halfcheetah": Case((SBX,)),
@@ -69,20 +73,20 @@ def peer_python(peer: Peer) -> Path:
     """Return the Python of the peer's virtual environment, which is created first if it does not exist."""
     home = ROOT / ".peers" / peer.folder
     python, ready = home / "bin" / "python", home / ".ready"
-    if not ready.exists():
+    if not ready.exists() or ready.read_text() != "\n".join(peer.packages):
         sys.stderr.write(f"setting up {home.relative_to(ROOT)} (once)\n")
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         constraints = ["-c", str(ROOT / "constraints.txt")] if peer.constrained else []
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *constraints, *peer.packages], check=True)
-        ready.touch()
+        ready.write_text("\n".join(peer.packages))
     return python
 
 
-def measure(command: list[str], one_core: bool) -> dict[str, Any]:
+def measure(command: list[str], case: Case) -> dict[str, Any]:
     """Run one side once; its last line of output is its result."""
-    # One thread per process, also in the libraries below torch.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if one_core else []
+    # as many threads per process also in the libraries below torch
+    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(case.threads))
+    pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if case.one_core else []
     done = subprocess.run([*pinned, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
@@ -93,15 +97,15 @@ def measure(command: list[str], one_core: bool) -> dict[str, Any]:
 def run_case(name: str, rounds: int) -> dict[str, Any]:
     """Run all sides in rotation. Return frames per second of every round, and frames and versions of each side."""
     case = CASES[name]
-    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name]}
+    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name, "", str(case.threads) if case.threads > 1 else ""]}
     for peer in case.peers:
-        sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or name]
+        sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or name, str(case.threads)]
     fps: dict[str, list[float]] = {side: [] for side in sides}
     result: dict[str, Any] = {"case": name, "fps": fps, "frames": {}, "versions": {}}
     for number in range(rounds):
         # The order changes with each round, so that a machine that warms up or slows down favours no side.
         for side in sorted(sides, reverse=bool(number % 2)):
-            measured = measure(sides[side], case.one_core)
+            measured = measure(sides[side], case)
             fps[side].append(round(measured["fps"], 1))
             result["versions"][side], result["frames"][side] = measured["version"], measured["frames"]
             sys.stderr.write(f"{name} round {number + 1}/{rounds} {side}: {measured['fps']:,.0f} frames/s\n")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net import direct, numpy_mlp
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.direct import DirectPass, direct_mlps, direct_pass
@@ -14,9 +13,7 @@ from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.net import MLPNetSpec
-from tests.agent.helpers import drive
 from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, gathered
-from tests.agent.test_soft_actor_critic import build as sac
 
 VECTOR = ObservationSpace((5,))
 
@@ -92,41 +89,3 @@ def test_other_nets_take_a_graph(keys: dict[str, Any]) -> None:
 
 def test_a_net_that_is_not_flattened_takes_a_graph() -> None:
     assert direct_mlps(ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)) is None
-
-
-@pytest.mark.parametrize("keys", [{}, {"critic_reduction": "mean"}], ids=str)
-@pytest.mark.parametrize("memory", ["Replay", "PrioritizedReplay"])
-def test_soft_actor_critic_learns_as_with_a_graph(keys: dict[str, Any], memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Critics one after the other, with their losses in closed form and importance weights; the actor through them."""
-    monkeypatch.setattr(direct, "LEAST", 0)
-    after = []
-    for on in (True, False):
-        monkeypatch.setattr(direct, "DIRECT", on)
-        beta = {"beta": 0.5} if memory == "PrioritizedReplay" else {}
-        net = {"name": "MLPNet", "hid_layers": [12, 9], "hid_layers_activation": "relu"}
-        agent, env = sac(memory={"name": memory, "batch_size": 16, "max_size": 200, **beta}, net=net, **keys)
-        metrics = drive(agent, env, 30)
-        algorithm = agent.algorithm
-        assert isinstance(algorithm, SoftActorCritic)
-        assert (algorithm.fast_critics is not None) == (algorithm.fast_actor is not None) == on
-        assert metrics
-        after.append((metrics[-1], algorithm.trainer.flat.param.clone(), algorithm.actor_trainer.flat.param.clone()))
-    ours, theirs = ({"loss": metrics.loss, "grad_norm": metrics.grad_norm, **metrics.extra} for metrics, *_ in after)
-    assert ours == pytest.approx(theirs, rel=1e-3)
-    for direct_param, param in zip(after[0][1:], after[1][1:], strict=True):
-        torch.testing.assert_close(direct_param, param, rtol=1e-3, atol=1e-4)
-
-
-def test_frozen_critics_and_hooks_of_the_actor_take_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "LEAST", 0)
-    agent, env = sac(memory={"name": "Replay", "batch_size": 16, "max_size": 200})
-    drive(agent, env, 10)
-    algorithm = agent.algorithm
-    assert isinstance(algorithm, SoftActorCritic)
-    assert algorithm.fast_critics is not None
-    calls: list[int] = []
-    algorithm.net.actor_body.layers[-1].register_forward_hook(lambda *args: calls.append(1))
-    algorithm.trainer.flat.params[0].requires_grad_(False)
-    drive(agent, env, 1)
-    assert (algorithm.fast_critics, algorithm.fast_target, algorithm.fast_actor) == (None, None, None)
-    assert calls

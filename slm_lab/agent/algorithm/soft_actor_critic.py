@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.direct import DirectCritics, DirectMLP, direct_actor, direct_critics
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal
@@ -86,14 +84,9 @@ class SoftActorCritic(Algorithm):
         """Moving average of the policy's entropy []; None before its first gradient step. Only for entropy_penalty_coef."""
         self.actor_report: tuple[float, float, float] | None = None
         """Loss, entropy and gradient norm of the last step of the actor."""
-        self.fast_critics: DirectCritics | None = None
-        self.fast_target: DirectCritics | None = None
-        self.fast_actor: DirectMLP | None = None
-        """Passes without a graph where they are faster; see `_choose_passes`."""
 
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         frame = self.clock.global_frame
-        self._choose_passes()
         self.meter.begin()
         self.actor_trainer.begin(frame)
         reports: list[ActorReport] = []
@@ -112,22 +105,6 @@ class SoftActorCritic(Algorithm):
         self.actor_trainer.end()
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
-    def _choose_passes(self) -> None:
-        """Take passes without a graph where nets are fully connected and large, and none of their layers is frozen or has hooks."""
-        critics, target, actor = self._direct
-        self.fast_critics = critics if critics is not None and all(mlp.usable for mlp in critics.mlps) else None
-        self.fast_target = None if self.fast_critics is None else target
-        self.fast_actor = actor if actor is not None and actor.usable else None
-
-    @cached_property
-    def _direct(self) -> tuple[DirectCritics | None, DirectCritics | None, DirectMLP | None]:
-        """Critics, target critics and actor. Built at first use: what computes products is set later than the nets are built."""
-        rows = self.memory.batch_size
-        squared = (self.agent_spec.critic_net or self.agent_spec.net).loss_spec.name == "MSELoss" and not self.spec.symlog
-        if self.discrete or self.target is None or not squared:
-            return None, None, None
-        return direct_critics(self.critics, rows), direct_critics(self.target.net, rows), direct_actor(self.net, rows)
-
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> None:
         self.trainer.refresh()
         if self.target is not None:
@@ -135,42 +112,28 @@ class SoftActorCritic(Algorithm):
         q_CB, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
         # eq. 6; a truncated episode keeps its bootstrap
         target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
-        loss: Tensor | float
-        if q_CB is None:  # the same in closed form
-            assert self.fast_critics is not None
-            loss, q_CB = self.fast_critics.fit(batch.obs_B, batch.action_B, target_B, batch.weight_B)
-        else:
-            loss, q_CB = self._critic_loss(batch, q_CB, target_B), q_CB.detach()
+        squashed_CB, target_CB = self.squash(q_CB), self.squash(target_B).expand_as(q_CB)
+        if batch.weight_B is None:
+            loss = len(q_CB) * self.value_loss(squashed_CB, target_CB)
+        else:  # arXiv:1511.05952, Algorithm 1, line 13
+            loss = (batch.weight_B * self.value_loss(squashed_CB, target_CB, reduction="none")).sum(0).mean()
         if self.memory.prioritized:
-            self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
-        self.meter.add(loss, q_mean=q_CB.mean())
+            self.memory.update_priorities(batch.row_B, q_CB.detach().amin(0) - target_B)
+        self.meter.add(loss, q_mean=q_CB.detach().mean())
         self.meter.step()
         self.critic_steps += 1
 
-    def _critic_loss(self, batch: Transitions, q_CB: Tensor, target_B: Tensor) -> Tensor:
-        """Return the sum over critics of the mean losses of Q(s, a) [C, B]."""
-        squashed_CB, target_CB = self.squash(q_CB), self.squash(target_B).expand_as(q_CB)
-        if batch.weight_B is None:
-            return len(q_CB) * self.value_loss(squashed_CB, target_CB)
-        # arXiv:1511.05952, Algorithm 1, line 13
-        return (batch.weight_B * self.value_loss(squashed_CB, target_CB, reduction="none")).sum(0).mean()
-
-    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Return the critics' outputs for s, with gradients, and for s', without: [C, B] of actions, [C, B, A] without any.
-
-        With `fast_critics` None for s: they are computed one after the other, each together with its gradients.
-        """
+    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the critics' outputs for s, with gradients, and for s', without: [C, B] of actions, [C, B, A] without any."""
         action_BD = None if next_action_BD is None else batch.action_B
-        if self.fast_target is not None and next_action_BD is not None:
-            return None, self.fast_target(batch.next_obs_B, next_action_BD)
         if self.target is not None:
             return self.critics(batch.obs_B, action_BD), self.target.net(batch.next_obs_B, next_action_BD)
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
         q_CB, next_q_CB = self.critics(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD).split(len(batch.obs_B), dim=1)
         return q_CB, next_q_CB.detach()
 
-    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor | None, Tensor]:
-        """Return Q(s, a) [C, B], see `_values`, and V(s') [B]."""
+    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Return Q(s, a) [C, B] and V(s') [B]."""
         with torch.no_grad():
             next_action_BD, next_logp_B = self._act(batch.next_obs_B)
         q_CB, next_q_CB = self._values(batch, next_action_BD)
@@ -181,7 +144,6 @@ class SoftActorCritic(Algorithm):
         with torch.no_grad():
             next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
         q_CBA, next_q_CBA = self._values(batch, None)
-        assert q_CBA is not None
         q_CB = action_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
         next_q_BA = self.reduce(next_q_CBA)
         return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
@@ -207,8 +169,7 @@ class SoftActorCritic(Algorithm):
 
     def _continuous_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         action_BD, logp_B = self._act(batch.obs_B)
-        critics = self.critics if self.fast_critics is None else self.fast_critics.of_actions
-        q_B = self.reduce(critics(batch.obs_B, action_BD))
+        q_B = self.reduce(self.critics(batch.obs_B, action_BD))
         return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
 
     def _discrete_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -229,8 +190,7 @@ class SoftActorCritic(Algorithm):
         """Sample actions [B, D] of the present policy, with their log-probabilities [B]."""
         assert isinstance(self.distribution, SquashedNormal)
         noise_BD = torch.from_numpy(self.rng.standard_normal((len(obs_B), self.action_dim), np.float32))
-        actor = self.net.actor if self.fast_actor is None else self.fast_actor
-        return self.distribution.rsample(actor(obs_B), upload(noise_BD, self.device))
+        return self.distribution.rsample(self.net.actor(obs_B), upload(noise_BD, self.device))
 
     def _metrics(self, reports: list[ActorReport]) -> Metrics:
         """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""

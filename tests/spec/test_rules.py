@@ -17,6 +17,15 @@ A2C = {"agent.algorithm": {"name": "ActorCritic"}}
 GRAPH = {"input": "x", "modules": {"body": ["x"]}, "output": "body"}
 
 
+@pytest.fixture(autouse=True)
+def _without_minigrid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ids are unknown until its module is imported, which another test may have done in this process."""
+    import gymnasium
+
+    for name in [name for name in gymnasium.registry if name.startswith("MiniGrid-")]:
+        monkeypatch.delitem(gymnasium.registry, name)
+
+
 def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
     return {"agent.net": {"type": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": list(layers)}}, "graph": graph or GRAPH}}}
 

@@ -238,8 +238,8 @@ def check_kills(trial: Trial, kills: int, deeds: Sequence[Deed], said: Callable[
 @pytest.mark.usefixtures("children")
 @pytest.mark.timeout(600)
 def test_killed_sessions_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three kills at random moments, with and without a checkpoint to go on from."""
-    trial = Trial(spec_of(frames=4000, meta={"max_restart": 3, "rigorous_eval": 1, "eval_frequency": 1000}), tmp_path)
+    """Three kills at random moments in the first eighth, with and without a checkpoint to go on from."""
+    trial = Trial(spec_of(frames=16_000, meta={"max_restart": 3, "rigorous_eval": 1, "eval_frequency": 4000}), tmp_path)
     check_kills(trial, 3, random_kills(2, 3, 4000), lambda: capsys.readouterr().out)
 
 

@@ -153,7 +153,8 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
     assert hours * 3600 + minutes * 60 + seconds == pytest.approx(2 * 10**6 / int(found[4].replace(",", "")), rel=0.05, abs=1)
 
 
-def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec) -> None:
+def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slm_lab.experiment.build_report._SECONDS", 30.0)  # a machine with much else to do
     limited = make_spec(env={"max_frame": 10**9}, meta={"max_session": 3, "max_seconds": 60, "rigorous_eval": 1})
     short = load_spec({"agent": {"algorithm": {"name": "DQN"}}, "env": {"name": "tests.experiment.faulty_env:Slow-v0", "max_frame": 10**5}})
     first, second = check_builds([limited, short], Plan(jobs=2), "x.json")

@@ -2,8 +2,8 @@
 
 Runs what is missing of the studies `benchmarks` (scores beside published ones), `a3c_vs_a2c` and `sync_async` in slm_lab/spec/study/, and
 writes docs/BENCHMARKS.md, and tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is
-kept with the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/): delete one, and that run is made again. The runs themselves are in data/NAME/. `--pages` writes
-the pages from the results that there are.
+kept with the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/): delete one, and that run is made again. The
+runs themselves are in data/NAME/. `--pages` writes the pages from the results that there are.
 """
 
 import argparse
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.study import Row, explanation, markdown_table, study_figures, study_rows, study_settings
-from slm_lab.experiment.plan import Plan, TrialFailed
+from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.progress import number
 from slm_lab.experiment.study.paths import StudyPaths
 from slm_lab.experiment.study.result import ResultRun
 from slm_lab.experiment.study.study import StudyExperiment
+from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import find_spec_file
 from slm_lab.spec.study import Study, entry_label, load_study
 
@@ -106,7 +107,8 @@ def write_page(study: Study, folder: Path) -> None:
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
     for name, figure in FIGURES[study.name].items():
-        (folder.parent / f"{name}.png").write_bytes(renderer.render(figures[figure]))
+        if figure in figures:  # else no run has what it shows
+            (folder.parent / f"{name}.png").write_bytes(renderer.render(figures[figure]))
 
 
 PAGES = {
@@ -124,6 +126,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="Sessions at a time")
     parser.add_argument("--pages", action="store_true", help="write the pages alone")
     arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in PAGES:
+            parser.error(f"unknown study '{name}'; expected one of {', '.join(PAGES)}")
     for name in arguments.names or PAGES:
         page = PAGES[name]
         study = load_study(page.file, name, arguments.set)
@@ -140,5 +145,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (TrialFailed, KeyboardInterrupt) as error:
+    except (TrialFailed, UserError, SpecError, KeyboardInterrupt) as error:
         raise SystemExit(str(error)) from None

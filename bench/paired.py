@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FRAMES = {
     "ppo_cartpole": 150_000,
     "a2c_cartpole": 200_000,
+    "a2c_one_env": 60_000,
     "dqn_cartpole": 7_000,
     "sac_halfcheetah": 1_500,
     "ppo_halfcheetah": 20_480,
@@ -28,8 +29,9 @@ FRAMES = {
     "ppo_pong": 2_048,
     "appo_cartpole": 250_000,
     "a3c_cartpole": 250_000,
+    "a3c_one_env": 256_000,
 }
-SEVERAL_PROCESSES = ("appo_cartpole", "a3c_cartpole")
+SEVERAL_PROCESSES = ("appo_cartpole", "a3c_cartpole", "a3c_one_env")
 T95 = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
 """Degrees of freedom → two-sided 95 % quantile of Student's t."""
 

@@ -56,6 +56,7 @@ class Case:
 CASES = {
     "ppo_cartpole": Case((SB3,)),
     "a2c_cartpole": Case((SB3,)),
+    "a2c_one_env": Case((SB3,)),
     "ppo_halfcheetah": Case((SB3, SBX)),
     "ppo_hopper_arc": Case((SB3,)),
     "ppo_pong": Case((SB3,), one_core=False, threads=2),
@@ -63,6 +64,7 @@ CASES = {
     "sac_halfcheetah": Case((SB3, SBX)),
     "crossq_halfcheetah": Case((SBX,)),
     "a3c_cartpole": Case((SB3,), one_core=False, peer_case="a2c_cartpole"),
+    "a3c_one_env": Case((SB3,), one_core=False, peer_case="a2c_one_env"),
     "appo_cartpole": Case((SF,), one_core=False),
 }
 

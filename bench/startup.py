@@ -45,7 +45,7 @@ def a3c(workers: int, max_frame: int) -> dict[str, Any]:
         "val_loss_coef": 0.5, "training_frequency": 32,
     }  # fmt: skip
     optimizer = {"name": "GlobalAdam", "lr": 1e-3}
-    net = {"name": "MLPNet", "hid_layers": [64], "hid_layers_activation": "tanh", "clip_grad_val": 0.5, "optim_spec": optimizer}
+    net = {"name": "MLPNet", "hid_layers": [64, 64], "hid_layers_activation": "tanh", "clip_grad_val": 0.5, "optim_spec": optimizer}
     agent = {"name": "A3C", "algorithm": algorithm, "memory": {"name": "OnPolicyBatchReplay"}, "net": net}
     env = {"name": "CartPole-v1", "num_envs": 1, "max_frame": max_frame}
     every = 32 if max_frame == 10**8 else max_frame // 10

@@ -157,6 +157,7 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.algorithm", "sil_policy_loss_coef"): "Learns from the returns of whole past episodes, the critic too; there from sums over"
     " shuffled transitions.",
     ("agent.algorithm", "minibatch_size"): "At most a rollout; larger ones are reduced, with a notice.",
+    ("agent.algorithm", "normalize_advantages"): "Also rollout, and false: as they are. There all but percentile is standardize.",
     ("agent.algorithm", "entropy_anneal"): "Also true, or a target in nats.",
     ("agent.memory", "sil_replay_name"): "The keys of that replay buffer stand in `agent.memory` too.",
     ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"

@@ -17,9 +17,9 @@ from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import ActOut, Metrics, VecStep
+from slm_lab.lib.records import ActOut, Metrics
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.lib.store import Arrays, Named, SharedArrays
+from slm_lab.lib.store import Arrays, Named, Store
 from slm_lab.spec.schedule import Schedule
 
 
@@ -37,6 +37,8 @@ class Agent:
         self, policy: Policy, algorithm: Algorithm, clock: Clock, explore: Schedule | None, eval_seed: int, random_frames: int = 0
     ) -> None:
         self.policy, self.algorithm, self.clock = policy, algorithm, clock
+        self.observe, self.ready, self.end_step = algorithm.observe, algorithm.ready, algorithm.end_step
+        """Store one step; whether `update` has something to learn from; finish a vector step that was observed, after its update."""
         self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
         self.threads = 1
@@ -56,14 +58,6 @@ class Agent:
             self.policy.uniform = self.acts_at_random
         return self.policy.act(obs_N, state_N)
 
-    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step: `out` was chosen for obs_N. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
-        self.algorithm.observe(obs_N, first_N, state_N, out, step)
-
-    def ready(self) -> bool:
-        """Return whether `update` has something to learn from."""
-        return self.algorithm.ready()
-
     def update(self) -> Metrics:
         """Learn from what was observed."""
         with _threads(self.threads):
@@ -71,10 +65,6 @@ class Agent:
         self._count_call()
         self.policy.version += 1
         return metrics
-
-    def end_step(self) -> None:
-        """Finish a vector step that was observed, after its update if there was one."""
-        self.algorithm.end_step()
 
     def learn(self, rollout: Rollout) -> Metrics:
         """Learn from a rollout that was collected elsewhere; its versions are counts of gradient steps."""
@@ -167,7 +157,7 @@ class Agent:
     def shared_arrays(self) -> Named:
         return self.algorithm.shared_arrays()
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.algorithm.attach(store, arrays)
         trainer = self.algorithm.policy_trainer
         self._shared = None if trainer is None else trainer.shared

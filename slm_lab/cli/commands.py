@@ -20,7 +20,7 @@ COMMANDS = {
         "slm_lab.cli.run:run",
         "[run] [FILE [NAME [MODE]]] [options]",
         (
-            *("set", "device", "jobs", "data_dir", "episodes", "deterministic", "render", "video", "checkpoint", "session"),
+            *("set", "device", "jobs", "cluster", "data_dir", "episodes", "deterministic", "render", "video", "checkpoint", "session"),
             *("confirm", "common_seeds", "adopt"),
         ),
     ),

@@ -73,6 +73,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)",
     )
     add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
+    add(
+        "--cluster",
+        type=_cluster,
+        metavar="ADDRESS",
+        help="train, search, study: run on the nodes of a Ray cluster: HOST:PORT, auto (this machine is a node) or local (start one)",
+    )
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
     add("--build", action="store_true", help="check: also build env and agent")
     add("--confirm", type=_confirm, metavar="K", help="search: train the best K trials again, with new seeds, and rank by that")
@@ -162,6 +168,13 @@ def _device(text: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"invalid device '{text}'; expected cpu, cuda or cuda:N")
     return text
+
+
+def _cluster(text: str) -> str:
+    if text in ("auto", "local") or re.fullmatch(r"[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+", text):
+        return text
+    hint = "; Ray Client (ray://) is not supported: run this on a node of the cluster" if text.startswith("ray://") else ""
+    raise argparse.ArgumentTypeError(f"invalid address '{text}'; expected HOST:PORT, auto or local{hint}")
 
 
 def _axis(text: str) -> str:

@@ -18,7 +18,7 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
     paths = find_run(where, name, arguments.data_dir)
     if file is not None and name is not None:
         show_differences(file, name, str(paths.spec), paths.spec_name)
-    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
+    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)
     try:
         Trial.resume(paths.root, arguments.set, plan).run()
     except SpecError as error:  # found when building env and agent

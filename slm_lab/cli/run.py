@@ -11,12 +11,15 @@ from slm_lab.cli.parser import UsageError
 ENJOY_OPTIONS = ("episodes", "deterministic", "render", "video", "checkpoint", "session")
 SEARCH_OPTIONS = ("confirm", "common_seeds")
 STUDY_OPTIONS = ("adopt",)
+CLUSTER_MODES = ("train", "search", "study")
 
 
 def run(words: list[str], arguments: Namespace) -> int:
     """Run the spec in its MODE."""
     file, name, mode, where = resolve_request(words)
     _check_options(mode, arguments)
+    if arguments.cluster is not None and mode not in CLUSTER_MODES:
+        raise UsageError(f"--cluster has no effect with {mode}: it is an option of {', '.join(CLUSTER_MODES)}; remove it")
     if mode == "enjoy":
         return _enjoy(file, name, where, arguments)
     if mode == "search":
@@ -45,7 +48,13 @@ def run(words: list[str], arguments: Namespace) -> int:
         if is_for_search(path):
             raise UsageError(f"--set {show_path(path)} has no effect: only a search uses it, not {mode}; remove it")
     spec = load_spec(file, name, arguments.set)
-    plan = Plan(mode="dev" if mode == "dev" else "train", data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
+    plan = Plan(
+        mode="dev" if mode == "dev" else "train",
+        data_dir=arguments.data_dir,
+        device=arguments.device,
+        jobs=arguments.jobs,
+        cluster=arguments.cluster,
+    )
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} sessions all run at once")
     if unused := search_keys(spec):

@@ -16,7 +16,7 @@ def search(file: str | None, name: str | None, where: str, arguments: Namespace)
     from slm_lab.spec.loader import find_spec_file, load_spec
     from slm_lab.spec.variables import mark_sets
 
-    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
+    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)
     confirm = arguments.confirm or 0
     if where:
         return _resume(file, name, where, arguments)
@@ -41,6 +41,6 @@ def _resume(file: str | None, name: str | None, where: str, arguments: Namespace
     paths = find_search(where, name, arguments.data_dir)
     if file is not None and name is not None:
         show_differences(file, name, str(paths.spec), paths.spec_name)
-    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
+    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)
     Search.resume(paths.root, arguments.set, plan, confirm=arguments.confirm or 0).run()
     return OK

@@ -18,7 +18,7 @@ def study(file: str | None, name: str | None, where: str, arguments: Namespace) 
     if file is None or name is None:
         raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")
     loaded = load_study(file, name, arguments.set)
-    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs)
+    plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)
     paths = find_study(where, name, arguments.data_dir) if where else None
     StudyExperiment(loaded, plan, paths=paths, adopt=arguments.adopt or ()).run()
     return OK

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -79,8 +79,22 @@ class RawStep(NamedTuple):
     reset by the next step, which is a dummy row."""
     lives_N: np.ndarray | None = None
     """Atari: remaining lives."""
-    ended: bool | None = None
-    """Whether an episode ended; None: to be found out from the flags."""
+
+
+Outcome = tuple[Any, Any, bool, bool, dict[str, Any]]
+"""What `gymnasium.Env.step` returns: observation, reward, terminated, truncated, info."""
+
+
+class LoneEnv(Protocol):
+    """The env of a backend that has a single one, for callers that step it without a batch of one."""
+
+    env: Any
+
+    def fits(self, obs: Any) -> bool:
+        """Return whether an observation is an array of the space's shape and dtype."""
+
+    def gather(self, outcomes: Iterable[Outcome]) -> RawStep:
+        """Return what the env returned as a step, with the env reset if its episode ended."""
 
 
 class Backend(ABC):
@@ -92,6 +106,8 @@ class Backend(ABC):
     """Whether the backend applies `EnvTarget.wraps`; if not, it is not used for targets that have any."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
+    lone: LoneEnv | None = None
+    """The env, if there is one alone, with observations in a Box and actions that are rows of their batch; `step` does the same."""
     fresh: bool = False
     """Whether step and reset return new arrays, which are not written to later."""
     observation_space: gym.Space[Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from slm_lab.env.atari import is_preprocessed
 from slm_lab.lib.records import EnvInfo, ObservationSpace
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed
 from slm_lab.spec.env import EnvSpec
 
 EPSILON = 1e-8
@@ -40,7 +39,7 @@ class RunningStats:
         self.m2 = np.zeros(shape)
         self.inv_std = np.ones(shape)
         """1 / std (population); 1 before the second sample."""
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
 
     @property
     def count(self) -> int:
@@ -67,8 +66,9 @@ class RunningStats:
         if self._store is None:
             self._add(delta)
         else:
-            with self._store.exclusive("statistics"):
-                self._add(delta)
+            self._store.run("statistics", self._add, delta)
+            if self._store.remote:
+                self.refresh()
 
     def _add(self, delta: Moments) -> None:
         size, mean, m2 = delta
@@ -87,9 +87,15 @@ class RunningStats:
 
     def set(self, moments: Moments) -> None:
         """Replace the statistics."""
-        with nullcontext() if self._store is None else self._store.exclusive("statistics"):
-            self._count[0], self.mean[...], self.m2[...] = moments
+        if self._store is None:
+            self._set(moments)
+        else:
+            self._store.run("statistics", self._set, moments)
             self.refresh()
+
+    def _set(self, moments: Moments) -> None:
+        self._count[0], self.mean[...], self.m2[...] = moments
+        self.refresh()
 
     def refresh(self) -> None:
         """Compute inv_std anew."""
@@ -99,7 +105,7 @@ class RunningStats:
         """Return count, mean and m2."""
         return {name: SharedArray(values, "merge") for name, values in (("count", self._count), ("mean", self.mean), ("m2", self.m2))}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         """Use the statistics of all processes."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
@@ -239,7 +245,7 @@ class Normalizers:
         """Return the statistics; running returns stay each process's own."""
         return prefixed(self._stats)
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         """Use the statistics of all processes."""
         attach_parts(self._stats, store, arrays)
 

@@ -148,6 +148,8 @@ def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
     match space:
         case spaces.Box() | spaces.MultiBinary():
             size = int(np.prod(space.shape))
+            if space.shape == (size,):
+                return size, lambda batch: np.array(batch, np.float32)
             return size, lambda batch: np.array(batch, np.float32).reshape(-1, size)
         case spaces.Discrete():
             return _one_hot(np.array([space.n]), np.array([space.start]))

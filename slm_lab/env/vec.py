@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
-from slm_lab.env.backend import Backend, RawStep
+from slm_lab.env.backend import Backend, LoneEnv, RawStep
 from slm_lab.env.info import picked_numbers
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.snapshot import NotSavable
@@ -48,6 +48,9 @@ class Env:
         self._backend = backend
         self._encode, self._decode = encode, decode
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
+        self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
+        self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
+        self._lone = backend.lone
         self._life_loss, self._log_info = life_loss, tuple(log_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
@@ -90,23 +93,47 @@ class Env:
 
         Raises: InvalidReward if a reward is not finite; RuntimeError, or what the env raises, if an env fails.
         """
-        raw = self._backend.step(self._decode(action_N))
-        obs = self._encode(raw.obs)
+        if self._lone is not None:
+            return self._step_lone(self._lone, action_N)
+        return self._finish_step(self._backend.step(self._decode(action_N)))
+
+    def _step_lone(self, lone: LoneEnv, action_N: np.ndarray) -> VecStep:
+        """Step a single env without arrays of one, which cost as much as CartPole's step; at the end of an episode as several envs."""
+        outcome = obs, reward, terminated, truncated, info = lone.env.step(self._decode(action_N)[0])
+        if terminated or truncated or "lives" in info or not (lone.fits(obs) and isfinite(reward)):
+            return self._finish_step(lone.gather([outcome]))
+        self._return_N[0] += reward
+        self._steps += 1
+        obs_N, reward_N = self._encode(obs[None]), np.empty(1, self._reward_type)
+        reward_N[0] = reward
+        if self._normalizes:
+            obs_N, reward_N = self._normalize_both(obs_N, reward_N)
+        return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
+
+    def _finish_step(self, raw: RawStep) -> VecStep:
+        """Return what the backend returned as agents see it."""
+        obs_N = self._encode(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
         self._steps += 1
         if not reward_N.dot(reward_N) < inf:  # a third of the time of np.isfinite(reward_N).all()
             self._check_finite(reward_N)
-        ended = raw.ended
-        if ended is None:  # searching bytes takes a third of the time of .any()
-            ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
+        # searching bytes takes a third of the time of .any()
+        ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
         if ended or self._pending_N is not None or self._life_loss:
-            return self._boundary(raw, obs, ended)
+            return self._boundary(raw, obs_N, ended)
+        if self._normalizes:
+            obs_N, reward_N = self._normalize_both(obs_N, reward_N)
+        else:
+            reward_N = reward_N.astype(np.float32)
+        return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
+
+    def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Normalise observations and rewards of a step in which no episode ended, and none before."""
         if self._normalize_obs is not None:
-            self._normalize_obs.update(obs)
-            obs = self._normalize_obs(obs)
-        reward_N = reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
-        return VecStep(reward_N, self._none_N, self._none_N, obs, obs, self._none_N, self._all_N, [])
+            self._normalize_obs.update(obs_N)
+            obs_N = self._normalize_obs(obs_N)
+        return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
         """Raise InvalidReward for the first reward that is not finite and not a dummy row's."""

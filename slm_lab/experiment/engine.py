@@ -9,14 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from slm_lab.experiment.events import Emit, End, Notice
+from slm_lab.experiment.events import End, Notice
 from slm_lab.experiment.failures import cause
+from slm_lab.experiment.job import SAVING, STOP_SECONDS, Engine, Job
 from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.process.child import SharedFd
 from slm_lab.experiment.process.heartbeat import Heartbeat
 from slm_lab.experiment.process.interrupt import Blocked, watchdog
@@ -35,42 +36,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
-"""open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""
-_STOP_SECONDS = 60.0
-"""Time that a Session has to save itself after Ctrl-C."""
 _CLOSE_SECONDS = 15.0
 """Time that a Session's process has to close its envs and exit after it has reported its end."""
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
 """Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes. Copies of
 the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The Sessions of a trial and what they need to run."""
-
-    spec: Spec
-    plan: Plan
-    trial: int
-    open_run: OpenRun
-    emit: Emit
-    """Takes the events of all Sessions but rows."""
-    stop: Stop
-    sessions: tuple[int, ...] = ()
-    """Those to run; () stands for all."""
-    resumed: RunPaths | None = None
-    """The run that the Sessions continue; None for a new one."""
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The Sessions to run."""
-        return self.sessions or tuple(range(self.spec.meta.max_session))
-
-
-Engine = Callable[[Job], list[End]]
-"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run's
-folder cannot be made. No process outlives the call."""
 
 
 def run_inline(job: Job) -> list[End]:
@@ -246,12 +216,12 @@ class _SessionProcesses:
         """Let those that have begun save themselves; the others have nothing to save."""
         self.waiting.clear()
         if self.deadline is None:
-            self.deadline = time.monotonic() + _STOP_SECONDS
+            self.deadline = time.monotonic() + STOP_SECONDS
             if self.begun:
-                self.job.emit(Notice("saving checkpoints (Ctrl-C again quits without saving)"))
+                self.job.emit(Notice(SAVING))
             for child in list(self.tasks):
                 if child in self.begun:
-                    child.stop(_STOP_SECONDS)
+                    child.stop(STOP_SECONDS)
                 else:
                     self._end(child, End(self.tasks[child].index, "stopped"))
 
@@ -266,12 +236,21 @@ def run_processes(job: Job) -> list[End]:
     return _SessionProcesses(job).run()
 
 
-ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes}
+def run_ray(job: Job) -> list[End]:
+    """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if it cannot be used."""
+    from slm_lab.experiment.cluster.sessions import run_on_cluster
+
+    return run_on_cluster(job)
+
+
+ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, "ray": run_ray}
 """Name → engine."""
 
 
-def choose_engine(spec: Spec) -> str:
+def choose_engine(spec: Spec, plan: Plan | None = None) -> str:
     """The engine for a spec: one Session that trains a net of its own needs no other process."""
+    if plan is not None and plan.cluster is not None:
+        return "ray"
     return "inline" if spec.meta.max_session == 1 and not spec.meta.distributed else "processes"
 
 

@@ -146,7 +146,7 @@ def _video(paths: RunPaths, agent: LoadedAgent, game: Game) -> VideoFile:
 def summary(played: Played) -> str:
     """Return the checkpoint, the mean return with its 95 % interval, and the range of the returns; with a video its file."""
     returns, lines = played.returns, [str(played.checkpoint)]
-    mean = estimate(returns, "mean")
+    mean = estimate(returns)
     assert mean is not None
     interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
     count = f"{len(returns)} episode{'s' if len(returns) > 1 else ''}"

@@ -65,15 +65,23 @@ class Plan:
     """Sessions at a time; None: as many as there are cores."""
     engine: str | None = None
     """A name in engine.ENGINES; None: as the spec needs."""
+    cluster: str | None = None
+    """Address of the Ray cluster that runs it: HOST:PORT, "auto" (the one that this machine is a node of), or "local" (one is started on
+    this machine); None: this machine without Ray."""
     common_seeds: bool = False
     """Every trial of a search has the seeds of the first."""
     observers: tuple[Callable[..., Any], ...] = ()
     """Make the user's observers beside those of meta.observers (see observers.base.ObserverFactory)."""
 
     def concurrent_sessions(self, meta: MetaSpec) -> int:
-        """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes."""
+        """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes.
+
+        On a cluster at most so many, as its nodes have resources.
+        """
         if meta.distributed:
             return meta.max_session
+        if self.cluster is not None:
+            return min(meta.max_session, self.jobs or meta.max_session)
         return max(1, min(meta.max_session, self.jobs or cores() // session_processes(meta)))
 
 

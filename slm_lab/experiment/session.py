@@ -16,6 +16,7 @@ import torch
 from pydantic_core import PydanticSerializationError
 from threadpoolctl import threadpool_limits
 
+from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent, check_arithmetic
 from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.agent.replay.replay import check_replay_memory
@@ -24,7 +25,7 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env, InvalidReward
 from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
-from slm_lab.experiment.collect.workers.pool import WorkerPool, open_pool
+from slm_lab.experiment.collect.workers.pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.events import CheckpointWritten, Values
@@ -43,11 +44,12 @@ from slm_lab.experiment.process.server import server_in_use, use_start_method
 from slm_lab.experiment.resolve import completed, resolve_inference, select_device, with_seed
 from slm_lab.experiment.sink import MemorySink, RunSink
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
-from slm_lab.lib.store import Shareable, SharedArrays
+from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 
@@ -81,6 +83,7 @@ class Session:
         resumed: the run has been started before: either `load` or `init_weights` is to be called after `build`, and the tables in the
             sink are continued from the loaded state, or else removed.
         beat: called with each phase that begins, see process.heartbeat.
+        pool: starts the rollout workers.
     """
 
     def __init__(
@@ -92,11 +95,12 @@ class Session:
         trial: int = 0,
         stop: Stop | None = None,
         sink: RunSink | None = None,
-        store: SharedArrays | None = None,
+        store: Store | None = None,
         restart: int = 0,
         resumed: bool = False,
         beat: Beat = no_beat,
         observers: Sequence[ObserverFactory] = (),
+        pool: OpenPool = open_pool,
     ) -> None:
         check_spec(spec)
         self.spec, self.index, self.plan, self.trial = spec, index, plan or Plan(), trial
@@ -105,6 +109,7 @@ class Session:
         """The same after those of the spec."""
         self.stop, self.store, self.restart, self.resumed, self.beat = stop or Stop(), store, restart, resumed, beat
         self.sink = self._given_sink = sink
+        self._open_pool = pool
         self._timer = SaveTimer(spec.meta.save_interval)
         self._dumped: dict[str, Any] = {}
         """The spec as checkpoints hold it."""
@@ -172,6 +177,8 @@ class Session:
             self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
             if not self.resumed and (self.store is None or self.store.fresh):
                 self.init_weights()
+                if self.store is not None:
+                    self.store.publish()
         except BaseException:
             self.close()
             raise
@@ -182,8 +189,7 @@ class Session:
         self._closing.append(env.close)
         learner = self._build_learner(0, env.info, env.normalizers)
         if self.store is not None:
-            parts: dict[str, Shareable] = {"clock": learner.clock, "episodes": learner.window}
-            self.store.attach(parts | {"normalizers": env.normalizers, "agent": learner.agent})
+            self.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
         self._check_memory(learner)
         self._closing.pop()  # the source closes it
         source = LocalSource(env, learner, self.stop, self.beat)
@@ -195,7 +201,7 @@ class Session:
         spec = self.spec
         assert spec.meta.sampler is not None
         seeds = self._seed(0)
-        pool: WorkerPool = open_pool(spec, seeds, self.device, self.stop, self.beat)
+        pool: WorkerPool = self._open_pool(spec, seeds, self.device, self.stop, self.beat)
         self._closing.append(pool.close)
         try:
             info = pool.info()
@@ -229,12 +235,16 @@ class Session:
         torch.manual_seed(seeds.net)
         return seeds
 
+    def _initial_seeds(self) -> Seeds:
+        """Return the seeds whose weights all Sessions of one net start with."""
+        assert self.spec.meta.random_seed is not None
+        return session_seeds(self.spec.meta.random_seed, self._seed_trial, 0)
+
     def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
         spec, seeds = self.spec, self._seed(policy)
         initial = seeds
         if self.store is not None:  # all Sessions start with the weights of the first
-            assert spec.meta.random_seed is not None
-            initial = replace(seeds, net=session_seeds(spec.meta.random_seed, self._seed_trial, 0).net)
+            initial = replace(seeds, net=self._initial_seeds().net)
         self.info = info
         clock = Clock()
         agent = build_agent(spec, info, initial, clock, self.device, self._learning_cores)
@@ -352,6 +362,8 @@ class Session:
             return
         for learner, saved in zip(self.learners, bundle["policies"], strict=True):
             learner.load_state_dict(saved, shares=self._shares)
+        if self.store is not None:
+            self.store.publish()
         if bundle["source"] is not None and not self.source.load_state_dict(bundle["source"], statistics=not self._shares):
             logger.info("open episodes are dropped; new ones begin")
 
@@ -496,3 +508,8 @@ class Session:
             "explore_var": learner.agent.final_explore_var,
             "global_frame": learner.clock.global_frame,
         }
+
+
+def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
+    """Return the parts of a Session that it shares with others that train the same net."""
+    return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}

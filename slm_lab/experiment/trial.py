@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
+from slm_lab.experiment.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.events import End
+from slm_lab.experiment.job import Job
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories
@@ -70,7 +71,7 @@ class Trial:
     ) -> None:
         check_spec(spec)
         self.plan = plan or Plan(data_dir=Path(data_dir))
-        sent = (self.plan.engine or choose_engine(spec)) != "inline"
+        sent = (self.plan.engine or choose_engine(spec, self.plan)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
         self._drawn = spec.meta.random_seed is None
         self.spec, self.index = _resolved(spec, self.plan), index
@@ -144,14 +145,14 @@ class Trial:
 
     @property
     def _engine(self) -> str:
-        return self.plan.engine or choose_engine(self.spec)
+        return self.plan.engine or choose_engine(self.spec, self.plan)
 
     @property
     def _needs_processes(self) -> bool:
         """Whether it is known that this trial starts child processes."""
         sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
         workers = sampler is not None and not sampler.serial_mode
-        return left and (self._engine != "inline" or workers or self.spec.env.backend == "async")
+        return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
 
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
         sessions, engine = self.spec.meta.max_session, self._engine

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from slm_lab.lib.store import MOMENT, Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import MOMENT, Arrays, Named, SharedArray, Store
 
 _COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
 
@@ -41,7 +41,7 @@ class Clock:
             f"started{MOMENT}": SharedArray(self._started_W[[self._index]], "own"),
         }
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._index = store.index
         self._frames_W, self._started_W = arrays["frames"][:, 0], arrays[f"started{MOMENT}"][:, 0]
         if not store.fresh:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 
 EPISODES = 100
 """Number of finished episodes in the window."""
@@ -27,7 +27,7 @@ class EpisodeWindow:
 
     def __init__(self) -> None:
         self._index = 0
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self._count_W = np.zeros(1, np.int64)
         """Episodes of each process."""
         self._mark_WX = np.zeros((1, 2))
@@ -42,7 +42,7 @@ class EpisodeWindow:
             "ring": SharedArray(self._ring_WRX[self._index], "own"),
         }
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._index, self._store = store.index, store
         self._count_W, self._mark_WX, self._ring_WRX = arrays["count"][:, 0], arrays["mark"], arrays["ring"]
 
@@ -60,6 +60,7 @@ class EpisodeWindow:
     @property
     def returns(self) -> list[float]:
         """Returns of the last EPISODES episodes of all processes, in order of the global frames at which they ended."""
+        self._exchange()
         entries = np.concatenate([self._last(worker)[1] for worker in range(len(self._count_W))])
         return list(map(float, entries[np.argsort(entries[:, _FRAME], kind="stable"), _RETURN][-EPISODES:]))
 
@@ -73,6 +74,7 @@ class EpisodeWindow:
 
         `count_again`: the next call counts these episodes too.
         """
+        self._exchange()
         episodes, total = 0, 0.0
         for worker in range(len(self._count_W)):
             count, entries = self._last(worker)
@@ -113,6 +115,10 @@ class EpisodeWindow:
             self._barrier()
             if int(self._count_W[worker]) - count < _RING - EPISODES:  # the writer has not come round to them meanwhile
                 return count, entries
+
+    def _exchange(self) -> None:
+        if self._store is not None:
+            self._store.exchange()
 
     def _barrier(self) -> None:
         if self._store is not None:

@@ -4,6 +4,10 @@ A part (a trainer, a target network, a normaliser, the clock) holds plain arrays
 train together. `SharedArrays` places them: each process of a trial lists the same names, and finds the same memory behind them, in
 whatever order they were built. A lone Session has no store at all.
 
+A part changes an array that others change too in a *section*: a method of its own that it hands to `Store.run` with plain arguments. In
+shared memory `run` calls it under a lock. A store in another process (experiment/cluster) calls the method of the same name of the same
+part there, and brings this process's copies of the part's arrays up to date.
+
 The memory is one anonymous file that every process maps. It has no name, so nothing is left of it when the last process is gone; the
 locks are the system's record locks, which a process releases when it dies.
 """
@@ -13,10 +17,10 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -41,6 +45,9 @@ _LOCK_BYTES: dict[Lock, int] = {
 MOMENT = "_moment"
 """Ending of the names of arrays that hold times in seconds of perf_counter: they mean nothing after a restart of the machine, so a snapshot
 leaves them out."""
+SectionLock = Literal["update", "statistics", "target"]
+"""Lock of a section: update: none unless meta.hogwild_lock."""
+Result = TypeVar("Result")
 _SAVED = f"saved{MOMENT}"
 """Array with the time of the last save."""
 _ALIGNMENT = 64
@@ -65,8 +72,65 @@ class Shareable(Protocol):
     def shared_arrays(self) -> Named:
         """The arrays to share, by name."""
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         """Use the arrays of `store`, by the names of `shared_arrays`, from now on."""
+
+
+class Store(Protocol):
+    """What parts and Sessions need of a store: SharedArrays, or one in another process."""
+
+    index: int
+    """Which of the processes this is."""
+    workers: int
+    """Number of processes."""
+    synced: bool
+    """A process brings its copy of the parameters up to date only after its own updates (meta.distributed "synced")."""
+    locked: bool
+    """Updates happen one after the other (meta.hogwild_lock)."""
+    fresh: bool
+    """Training has not begun."""
+    remote: bool
+    """The arrays of this process are copies of those in another process."""
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array placed here, by its full name."""
+
+    def at(self, name: str, part: Shareable) -> Store:
+        """Return the store as one of its parts uses it, `name` within the part that this one belongs to."""
+
+    def attach(self, parts: Mapping[str, Shareable]) -> None:
+        """Place the arrays of these parts and let the parts use them. Raises MemoryError if there is no room for them."""
+
+    def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
+        """Call `section`, a method of the part that this store is `at`, while others that want the same lock wait."""
+
+    def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
+        """The same; None, without a call, if another process holds the lock."""
+
+    def update(self) -> AbstractContextManager[None]:
+        """One update of the parameters, in the process of the store: exclusive if the store is locked."""
+
+    def pull(self, seconds: float = 0.0) -> None:
+        """Bring this process's copies of the part's arrays up to date, if they are older than so many seconds and others are newer."""
+
+    def exchange(self) -> None:
+        """Let others see what this process has written to its rows of "own" arrays, and see what they wrote."""
+
+    def publish(self) -> None:
+        """Let others see what this process has written outside of sections, before training begins."""
+
+    def barrier(self) -> None:
+        """Order this process's reads and writes before against those after, as other processes see them."""
+
+    def saving(self, interval: float | None) -> AbstractContextManager[bool]:
+        """Keep other processes from saving the arrays until the block ends; see SharedArrays."""
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return copies of all arrays at one moment at which no process is in the middle of a change. Valid until the next call."""
+
+    def restore(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Overwrite the arrays with what `snapshot` returned. Raises ValueError if names or shapes differ."""
 
 
 def prefixed(parts: Mapping[str, Shareable]) -> Named:
@@ -74,10 +138,13 @@ def prefixed(parts: Mapping[str, Shareable]) -> Named:
     return {f"{prefix}/{name}": array for prefix, part in parts.items() for name, array in part.shared_arrays().items()}
 
 
-def attach_parts(parts: Mapping[str, Shareable], store: SharedArrays, arrays: Arrays) -> None:
+def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -> None:
     """Hand each part its arrays, by the names that `prefixed` gave them."""
     for prefix, part in parts.items():
-        part.attach(store, {name.removeprefix(f"{prefix}/"): array for name, array in arrays.items() if name.startswith(f"{prefix}/")})
+        part.attach(
+            store.at(prefix, part),
+            {name.removeprefix(f"{prefix}/"): array for name, array in arrays.items() if name.startswith(f"{prefix}/")},
+        )
 
 
 class SharedArrays:
@@ -91,6 +158,8 @@ class SharedArrays:
         fresh: training has not begun: initial values are written, the same by every process. Otherwise the arrays stay as they are.
     """
 
+    remote = False
+
     def __init__(
         self, fd: int, index: int = 0, workers: int = 1, *, synced: bool = False, locked: bool = False, fresh: bool = True
     ) -> None:
@@ -99,6 +168,10 @@ class SharedArrays:
         """Every array placed here, by its full name."""
         self._writing = False
         self._copies: dict[str, np.ndarray] = {}
+
+    def at(self, name: str, part: Shareable) -> Self:
+        """Return this store: all parts use the same memory."""
+        return self
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
         """Place the arrays of these parts and let the parts use them. Raises MemoryError if this machine has no room for them."""
@@ -128,6 +201,23 @@ class SharedArrays:
             self.arrays[name] = array
         return dict(self.arrays)
 
+    def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
+        """Call `section` while every other process that wants the lock is kept out."""
+        with self.update() if lock == "update" else self.exclusive(lock):
+            return section(*args)
+
+    def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
+        """The same; None, without a call, if another process holds the lock."""
+        with self.claim(lock) as mine:
+            return section(*args) if mine else None
+
+    def pull(self, seconds: float = 0.0) -> None:
+        """Do nothing: the memory is shared. So do `exchange` and `publish`."""
+
+    def exchange(self) -> None: ...
+
+    def publish(self) -> None: ...
+
     @contextmanager
     def exclusive(self, lock: Literal["statistics", "target"]) -> Iterator[None]:
         """Change arrays while every other process is kept out."""
@@ -135,7 +225,7 @@ class SharedArrays:
             yield
 
     @contextmanager
-    def claim(self, lock: Literal["target"]) -> Iterator[bool]:
+    def claim(self, lock: SectionLock) -> Iterator[bool]:
         """True, and every other process is kept out, unless another process holds the lock: then False."""
         with self._writes(), self._record_lock(lock, wait=False) as mine:
             yield mine

@@ -38,7 +38,8 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
                 _without_lookahead(net, ("agent", key), report)
     algorithm = value_at(raw, _ALGORITHM)
     if report.for_slm_lab and isinstance(algorithm, dict):
-        _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
+        if algorithm.get("name") in ("PPO", "PPOSIL"):
+            _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
                 _constant(schedule, (*_ALGORITHM, key), report)
@@ -46,7 +47,7 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
 
 def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
     """Round PPO's sizes up to multiples of num_envs, as SLM Lab does if one of them is not a multiple."""
-    if algorithm.get("name") not in ("PPO", "PPOSIL") or not isinstance(envs, int) or envs < 2:
+    if not isinstance(envs, int) or envs < 2:
         return
     for key in ("time_horizon", "minibatch_size"):
         size, path = algorithm.get(key), (*_ALGORITHM, key)
@@ -127,6 +128,11 @@ def _learning(spec: Spec) -> Notes:
     given = algorithm.model_fields_set
     if algorithm.name == "DQN":
         yield (*_ALGORITHM, "name"), "DQN", "takes the maximum of the target net; in SLM Lab DQN is DoubleDQN"
+    if "minibatch_size" in type(algorithm).model_fields and "minibatch_size" not in given:
+        yield (*_ALGORITHM, "minibatch_size"), "minibatch_size", "is absent, which is 64; in SLM Lab it is 4"
+    if getattr(algorithm, "normalize_advantages", None) is False:
+        message = "false: advantages are used as they are; SLM Lab standardises them all the same"
+        yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
     if algorithm.self_imitation:
         message = "learns from the returns of whole episodes, the critic included; SLM Lab sums rewards over shuffled transitions"
         yield (*_ALGORITHM, "name"), "self-imitation", message

@@ -49,7 +49,8 @@ class MetaSpec(SpecModel):
     hogwild_lock: Flag = False
     """Lock the global net during updates: one Session at a time."""
     max_restart: Count = 1
-    """Maximum restarts of a killed or hanging process: a Session of a global net, or a rollout worker."""
+    """Maximum restarts of a killed or hanging process: a Session of a global net, or a rollout worker; on a cluster every Session, also
+    if its node is lost, and the parameter server."""
     sampler: SamplerSpec | None = None
     """Collect with rollout workers while a learner trains, synchronously or asynchronously; absent: each Session steps its own envs."""
     max_session: Positive = 1

@@ -199,18 +199,17 @@ def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Stu
     if not isinstance(raw, dict) or "study" not in raw:
         raise SpecError(where, [Problem("", "is a spec, not a study: it has no 'study' object; its modes are train, dev and search")])
     report = Report()
-    report.problems += [
+    beside = [
         Problem(key, f"unknown key beside 'study'{nearest(key, ['study'])}", "unknown") for key in raw if key not in ("study", "$schema")
     ]
     body = _with_sets(json.loads(json.dumps(raw["study"])), sets, report)
     spec = _validated(body, report)
-    if spec is None or report.problems:
-        raise SpecError(where, _below_study(report.problems))
+    if spec is None or report.problems or beside:
+        raise SpecError(where, [*beside, *_below_study(report.problems)])
     _check(spec, report)
     notes: list[str] = []
     scores: dict[tuple[str, str], float] = {}
     runs = tuple(_runs(spec, source, name, report, notes, scores))
-    _check_different(runs, spec, report)
     if report.problems:
         raise SpecError(where, _below_study(report.problems))
     for note in dict.fromkeys(notes):
@@ -219,7 +218,7 @@ def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Stu
 
 
 def _below_study(problems: Sequence[Problem]) -> list[Problem]:
-    return [one if one.path == "" or "beside 'study'" in one.message else replace(one, path=f"study.{one.path}") for one in problems]
+    return [replace(one, path=f"study.{one.path}".rstrip(".")) for one in problems]
 
 
 def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
@@ -307,6 +306,8 @@ def _runs(
     """Yield the runs: for each env and entry one for each seed. Adds the published scores to `scores`."""
     envs: list[StudyEnv | None] = [*spec.envs] or [None]
     seen: dict[tuple[str, str], int] = {}
+    trained: dict[str, tuple[str, str]] = {}
+    """Digest → (entry, env) that trains it."""
     for env in envs:
         for index, entry in enumerate(spec.entries):
             loaded = _load(spec, index, entry, env, source, name, report, notes)
@@ -322,6 +323,10 @@ def _runs(
             if (score := entry.published if published is None else published) is not None:
                 scores[key] = score
             found = settings(loaded)
+            if (other := trained.setdefault(digest(found), key)) != key:
+                place: Path = ("envs", spec.envs.index(env)) if env is not None and other[1] != label else ("entries", index)
+                report.fail(place, f"'{key[0]}' in {label} is the same spec as '{other[0]}' in {other[1]}, with the same values")
+                continue
             for seed in spec.random_seed:
                 meta = loaded.meta.model_copy(update={"random_seed": seed})
                 yield StudyRun(entry_label(entry), label, loaded.model_copy(update={"meta": meta}), found)
@@ -367,7 +372,8 @@ def _load(
         within = f" in {env_label(env)}" if env is not None else ""
         for problem in error.problems:
             unknown = not problem.path and "unknown spec" in problem.message
-            report.fail((*place, "spec") if unknown else place, f"{entry_label(entry)}{within}: {problem}")
+            message = str(problem).replace("--set", "set")  # that of the study, its env or the entry
+            report.fail((*place, "spec") if unknown else place, f"{entry_label(entry)}{within}: {message}")
         return None
     if len(found.specs) != 1:
         report.fail(
@@ -405,18 +411,6 @@ def _paths(given: Mapping[str, Any], place: Path, report: Report) -> Iterator[tu
             report.fail((*place, key), f"must be a path such as env.max_frame, not {show(key)}")
         else:
             yield key, value
-
-
-def _check_different(runs: Sequence[StudyRun], spec: StudySpec, report: Report) -> None:
-    """Add a problem for each entry that trains the same as another one."""
-    seen: dict[str, str] = {}
-    labels = [entry_label(entry) for entry in spec.entries]
-    for run in runs:
-        other = seen.setdefault(run.digest, run.entry)
-        if other != run.entry and run.random_seed == spec.random_seed[0]:
-            report.fail(
-                ("entries", labels.index(run.entry)), f"'{run.entry}' is the same spec as '{other}' in {run.env}, with the same values"
-            )
 
 
 def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

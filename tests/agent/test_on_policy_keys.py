@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.ops import objective
+from slm_lab.agent.ops.arrays import tensor
 from tests.agent.helpers import MLP
 from tests.agent.test_algorithms import ACTOR_CRITIC, ENTROPY, PPO, gathered, log_pi
 
@@ -135,10 +136,11 @@ def test_value_loss_of_actor_critic(closed_form: bool, monkeypatch: pytest.Monke
     past = np.random.default_rng(0).normal(size=400)
     agent.algorithm.deviation.update(torch.from_numpy(past))
     batch = next(agent.algorithm._with_advantages(rollout).microbatches())[0]
-    std = float(np.append(past, batch.target_B.numpy()).std())
+    value_B, target_B = tensor(batch.value_B), tensor(batch.target_B)
+    std = float(np.append(past, target_B.numpy()).std())
     assert std > 1.0
-    assert float(batch.target_B.max()) > 10 * std
-    value, target = (batch.value_B / std).clamp(-10, 10), (batch.target_B / std).clamp(-10, 10)
+    assert float(target_B.max()) > 10 * std
+    value, target = (value_B / std).clamp(-10, 10), (target_B / std).clamp(-10, 10)
     agent.algorithm.meter.begin()
     agent.algorithm._add_loss(batch, 1.0)
     agent.algorithm.meter.step()

@@ -1,13 +1,17 @@
 """Returns and advantages against brute force, with truncations and terminations inside."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slm_lab.agent.algorithm.common.value_scale import standardize_valid
 from slm_lab.agent.ops import returns
-from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize
+from slm_lab.agent.ops.diagnostics import explained_variance
+from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize, vtrace
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -49,6 +53,36 @@ def brute_gae(r: dict[str, torch.Tensor], t: int, n: int, gamma: float, lam: flo
         if r["done"][k, n]:
             break
     return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), T=st.integers(1, 20), N=st.integers(1, 3), steps=st.integers(1, 25))
+def test_arrays_as_tensors(seed: int, T: int, N: int, steps: int) -> None:
+    """Small nets learn from arrays: the same numbers, bit for bit, in float32."""
+    tensors = {name: x.float() if x.is_floating_point() else x for name, x in random_rollout(seed, T, N).items()}
+    arrays = {name: x.numpy() for name, x in tensors.items()}
+    valid = torch.from_numpy(np.random.default_rng(seed).random((T, N)) < 0.8)
+
+    def computed(r: dict[str, Any], valid: Any) -> list[Any]:
+        rows = (r["reward"], r["value"], r["next_value"], r["terminated"], r["done"])
+        reward, value, next_value, terminated, done = rows
+        return [
+            gae(*rows, GAMMA, LAM),
+            nstep_returns(reward, next_value, terminated, done, GAMMA, steps),
+            discounted_returns(reward, next_value, terminated, done, GAMMA),
+            *vtrace(value - reward, *rows, GAMMA, LAM, 1.0, 1.0),
+            standardize_valid(value, valid),
+            standardize_valid(value, valid | True),
+        ]
+
+    for x, y in zip(computed(arrays, valid.numpy()), computed(tensors, valid), strict=True):
+        assert isinstance(x, np.ndarray)
+        assert isinstance(y, torch.Tensor)
+        assert x.dtype == np.float32
+        np.testing.assert_array_equal(x, y.numpy())
+    assert explained_variance(arrays["value"], arrays["reward"], valid.numpy()) == explained_variance(
+        tensors["value"], tensors["reward"], valid
+    )
 
 
 @settings(max_examples=40, deadline=None)

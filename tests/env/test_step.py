@@ -57,6 +57,36 @@ def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, ma
         assert any(t.terminated for t in transitions)
 
 
+@pytest.mark.parametrize("keys", [{}, {"max_t": 4}, {"normalize_obs": True, "normalize_reward": True}], ids=str)
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", f"{PREFIX}Toy-v0"])
+def test_a_lone_env_steps_as_several_do(name: str, keys: dict[str, Any]) -> None:
+    """Without arrays of one its steps are the same, bit for bit, and stay as they are."""
+    lone, other = (build(name, 1, backend="sync", **keys) for _ in range(2))
+    assert lone._lone is not None
+    other._lone = None
+    kept = [(lone.reset(), other.reset())]
+    for _ in range(60):
+        action = other.sample()
+        step, expected = lone.step(action), other.step(action)
+        assert step.episodes == expected.episodes
+        for one, two in zip(step[:-1], expected[:-1], strict=True):
+            assert (one.dtype, one.shape) == (two.dtype, two.shape)
+            assert np.array_equal(one, two)
+        kept.append((step.obs_N, expected.obs_N.copy()))
+    assert all(np.array_equal(obs, expected) for obs, expected in kept)
+    lone.sample()
+    assert lone.state_dict() == {**other.state_dict(), "sampler": lone.state_dict()["sampler"]}
+
+
+def test_a_lone_env_recognises_the_same_actions() -> None:
+    env = build(f"{PREFIX}Toy-v0", 1, backend="sync")
+    space = env._lone.env.unwrapped.action_space  # type: ignore[union-attr]
+    assert space.contains is not type(space).contains
+    for x in [*range(3, 10), *map(np.int64, range(3, 10)), np.int32(6), np.float64(6), np.array(6), np.array([6]), True, 6.0, "6", None]:
+        assert space.contains(x) == type(space).contains(space, x), repr(x)
+    assert pickle.loads(pickle.dumps(space)).contains(np.int64(6))
+
+
 def test_dummy_rows_of_next_step_autoreset() -> None:
     """Defect 12: a dummy row is not a transition; it carries the reset observation, and its reward counts nowhere."""
     env = build(PREFIX + "ToyNextStep-v0", backend="native")

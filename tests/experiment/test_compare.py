@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import pytest
 
 from slm_lab import cli
 from slm_lab.experiment.analysis.compare import SeedResult, Setting, differing_keys, read_settings, summarize
-from slm_lab.experiment.analysis.compare_report import AXES, METRICS, compare, comparison_graphs
+from slm_lab.experiment.analysis.compare_report import AXES, METRICS, compare, comparison_graphs, text_table
 from slm_lab.experiment.analysis.render_png import PNGRenderer
 from slm_lab.experiment.analysis.run import load_run
-from slm_lab.experiment.analysis.statistics import Estimate, Statistic, estimate
+from slm_lab.experiment.analysis.statistics import Estimate, estimate
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.observers.base import COLUMNS
 from slm_lab.experiment.paths import RunPaths
@@ -90,7 +91,7 @@ def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", [[10, 50, 90], [20, 100, 100], [30, 40, 30]], norms=[1.0, 2.0, 6.0])
     summary = summarize(only(run), 50)
     assert (summary.seeds, summary.sessions, summary.solved) == (3, 3, 2)
-    assert summary.steps_to_threshold == (200, 200, 200)  # at frames 200 and 200; the third never
+    assert summary.steps_to_threshold == (200, None, None)  # at frames 200 and 200; the third never
     assert summary.seconds_to_threshold is not None
     assert summary.seconds_to_threshold.value == 4
     assert summary.final_return is not None
@@ -246,39 +247,41 @@ def test_global_frames_of_a_plain_run_are_its_frames(tmp_path: Path) -> None:
 
 
 def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> None:
-    setting = only(make_run(tmp_path / "a", [["", -900, -150], ["", -300, -250], ["", "", ""]]))
-    none, all_of_them = summarize(setting, 0), summarize(setting, -400)
-    assert (none.solved, none.steps_to_threshold, none.seconds_to_threshold) == (0, None, None)
-    assert (summarize(setting, -200).solved, all_of_them.solved) == (1, 2)
-    assert all_of_them.steps_to_threshold is not None
-    assert all_of_them.steps_to_threshold.value == 250  # median of 300 and 200
+    run = make_run(tmp_path / "a", [["", -900, -150], ["", -300, -250], ["", "", ""]])
+    setting = only(run)
+    none, one, all_of_them = (summarize(setting, threshold) for threshold in (0, -200, -400))
+    never = Estimate(math.inf, None, None)
+    assert (none.solved, none.steps_to_threshold, none.seconds_to_threshold) == (0, never, never)
+    assert (one.solved, one.steps_to_threshold) == (1, never)  # one of three, which is no median of all
+    assert (all_of_them.solved, all_of_them.steps_to_threshold) == (2, (300, None, None))  # 200, 300, never
+    assert "1 of 3  ∞" in text_table([one])
+    compare([str(run)], solve=-200.0, out=tmp_path / "out")
+    assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["steps_to_threshold"] is None
     assert all_of_them.final_return is not None
     assert all_of_them.final_return.value == -200  # of the two that ended an episode
 
 
 def test_estimate_by_hand() -> None:
-    assert estimate([], "mean") is estimate([None], "median") is None
-    assert estimate([None, 3.0], "mean") == (3, None, None)
-    assert estimate([0.0, 10.0], "mean") == pytest.approx((5, 5 - 63.53, 5 + 63.53))  # 12.706 · 7.0711 / √2
-    assert estimate([1.0, 2.0, 6.0], "median") == pytest.approx((2, 2 - 8.239, 2 + 8.239), rel=1e-3)  # 4.303 · 1.2533 · 2.6458 / √3
+    assert estimate([]) is estimate([None]) is None
+    assert estimate([None, 3.0]) == (3, None, None)
+    assert estimate([0.0, 10.0]) == pytest.approx((5, 5 - 63.53, 5 + 63.53))  # 12.706 · 7.0711 / √2
     values = np.random.default_rng(1).normal(7.0, 2.0, 400).tolist()
-    mean = estimate(values, "mean")
+    mean = estimate(values)
     assert mean is not None
     assert mean.low is not None
     assert mean.high is not None
     assert mean.high - mean.low == pytest.approx(2 * 1.96 * np.std(values) / 20, rel=0.05)
-    assert estimate(values, "mean") == mean
+    assert estimate(values) == mean
 
 
-@pytest.mark.parametrize("statistic", ["mean", "median"])
 @pytest.mark.parametrize("skew", [0.0, 0.5])
-def test_intervals_cover_the_truth(statistic: Statistic, skew: float) -> None:
+def test_intervals_cover_the_truth(skew: float) -> None:
     """Of normal returns, and of skewed (log-normal) ones."""
     rng = np.random.default_rng(0)
-    truth = np.exp(skew**2 / 2) if skew and statistic == "mean" else 1.0
+    truth = np.exp(skew**2 / 2) if skew else 1.0
     for seeds, repeats in ((2, 1500), (4, 1500), (8, 1500), (19, 1500), (20, 500), (40, 500)):
         noise = rng.normal(size=(repeats, seeds))
-        intervals = [estimate(values.tolist(), statistic) for values in (np.exp(skew * noise) if skew else 1 + noise)]
+        intervals = [estimate(values.tolist()) for values in (np.exp(skew * noise) if skew else 1 + noise)]
         covered = np.mean([one is not None and one.low is not None and one.low <= truth <= (one.high or 0.0) for one in intervals])
         assert (0.88 if skew else 0.92) < covered < 0.99, seeds
 

@@ -9,8 +9,9 @@ import pytest
 
 from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.experiment import engine, plan, trial
-from slm_lab.experiment.engine import ENGINES, Job, choose_engine, failures
+from slm_lab.experiment.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
+from slm_lab.experiment.job import Job
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.session import Session
@@ -28,12 +29,14 @@ SAMPLER = {"num_workers": 3, "num_envs_per_worker": 2}
 )
 def test_which_engine_runs_a_spec(meta: dict[str, object], name: str, make_spec: MakeSpec) -> None:
     assert choose_engine(make_spec(meta=meta)) == name
+    assert choose_engine(make_spec(meta=meta), Plan(cluster="auto")) == "ray"
 
 
 def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
     """In equal rows, in the events they hand on (which hold no rows), and in how the Session ended."""
     tables, kinds = {}, {}
-    for name, run in ENGINES.items():
+    for name in ("inline", "processes"):
+        run = ENGINES[name]
         events: list[Event] = []
         opened: list[Mapping[str, str | int]] = []
         paths = new_run(tmp_path / name, "small")
@@ -70,7 +73,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
         return ends
 
     monkeypatch.setitem(ENGINES, "in turns", one_after_the_other)
-    monkeypatch.setattr(trial, "choose_engine", lambda spec: "in turns")
+    monkeypatch.setattr(trial, "choose_engine", lambda *spec: "in turns")
     made = Trial(make_spec(meta={"max_session": 2}), tmp_path)
     assert made.run()["sessions"] == 2
     assert made.paths is not None

@@ -28,7 +28,7 @@ def test_coverage_of_the_mean(name: str, count: int) -> None:
     draw, mean = DRAWS[name]
     rng, covered = np.random.default_rng(0), 0
     for _ in range(2000):
-        one = estimate(draw(rng, count).tolist(), "mean")
+        one = estimate(draw(rng, count).tolist())
         assert one is not None
         assert one.low is not None
         assert one.high is not None
@@ -92,9 +92,9 @@ def test_coverage_of_the_median() -> None:
 
 
 def test_verdicts() -> None:
-    score = estimate([90.0, 110.0, 100.0, 104.0], "mean")
+    score = estimate([90.0, 110.0, 100.0, 104.0])
     assert [verdict(score, published) for published in (None, 101.0, 105.0, 200.0)] == ["", "≥", "≈", "below"]
-    assert verdict(estimate([90.0], "mean"), 95.0) == "below"
+    assert verdict(estimate([90.0]), 95.0) == "below"
 
 
 @pytest.mark.parametrize("count", [5, 99, 100, 101, 999])

@@ -301,6 +301,19 @@ def test_what_ppo_rounds_is_noted(specs: Specs) -> None:
     assert not [note for note in load(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
 
 
+def test_an_absent_minibatch_size_of_ppo_is_noted(specs: Specs) -> None:
+    algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 32}
+    spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
+    assert spec.agent.algorithm.minibatch_size == 64  # type: ignore[attr-defined]
+    assert "minibatch_size" in loaded(specs, {"agent.algorithm": algorithm})
+    assert "minibatch_size" not in loaded(specs, {"agent.algorithm": {**algorithm, "minibatch_size": 64}})
+
+
+def test_advantages_as_they_are_are_noted(specs: Specs) -> None:
+    assert "normalize_advantages" not in loaded(specs, {})
+    assert "normalize_advantages" in loaded(specs, {"agent.algorithm.normalize_advantages": False})
+
+
 def test_lam_wins_over_num_step_returns(specs: Specs) -> None:
     algorithm = {"name": "ActorCritic", "gamma": 0.98, "lam": 0.9, "num_step_returns": 5, "training_frequency": 16}
     spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")

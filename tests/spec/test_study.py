@@ -89,6 +89,8 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
         ({"random_seed": [1, -2]}, ["study.random_seed[1]"]),
         ({"entries": [*ENTRIES, {"spec": "ppo", "label": "one", "set": {"env.num_envs": 2}}]}, ["study.entries[2].label"]),
         ({"entries": [*ENTRIES, {"spec": "ppo", "label": "twin"}]}, ["study.entries[2]"]),
+        ({"entries": [{"spec": "ppo", "label": "one", "env": env} for env in ("a", "b")]}, ["study.entries[1]"]),
+        ({"entries": [{"spec": "any"}], "envs": [{"name": "CartPole-v1", "label": label} for label in "ab"]}, ["study.envs[1]"]),
         ({"entries": [{"spec": "pppo"}]}, ["study.entries[0].spec"]),
         ({"entries": [{"spec": "it"}]}, ["study.entries[0].spec"]),
         ({"entries": [{"spec": "none.json:ppo"}]}, ["study.entries[0].spec"]),
@@ -119,8 +121,21 @@ def test_what_is_wrong(tmp_path: Path, keys: dict[str, Any], found: list[str]) -
 
 def test_keys_beside_the_study_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
-        study(tmp_path, beside={"agent": {}})
-    assert [problem.path for problem in error.value.problems] == ["agent"]
+        study(tmp_path, beside={"agent": {}}, random_seed=[])
+    assert [problem.path for problem in error.value.problems] == ["agent", "study.random_seed"]
+
+
+def test_a_study_that_is_no_object(tmp_path: Path) -> None:
+    assert problems(tmp_path, beside={"study": []}) == ["study"]
+
+
+def test_values_of_a_set_are_not_said_to_come_from_the_command_line(tmp_path: Path) -> None:
+    for keys in ({"agent.algorithm.gama": 1}, {"agent.algorithm.gamma": "x"}, {"nothing": 1}):
+        with pytest.raises(SpecError) as error:
+            study(tmp_path, entries=[{"spec": "ppo", "set": keys}])
+        (problem,) = error.value.problems
+        assert "--set" not in problem.message
+        assert "set" in problem.message
 
 
 def test_a_study_is_no_spec_and_a_spec_no_study(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import standardize_valid
+from slm_lab.agent.ops.arrays import A, silent, tensor
 from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs, outputs_to_learn
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, RecordedBatch, Values, critic_outputs, outputs_to_learn, recorded_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.algorithm import ActorCriticSpec
@@ -25,17 +28,25 @@ class ActorCritic(PolicyGradient):
     spec: ActorCriticSpec
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
-        return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
+        with silent():
+            return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
-    def _with_advantages(self, rollout: Rollout) -> Batch:
-        spec = self.spec
-        values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout, self.record)
+    def _with_advantages(self, rollout: Rollout) -> Batch | RecordedBatch:
+        recorded = None if self.objective is None else recorded_outputs(self.net, rollout.arrays, self.record)
+        if recorded is not None:
+            return RecordedBatch(rollout.arrays, recorded, *self._advantages(rollout.arrays, recorded))
+        values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout)
         if values is None:
-            values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
+            values = critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
+        return Batch(rollout, values, *self._advantages(rollout, values), self.seq_len)
+
+    def _advantages(self, rollout: Rollout[A], values: Values[A]) -> tuple[A, A]:
+        """Return advantages as the policy loss weights them, and the targets of the critic."""
+        spec = self.spec
         value_TN, next_value_TN = values.output_TN, values.next_output_TN
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
         rows = (reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
-        rho_TN: Tensor | None = None
+        rho_TN: A | None = None
         if spec.with_vtrace:
             lam = 1.0 if spec.lam is None else spec.lam
             ratio_TN = log_ratio(self.distribution, rollout, values)
@@ -53,10 +64,10 @@ class ActorCritic(PolicyGradient):
         if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only inside the weight
             advantage_TN = rho_TN * advantage_TN
         if self.deviation is not None:
-            self.deviation.update(return_TN[rollout.valid_TN])
-        return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
+            self.deviation.update(tensor(return_TN[rollout.valid_TN]))
+        return advantage_TN, return_TN
 
-    def _add_loss(self, batch: Minibatch, weight: float) -> None:
+    def _add_loss(self, batch: Minibatch[Any], weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
         if self.objective is None:
             terms = self._objective(*batch.forward(self.net), batch, entropy_coef)

@@ -18,7 +18,7 @@ from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
-from slm_lab.lib.store import Arrays, Named, Shareable, SharedArrays, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, Shareable, Store, attach_parts, prefixed
 from slm_lab.spec.net import RecurrentNetSpec
 from slm_lab.spec.schedule import Schedule
 from slm_lab.spec.spec import AgentSpec
@@ -149,7 +149,7 @@ class Algorithm:
     def shared_arrays(self) -> Named:
         return prefixed(self.parts())
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         attach_parts(self.parts(), store, arrays)
 
     def storages(self) -> dict[str, RolloutStorage]:

@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A, array
 from slm_lab.agent.ops.device import is_asynchronous, read
 
 
-def explained_variance(value_TN: Tensor, return_TN: Tensor, valid_TN: Tensor) -> float:
+def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
     """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for one that predicts a constant.
 
     0 if all returns are equal; NaN if one is not finite.
     """
-    value, target, valid = value_TN.cpu().numpy().ravel(), return_TN.cpu().numpy().ravel(), valid_TN.cpu().numpy()
+    value, target, valid = array(value_TN).ravel(), array(return_TN).ravel(), array(valid_TN)
     if b"\0" in valid.tobytes():  # a sixth of the time of .all()
         value, target = value[valid.ravel()], target[valid.ravel()]
         if not len(target):

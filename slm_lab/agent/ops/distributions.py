@@ -85,7 +85,9 @@ class Categorical(ActionDistribution):
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         # Gumbel-max trick: argmax(logits + Gumbel noise) is a sample of softmax(logits)
-        return np.add(params_NP, rng.gumbel(size=params_NP.shape)).argmax(axis=1)
+        noise_NP = rng.gumbel(size=params_NP.shape)
+        noise_NP += params_NP.astype(np.float64)  # a sum of two types takes longer than both
+        return noise_NP.argmax(axis=1)
 
     def mode(self, params_NP: np.ndarray) -> np.ndarray:
         return params_NP.argmax(axis=1)

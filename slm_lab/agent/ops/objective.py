@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
@@ -137,35 +138,34 @@ class Objective:
         self,
         params_BP: np.ndarray,
         value_B: np.ndarray,
-        action_B: Tensor,
-        old_logp_B: Tensor,
-        advantage_B: Tensor,
-        target_B: Tensor,
+        action_B: Tensor | np.ndarray,
+        old_logp_B: Tensor | np.ndarray,
+        advantage_B: Tensor | np.ndarray,
+        target_B: Tensor | np.ndarray,
         coefs: Coefs,
         weight: float = 1.0,
     ) -> Known:
-        """Return the objective of a minibatch, and `weight` times its gradient."""
+        """Return the objective of a minibatch, and `weight` times its gradient. To be called inside `silent()`."""
         B = len(value_B)
-        with np.errstate(all="ignore"):  # as torch; the trainer reports values that are not finite
-            logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, action_B.numpy())
-            if coefs.clip_eps is None:
-                loss_B, of_logp_B = _policy_gradient(logp_B, advantage_B.numpy())
-            else:
-                loss_B, of_logp_B = _clipped_surrogate(logp_B, old_logp_B.numpy(), advantage_B.numpy(), coefs.clip_eps)
-            of_logp_B *= coefs.policy * weight / B
-            of_params_BP, of_log_std_D = gradient(of_logp_B, -coefs.entropy * weight / B)
-            if coefs.value_std is None:
-                error_B, of_error_B = value_B - target_B.numpy(), 1.0
-            else:
-                scaled_B = value_B / coefs.value_std
-                near_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
-                error_B = near_B - np.clip(target_B.numpy() / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
-                of_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
-            policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
-            value_loss = float(error_B.dot(error_B)) / B
-            error_B *= 2.0 * coefs.value * weight / B
-            error_B *= of_error_B
-            loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
+        logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, array(action_B))
+        if coefs.clip_eps is None:
+            loss_B, of_logp_B = _policy_gradient(logp_B, array(advantage_B))
+        else:
+            loss_B, of_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps)
+        of_logp_B *= coefs.policy * weight / B
+        of_params_BP, of_log_std_D = gradient(of_logp_B, -coefs.entropy * weight / B)
+        if coefs.value_std is None:
+            error_B, of_error_B = value_B - array(target_B), 1.0
+        else:
+            scaled_B = value_B / coefs.value_std
+            near_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
+            error_B = near_B - np.clip(array(target_B) / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
+            of_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
+        policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
+        value_loss = float(error_B.dot(error_B)) / B
+        error_B *= 2.0 * coefs.value * weight / B
+        error_B *= of_error_B
+        loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
         return Known(Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B)), of_params_BP, error_B, of_log_std_D)
 
     def __call__(
@@ -180,7 +180,8 @@ class Objective:
     ) -> Terms:
         """Return the objective of a minibatch; its gradient flows into `params_BP`, `value_B` and a free log_std."""
         params, value = params_BP.detach().numpy(), value_B.detach().numpy()
-        known = self.known(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
+        with silent():
+            known = self.known(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
         inputs, grads = [params_BP, value_B], [known.of_params_BP, known.of_value_B]
         if known.of_log_std_D is not None:
             inputs.append(self.distribution.log_std)  # type: ignore[attr-defined]  # a Normal

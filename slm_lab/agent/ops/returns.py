@@ -2,35 +2,36 @@
 
 One primitive serves all of them: the backward recursion y_t = x_t + c_t · y_{t+1}. Everywhere `terminated` cuts the
 bootstrap, `done` (terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so
-that a truncated episode keeps its bootstrap and none leaks into the next.
+that a truncated episode keeps its bootstrap and none leaks into the next. All take tensors or numpy arrays.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A, copy, full_like, like, silent, tensor, where
 from slm_lab.agent.ops.device import is_asynchronous
 
 
-def _check(*tensors: Tensor) -> None:
-    shape = tensors[0].shape
-    if len(shape) != 2 or any(t.shape != shape for t in tensors):
-        raise ValueError(f"expected tensors of the same shape [T, N], got {[tuple(t.shape) for t in tensors]}")
+def _check(*rows: A) -> None:
+    shape = rows[0].shape
+    if len(shape) != 2 or any(x.shape != shape for x in rows):
+        raise ValueError(f"expected the same shape [T, N], got {[tuple(x.shape) for x in rows]}")
 
 
-def discounted_scan(x_TN: Tensor, decay_TN: Tensor) -> Tensor:
+def discounted_scan(x_TN: A, decay_TN: A) -> A:
     """y_t = x_t + decay_t · y_{t+1} with y_T = 0, in ⌈log2 T⌉ whole-array steps (Hillis & Steele 1986).
 
     Args: float [T, N] each. Returns y [T, N]. Raises ValueError if shapes differ or are not [T, N].
     """
     _check(x_TN, decay_TN)
-    result_TN = x_TN.clone()
-    with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
-        _scan(*_light(result_TN, decay_TN.clone()))
+    result_TN = copy(x_TN)
+    with silent():
+        _scan(*_light(result_TN, copy(decay_TN)))
     return result_TN
 
 
@@ -39,30 +40,32 @@ def _scan(y_TN: Any, c_TN: Any) -> None:
     shift = 1
     while shift < len(y_TN):
         # after each round y_t covers 2·shift terms and c_t is the product of that many decays
-        y_TN[:-shift] += c_TN[:-shift] * y_TN[shift:]
-        c_TN[:-shift] = c_TN[:-shift] * c_TN[shift:]
+        head_TN, decay_TN = y_TN[:-shift], c_TN[:-shift]
+        head_TN += decay_TN * y_TN[shift:]
+        c_TN[:-shift] = decay_TN * c_TN[shift:]
         shift *= 2
 
 
-def _light(*tensors: Tensor) -> list[Any]:
+def _light(*rows: Tensor | np.ndarray) -> list[Any]:
     """Return numpy views of tensors on the CPU: numpy's calls cost less, `gae` of 32 × 4 takes a third of the time."""
-    return [tensor if is_asynchronous(tensor) else tensor.numpy() for tensor in tensors]
+    return [x if isinstance(x, np.ndarray) or is_asynchronous(x) else x.numpy() for x in rows]
 
 
-def discounted_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float) -> Tensor:
+def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float) -> A:
     """Returns to the end of the episode, bootstrapped if it was truncated or the rollout ends.
 
     R_t = r_t + γ R_{t+1}, with R_{t+1} replaced by V(s_{t+1}) at a truncation and at the last row, by 0 at a
     termination (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
-    cut_TN = done_TN.clone()
+    cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma)
     cut_TN[-1] = True
-    bootstrap_TN = torch.where(cut_TN & ~terminated_TN, next_value_TN, 0.0)
-    return discounted_scan(reward_TN + gamma * bootstrap_TN, gamma * (~cut_TN).to(reward_TN.dtype))
+    decay_TN[cut_TN] = 0.0
+    bootstrap_TN = where(cut_TN & ~terminated_TN, next_value_TN, 0.0)
+    return discounted_scan(reward_TN + gamma * bootstrap_TN, decay_TN)
 
 
-def nstep_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float, n: int) -> Tensor:
+def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, n: int) -> A:
     """n-step returns: Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), shorter if the episode or the rollout ends sooner.
 
     Args: float32 or bool [T, N]; n ≥ 1. Returns [T, N]. Source: arXiv:1602.01783, section 4.
@@ -70,57 +73,55 @@ def nstep_returns(reward_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tenso
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     if n >= len(reward_TN):
         return discounted_returns(reward_TN, next_value_TN, terminated_TN, done_TN, gamma)
-    one_step_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN)
+    one_step_TN = reward_TN + gamma * where(terminated_TN, 0.0, next_value_TN)
     return_TN = one_step_TN
     for _ in range(n - 1):
-        longer_TN = one_step_TN.clone()
-        longer_TN[:-1] = torch.where(done_TN[:-1], one_step_TN[:-1], reward_TN[:-1] + gamma * return_TN[1:])
+        longer_TN = copy(one_step_TN)
+        longer_TN[:-1] = where(done_TN[:-1], one_step_TN[:-1], reward_TN[:-1] + gamma * return_TN[1:])
         return_TN = longer_TN
     return return_TN
 
 
-def gae(
-    reward_TN: Tensor, value_TN: Tensor, next_value_TN: Tensor, terminated_TN: Tensor, done_TN: Tensor, gamma: float, lam: float
-) -> Tensor:
+def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
     """Generalised advantage estimates, eq. 16 of arXiv:1506.02438.
 
     Args: float32 [T, N], `terminated_TN` and `done_TN` bool; `next_value_TN` is V of the true next observation. Returns advantages [T, N].
     """
     _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
-    advantage_TN, decay_TN = gamma * next_value_TN, torch.full_like(reward_TN, gamma * lam)
+    advantage_TN, decay_TN = gamma * next_value_TN, full_like(reward_TN, gamma * lam)
     delta_TN, decays_TN, reward, value, terminated, done = _light(advantage_TN, decay_TN, reward_TN, value_TN, terminated_TN, done_TN)
     delta_TN[terminated] = 0.0  # γ V(s')
     decays_TN[done] = 0.0
-    with np.errstate(all="ignore"):  # as torch: divergence is reported elsewhere
+    with silent():
         delta_TN += reward
         delta_TN -= value
         _scan(delta_TN, decays_TN)
     return advantage_TN
 
 
-class VTrace(NamedTuple):
+class VTrace(NamedTuple, Generic[A]):
     """What `vtrace` returns, float32 [T, N] each."""
 
-    target_TN: Tensor
+    target_TN: A
     """vs: target of the critic, the value of the present policy."""
-    advantage_TN: Tensor
+    advantage_TN: A
     """Â, unweighted: the policy gradient is that of ρ Â log π, or of π/μ Â if a surrogate loss contains the ratio."""
-    rho_TN: Tensor
+    rho_TN: A
     """ρ: the ratio π/μ, at most ρ̄."""
 
 
 def vtrace(
-    log_ratio_TN: Tensor,
-    reward_TN: Tensor,
-    value_TN: Tensor,
-    next_value_TN: Tensor,
-    terminated_TN: Tensor,
-    done_TN: Tensor,
+    log_ratio_TN: A,
+    reward_TN: A,
+    value_TN: A,
+    next_value_TN: A,
+    terminated_TN: A,
+    done_TN: A,
     gamma: float,
     lam: float,
     rho_bar: float,
     c_bar: float,
-) -> VTrace:
+) -> VTrace[A]:
     """V-trace: targets and advantages of the policy π from transitions that an older policy μ collected (arXiv:1802.01561).
 
     With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ),
@@ -136,20 +137,38 @@ def vtrace(
     ρ̄ and c̄ bound a log ratio of +inf as any other; NaN spreads to the rows before it.
     """
     _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
+    log_ratio, reward, value, next_value = map(tensor, (log_ratio_TN, reward_TN, value_TN, next_value_TN))
+    traced = _vtrace(log_ratio, reward, value, next_value, tensor(terminated_TN), tensor(done_TN), gamma, lam, rho_bar, c_bar)
+    return VTrace(*(like(reward_TN, x) for x in traced))
+
+
+def _vtrace(
+    log_ratio_TN: Tensor,
+    reward_TN: Tensor,
+    value_TN: Tensor,
+    next_value_TN: Tensor,
+    terminated_TN: Tensor,
+    done_TN: Tensor,
+    gamma: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     ratio_TN, decay_TN = log_ratio_TN.exp(), gamma * lam * (~done_TN).to(reward_TN.dtype)
     rho_TN = ratio_TN.clamp(max=rho_bar)
     delta_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN) - value_TN
     correction_TN = discounted_scan(rho_TN * delta_TN, decay_TN * ratio_TN.clamp(max=c_bar))  # vs − V
     advantage_TN = delta_TN.clone()
     advantage_TN[:-1] += decay_TN[:-1] * correction_TN[1:]
-    return VTrace(value_TN + correction_TN, advantage_TN, rho_TN)
+    return value_TN + correction_TN, advantage_TN, rho_TN
 
 
-def standardize(x_B: Tensor) -> Tensor:
+def standardize(x_B: A) -> A:
     """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape.
 
     A single value, which has no deviation, is returned as it is: centred it would be 0, and nothing could be learned from it.
     """
-    if x_B.numel() < 2:
+    tensor_B = tensor(x_B)
+    if tensor_B.numel() < 2:
         return x_B
-    return (x_B - x_B.mean()) / (x_B.std() + 1e-8)
+    return (x_B - like(x_B, tensor_B.mean())) / (like(x_B, tensor_B.std()) + 1e-8)

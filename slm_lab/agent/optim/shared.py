@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.lib.store import SharedArrays
+from slm_lab.lib.store import Store
+
+_FRESH_SECONDS = 0.02
+"""Age of parameters that "shared" mode tolerates if they are in another process: it takes a message to look for newer ones."""
+
+
+class Gradient(NamedTuple):
+    """An update of a process whose store is elsewhere."""
+
+    grad: np.ndarray
+    lr_G: list[float]
+    """Learning rate of each group."""
+    pulled: int
+    """Version of the parameters that it was computed with."""
+    buffers: list[np.ndarray] | None
+    """The buffers after the update and as they were pulled; None for a net without."""
 
 
 class SharedParams:
@@ -24,13 +40,17 @@ class SharedParams:
     from the same statistics: they are the mean over all processes, and move as fast as with one. Added undivided, many stale changes of a
     variance could make it negative.
 
+    If the store is in another process, a process sends its gradient, which is applied there (`gradient`, `receive`), and gets the newest
+    parameters in the answer.
+
     Args: updates_W: updates by each process.
     """
 
-    def __init__(self, flat: FlatParams, store: SharedArrays, updates_W: np.ndarray) -> None:
+    def __init__(self, flat: FlatParams, store: Store, updates_W: np.ndarray) -> None:
         self.flat, self.store, self.updates_W = flat, store, updates_W
         self.report = {"staleness": 0.0, "lock_wait": 0.0}
-        """Of the last update: updates by others between pull and push; milliseconds it waited for the lock."""
+        """Of the last update: updates by others between pull and push; milliseconds it waited for the lock, or for the answer of a store in
+        another process."""
         self._pulled_buffer = flat.buffer.clone()
         self.pull()
 
@@ -41,18 +61,25 @@ class SharedParams:
 
     def refresh(self) -> None:
         """Pull before a read, in "shared" mode."""
-        if not self.store.synced and self.version != self._pulled:
-            self.pull()
+        if not self.store.synced:
+            if self.store.remote:
+                self.store.pull(_FRESH_SECONDS)
+            if self.version != self._pulled:
+                self._copy()
 
     def pull(self) -> None:
         """Bring this process's copy up to date."""
+        self.store.pull()
+        self._copy()
+
+    def _copy(self) -> None:
         self._pulled = self.version  # read first: updates that come in between count as missed
         self.flat.pull()
         self._pulled_buffer.copy_(self.flat.buffer)
 
     @contextmanager
-    def updating(self) -> Iterator[None]:
-        """One update: the block steps `flat.master`; then buffers are combined, the update is counted, and this process pulls."""
+    def updating(self, *, copy: bool = True) -> Iterator[None]:
+        """One update: the block steps `flat.master`; then buffers are combined, the update is counted, and this process pulls (`copy`)."""
         flat = self.flat
         if flat.master_grad is not flat.grad:
             flat.master_grad.copy_(flat.packed(flat.grad))
@@ -64,7 +91,30 @@ class SharedParams:
             yield
             self._combine_buffers(staleness)
             self.updates_W[self.store.index] += 1
-            self.pull()
+            if copy:
+                self._copy()
+
+    def push(self, section: Callable[[Gradient], float], lr_G: list[float]) -> None:
+        """The same in the process of the store, which runs a section that calls `receive`; this process pulls."""
+        flat, asked = self.flat, perf_counter()
+        grad = flat.packed(flat.grad).cpu().numpy()
+        buffers = [flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()] if flat.buffer.numel() else None
+        staleness = self.store.run("update", section, Gradient(grad, lr_G, self._pulled, buffers))
+        self.report = {"staleness": staleness, "lock_wait": 1e3 * (perf_counter() - asked)}
+        self._copy()
+
+    def receive(self, gradient: Gradient, step: Callable[[], None]) -> float:
+        """Take the update of a process elsewhere, with a step of `flat.master`; return its staleness."""
+        flat = self.flat
+        flat.master_grad.numpy()[:] = gradient.grad
+        if flat.master_grad is not flat.grad:
+            flat.grad.copy_(flat.master_grad)
+        if gradient.buffers is not None:
+            flat.buffer.numpy()[:], self._pulled_buffer.numpy()[:] = gradient.buffers
+        self._pulled = min(gradient.pulled, self.version)  # less after the store was restored from a snapshot
+        with self.updating(copy=False):
+            step()
+        return self.report["staleness"]
 
     def skip(self) -> None:
         """Discard an update, and with it what its forward pass changed in the buffers."""

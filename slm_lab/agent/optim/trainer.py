@@ -14,9 +14,9 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
 from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
-from slm_lab.agent.optim.shared import SharedParams
+from slm_lab.agent.optim.shared import Gradient, SharedParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed
 from slm_lab.spec.net import NetSpec
 
 
@@ -72,7 +72,7 @@ class Group:
             state = map_vectors(state, len(kept), lambda vector: spread.index_copy(0, kept.cpu(), vector.cpu()))
         self.optimizer.load_state_dict(state)
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         state = self.state_dict()
         self.build_optimizer()
         if store.fresh:  # else the statistics belong to weights that are gone
@@ -127,7 +127,7 @@ class Trainer:
         calls = {"calls": SharedArray(self._calls_W[[self._index]], "own")} if self.counts_calls else {}
         return self.flat.shared_arrays() | updates | calls | prefixed(self._parts())
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.flat.use_master(arrays)
         if self.counts_calls:
             self._index, self._calls_W = store.index, arrays["calls"][:, 0]
@@ -146,7 +146,7 @@ class Trainer:
 
     def begin(self, frame: int) -> None:
         """Start an update: set the learning rates of `frame`, and pull."""
-        calls = int(self._calls_W.sum())
+        calls = int(self._calls_W.sum()) if self.counts_calls else 0
         for group in self.groups:
             group.set_lr(frame, calls, self.lr_factor)
         if self.shared is None:
@@ -195,6 +195,8 @@ class Trainer:
             self._step()
             if self.mode_layers:
                 self.flat.keep_buffers()
+        elif self.shared.store.remote:
+            self.shared.push(self.receive, [group.optimizer.lr for group in self.groups])
         else:
             with self.shared.updating():
                 self._step()
@@ -228,6 +230,13 @@ class Trainer:
         for group in self.groups:
             group.optimizer.step()
 
+    def receive(self, gradient: Gradient) -> float:
+        """Step along the gradient of a process elsewhere; return its staleness, in updates."""
+        assert self.shared is not None
+        for group, lr in zip(self.groups, gradient.lr_G, strict=True):
+            group.optimizer.lr = lr
+        return self.shared.receive(gradient, self._step)
+
     def _skip(self) -> None:
         self._finite = True
         self.skipped += 1
@@ -242,13 +251,21 @@ class Trainer:
         notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
 
     def state_dict(self) -> dict[str, Any]:
+        if self.shared is not None and self.shared.store.remote:
+            return self.shared.store.run("update", self._pulled_state)
         self.refresh()
         optimizers = [group.state_dict() for group in self.groups]
         calls = {"calls": int(self._calls_W[self._index])} if self.counts_calls else {}
         return {**self.flat.state_dict(), **calls, "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
 
+    def _pulled_state(self) -> dict[str, Any]:
+        self.flat.pull()
+        return self.state_dict()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
+        if self.shared is not None and self.shared.store.remote:
+            self.shared.store.run("update", self.load_state_dict, state)
         self.flat.load_state_dict(state)
         self._calls_W[self._index] = state.get("calls", 0)
         for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
@@ -258,10 +275,14 @@ class Trainer:
 
     def own_state(self) -> dict[str, Any]:
         """Return the statistics of optimizers that are not shared."""
+        if self.shared is not None and self.shared.store.remote:
+            return self.shared.store.run("update", self.own_state)
         return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Load what `own_state` returned."""
+        if self.shared is not None and self.shared.store.remote:
+            return self.shared.store.run("update", self.load_own_state, state)
         for group, saved in zip(self.groups, state["optimizers"], strict=True):
             if saved is not None:
                 group.load_state_dict(saved)

@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A, copy, flat, like, tensor, where_true
 from slm_lab.agent.ops.device import upload
-from slm_lab.agent.rollout.rollout import Rollout, Truncations
+from slm_lab.agent.rollout.rollout import Rollout
 
 MICROBATCH_BYTES = 32 * 2**20
 """Maximum bytes of observations in one forward pass: a convolution needs some twenty times that for its gradient."""
@@ -56,46 +57,52 @@ def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> i
 
 
 @dataclass(frozen=True)
-class Values:
+class Values(Generic[A]):
     """Outputs of actor and critic over a rollout, before the update."""
 
-    output_TN: Tensor
+    output_TN: A
     """float32 [T, N]: of each observation; of a Q-net [T, N, A], as next_output_TN."""
-    next_output_TN: Tensor
+    next_output_TN: A
     """float32 [T, N]: of the true next observation (after a termination meaningless)."""
-    state_CNS: Tensor
+    state_CNS: A
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
-    params_TNP: Tensor | None
+    params_TNP: A | None
     """float32 [T, N, P]: the actor's outputs, if they were computed."""
     learnable: tuple[Tensor, Tensor] | Recorded | None = None
-    """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`."""
+    """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`; or as they were recorded."""
 
 
-def outputs_to_learn(net: RolloutNet, rollout: Rollout, record: Callable[[Tensor], Recorded | None] = lambda obs_B: None) -> Values | None:
+def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
     """Run actor and critic once, with gradients for the single step on a rollout; None if that is not possible.
-
-    Args: record: runs them without a graph, on observations [B, *shape]; or returns None, and `net` runs.
 
     A recurrent net learns in sequences, and many images learn in microbatches. Rows that are in no loss take part with a gradient of 0;
     but 0 times a number that is not finite is NaN, and such observations are a reason for which envs end.
     """
-    obs_B = rollout.obs_TN.flatten(0, 1)
+    obs_B = flat(rollout.obs_TN)
     if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
         return None
     rows = rollout.reward_TN.numel()
-    recorded = record(obs_B)
-    if recorded is None:
-        params_BP, value_B = net(obs_B)
-    else:
-        params_BP, value_B = torch.from_numpy(recorded.params_BP), torch.from_numpy(recorded.value_B)
+    params_BP, value_B = net(obs_B)
     if not obs_B.is_floating_point() and not math.isfinite(float(value_B.detach().sum())):  # packed observations hide such numbers
         return None
     output_TN = value_B.detach().view(rollout.obs_TN.shape[:2])
-    with torch.no_grad():
-        next_TN = _next_outputs(net, rollout, output_TN)
+    next_TN = _next_outputs(net, rollout, output_TN)
     params_TNP = params_BP.detach()[:rows].view(*rollout.reward_TN.shape, -1)
-    learnable = (params_BP[:rows], value_B[:rows]) if recorded is None else recorded.select(slice(rows))
-    return Values(output_TN[:-1], next_TN, rollout.state_NS.unsqueeze(0), params_TNP, learnable)
+    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_TNP, (params_BP[:rows], value_B[:rows]))
+
+
+def recorded_outputs(
+    net: RolloutNet, rollout: Rollout[np.ndarray], record: Callable[[np.ndarray], Recorded | None]
+) -> Values[np.ndarray] | None:
+    """Do what `outputs_to_learn` does without a graph: `record` runs the nets over observations [B, *shape], or returns None."""
+    obs_B, rows = flat(rollout.obs_TN), rollout.reward_TN.size
+    recorded = record(obs_B)
+    if recorded is None or not math.isfinite(np.add.reduce(obs_B, axis=None)):
+        return None
+    output_TN = recorded.value_B.reshape(rollout.obs_TN.shape[:2])
+    params_TNP = recorded.params_BP[:rows].reshape(*rollout.reward_TN.shape, -1)
+    next_TN = _next_outputs(net, rollout, output_TN)
+    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_TNP, recorded.select(slice(rows)))
 
 
 @torch.no_grad()
@@ -121,21 +128,22 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
     return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
-def _next_outputs(net: RolloutNet, rollout: Rollout, output_TN: Tensor) -> Tensor:
+def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
     """Return the critic's outputs of the true next observations, given those of the rows [T + 1, N]."""
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
-        next_TN = next_TN.clone()
-        next_TN[cut.t_K, cut.n_K] = _cut_values(net, cut)
+        next_TN = copy(next_TN)
+        next_TN[cut.t_K, cut.n_K] = like(next_TN, _cut_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
     return next_TN
 
 
-def _cut_values(net: RolloutNet, cut: Truncations) -> Tensor:
+@torch.no_grad()
+def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
     """Return the critic's outputs [K] of the last observations of truncated episodes."""
     if net.state_size == 0:
-        return net.critic(cut.obs_K)
-    not_first = torch.zeros(1, len(cut.t_K), dtype=torch.bool, device=cut.t_K.device)
-    value: Tensor = net.unroll(cut.obs_K.unsqueeze(0), not_first, cut.state_KS)[1][0]
+        return net.critic(obs_K)
+    not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
+    value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
     return value
 
 
@@ -151,22 +159,22 @@ class Sequences(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Minibatch:
+class Minibatch(Generic[A]):
     """Valid transitions [B], and the inputs of the net for them."""
 
-    inputs: Tensor | Sequences
+    inputs: A | Sequences
     """obs_B [B, *shape] for feed-forward nets, else the sequences that hold the transitions."""
-    action_B: Tensor
-    logp_B: Tensor
-    advantage_B: Tensor
-    target_B: Tensor
+    action_B: A
+    logp_B: A
+    advantage_B: A
+    target_B: A
     """Target of the critic's output."""
-    value_B: Tensor
+    value_B: A
     """The critic's output before the update."""
     learnable: tuple[Tensor, Tensor] | Recorded | None = field(default=None, kw_only=True)
     """Result of `forward`, if it was computed before."""
 
-    def forward(self, net: RolloutNet) -> tuple[Tensor, Tensor]:
+    def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
         if isinstance(self.learnable, tuple):
             return self.learnable
@@ -184,6 +192,7 @@ class Batch:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
         self.seq_len, self.learnable = seq_len, values.learnable
+        assert self.learnable is None or isinstance(self.learnable, tuple)
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # what decides about shapes is on the CPU
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
@@ -193,16 +202,9 @@ class Batch:
             self.size = self.columns[0].shape[1]
             self.transitions = int(self.columns[2].sum())
         else:
-            flat = [x.flatten(0, 1) for x in [rollout.obs_TN[:-1], *columns]]
-            valid_B = rollout.valid_TN.flatten()
-            if not bool(valid_B.all()):
-                row_B = valid_B.nonzero().squeeze(1)
-                flat = [x.index_select(0, row_B) for x in flat]
-                if isinstance(self.learnable, tuple):
-                    self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
-                elif self.learnable is not None:
-                    self.learnable = self.learnable.select(row_B.numpy())
-            self.columns = flat
+            self.columns, row_B = _transitions(rollout.valid_TN, [rollout.obs_TN[:-1], *columns])
+            if row_B is not None and self.learnable is not None:
+                self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
             self.size = self.transitions = len(self.columns[0])
 
     def microbatches(self) -> Iterator[tuple[Minibatch, float]]:
@@ -243,6 +245,31 @@ class Batch:
         place_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
         inputs = Sequences(obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), place_B)
         return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, place_B) for x in columns))
+
+
+class RecordedBatch:
+    """A rollout whose outputs were recorded, with advantages and targets: one minibatch of arrays."""
+
+    def __init__(self, rollout: Rollout[np.ndarray], values: Values[np.ndarray], advantage_TN: np.ndarray, target_TN: np.ndarray) -> None:
+        columns = [rollout.obs_TN[:-1], rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
+        columns, row_B = _transitions(rollout.valid_TN, columns)
+        assert values.learnable is not None
+        assert not isinstance(values.learnable, tuple)
+        recorded = values.learnable if row_B is None else values.learnable.select(row_B)
+        self._minibatch = Minibatch(*columns, learnable=recorded)
+
+    def microbatches(self) -> Iterator[tuple[Minibatch[np.ndarray], float]]:
+        """Yield all transitions, and their fraction: all of them."""
+        yield self._minibatch, 1.0
+
+
+def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
+    """Return the valid rows [B, …] of columns [T, N, …], and their places among all [T · N]; None: every row is valid."""
+    rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
+    if bool(valid_B.all()):
+        return rows, None
+    place_B = where_true(valid_B)
+    return [x[place_B] for x in rows], place_B
 
 
 def _chunk(x_TN: Tensor, length: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.base import Component
 from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 
@@ -42,6 +43,8 @@ class RolloutStorage(ABC):
         self.info, self.length, self.state_size, self.t = info, length, state_size, 0
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
+        self._next_obs_N: np.ndarray | None = None
+        """What was written last, into row t."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
@@ -60,7 +63,8 @@ class RolloutStorage(ABC):
 
     def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
-        slabs["obs"][t] = obs_N
+        if obs_N is not self._next_obs_N or t == 0:
+            slabs["obs"][t] = obs_N
         slabs["action"][t] = out.action_N
         slabs["logp"][t] = out.logp_N
         slabs["reward"][t] = step.reward_N
@@ -68,7 +72,7 @@ class RolloutStorage(ABC):
         slabs["terminated"][t] = step.terminated_N
         slabs["truncated"][t] = step.truncated_N
         slabs["valid"][t] = step.valid_N
-        slabs["obs"][t + 1] = step.obs_N
+        slabs["obs"][t + 1] = self._next_obs_N = step.obs_N
         slabs["first"][t + 1] = step.first_N
         if 1 in step.truncated_N.tobytes():  # a sixth of the time of .any()
             for n in np.flatnonzero(step.truncated_N):
@@ -122,17 +126,21 @@ class OnPolicyBatchReplay(RolloutStorage):
         super().__init__(info, length, length, state_size)
         self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
         """Hidden state before the first step."""
-        self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
-        self._no_truncations = self._pack([])
+        self._rollout = self._view()
+
+    def _view(self) -> Rollout:
+        """Return views of the arrays, without truncations."""
+        views = {f"{name}_TN": torch.from_numpy(slab) for name, slab in self.slabs.items()}
+        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack([]))
 
     def shared_arrays(self) -> Named:
         named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
         return {name: SharedArray(slab, "single") for name, slab in named.items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.slabs = {name: arrays[name] for name in self.slabs}
         self.state_NS = arrays["state"] if self.state_size else self.state_NS
-        self._views = {name: torch.from_numpy(slab) for name, slab in self.slabs.items()}
+        self._rollout = self._view()
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.t == self.length:
@@ -149,9 +157,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may be dummy rows only
 
     def rollout(self) -> Rollout:
-        views = {f"{name}_TN": view for name, view in self._views.items()}
-        truncations = self._pack(self.truncations) if self.truncations else self._no_truncations
-        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=truncations)
+        return replace(self._rollout, truncations=self._pack(self.truncations)) if self.truncations else self._rollout
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "state": torch.from_numpy(self.state_NS.copy())}

@@ -19,7 +19,7 @@ import numpy as np
 from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.analysis.one_net import global_table
 from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
-from slm_lab.experiment.analysis.statistics import Estimate, average, estimate
+from slm_lab.experiment.analysis.statistics import Estimate, average, estimate, median_reached
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 
@@ -305,7 +305,7 @@ class Summary(NamedTuple):
     solved_by: str | None
     """What that was judged on, see RULES; of seeds that differ in it all, joined by " and "."""
     steps_to_threshold: Estimate | None
-    """Median over the seeds that solved, in global frames."""
+    """Median over the seeds, in global frames; infinite if half of them did not solve. None without a threshold."""
     seconds_to_threshold: Estimate | None
     """The same since the start of training."""
     final_return: Estimate | None
@@ -331,9 +331,9 @@ def summarize(setting: Setting, threshold: float | None, metric: str = "total_re
         status=setting.status,
         solved=None if threshold is None else sum(value is not None for value in steps),
         solved_by=None if threshold is None else " and ".join(sorted({seed.solved_by for seed in seeds})),
-        steps_to_threshold=estimate(steps, "median"),
-        seconds_to_threshold=estimate([seed.first_reached(threshold, "wall_t") for seed in seeds], "median"),
-        final_return=estimate(finals, "mean"),
+        steps_to_threshold=None if threshold is None else median_reached(steps),
+        seconds_to_threshold=None if threshold is None else median_reached([seed.first_reached(threshold, "wall_t") for seed in seeds]),
+        final_return=estimate(finals),
         final_return_median=average(finals, np.median),
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
         grad_norm=average(seed.grad_norm() for seed in seeds),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -29,7 +30,8 @@ AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("
 METRICS = {"total_reward": "mean return (last 100 episodes)", "return_new": "mean return (episodes since the last row)"}
 """Values of --metric → vertical axis."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
-_BAND = "mean ± 1 standard deviation over seeds"
+BAND = "mean ± 1 standard deviation over seeds"
+MEDIANS = "medians over all seeds, with the interval of order statistics; ∞: not reached by half of them"
 
 
 def compare(
@@ -63,7 +65,7 @@ def compare(
         raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
     axis, writer = AXES[by], Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve, metric)))
-    writer.write("table not written", (paths.table("csv"), lambda: _csv(summaries)))
+    writer.write("table not written", (paths.table("csv"), lambda: csv_bytes([_row(one) for one in summaries])))
     with writer.drawing():
         writer.draw(graphs, partial(paths.graph, axis=axis.name))
     writer.close()
@@ -91,9 +93,9 @@ def _graphs(settings: Sequence[Setting], title: str, by: str, solve: float | Non
     styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(COLOURS))]
     variance = "variance of the return between seeds"
     texts = {
-        "mean_returns": (f"return, {_BAND}", METRICS[metric], [*_threshold(returns, solve), *_lines(styles, returns)]),
-        "grad_norm": (f"gradient norm, {_BAND}", "norm of the gradient before clipping", _lines(styles, norms)),
-        "return_variance": (variance, "variance of the mean return between seeds", _variances(styles, returns)),
+        "mean_returns": (f"return, {BAND}", METRICS[metric], [*threshold_line(returns, solve), *lines_with_bands(styles, returns)]),
+        "grad_norm": (f"gradient norm, {BAND}", "norm of the gradient before clipping", lines_with_bands(styles, norms)),
+        "return_variance": (variance, "variance of the mean return between seeds", variance_lines(styles, returns)),
     }
     return {
         name: Figure(f"{title}: {what}", (Panel(y_label, lines, x_label=axis.label),))
@@ -115,19 +117,19 @@ def text_table(summaries: Sequence[Summary]) -> str:
     lines: list[tuple[str, ...]] = [head]
     for one in summaries:
         status = (one.status,) if has_status else ()
-        solved = (f"{one.solved} of {one.seeds}", _text(one.steps_to_threshold), _text(one.seconds_to_threshold)) if has_threshold else ()
-        others = (one.final_return_median, one.opt_steps_per_second, one.grad_norm)
+        reached = map(estimate_text, (one.steps_to_threshold, one.seconds_to_threshold))
+        solved = (f"{one.solved} of {one.seeds}", *reached) if has_threshold else ()
+        others = map(number_text, (one.final_return_median, one.opt_steps_per_second, one.grad_norm))
         env = (one.env,) if has_envs else ()
-        lines.append((one.name, *env, str(one.seeds), str(one.sessions), *status, *solved, _text(one.final_return), *map(number, others)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    explained = "; global frames and seconds to solve: median over the seeds that solved" if has_threshold else ""
+        counts = (str(one.seeds), str(one.sessions))
+        lines.append((one.name, *env, *counts, *status, *solved, estimate_text(one.final_return), *others))
+    explained = f"; global frames and seconds to solve: {MEDIANS}" if has_threshold else ""
     judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
     rules = [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
-    return "\n".join([*rows, f"[low, high]: {INTERVAL}{explained}", *rules])
+    return "\n".join([*text_rows(lines), f"[low, high]: {INTERVAL}{explained}", *rules])
 
 
-def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
+def lines_with_bands(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
     """Return a line in the style of each setting that has points, with a band if there are two seeds."""
     return [
         replace(line, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
@@ -136,7 +138,7 @@ def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]
     ]
 
 
-def _variances(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
+def variance_lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
     """Return the lines of the settings that have two seeds; unbiased, since settings may differ in their number of seeds."""
     return [
         replace(line, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
@@ -145,11 +147,12 @@ def _variances(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[L
     ]
 
 
-def _threshold(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
+def threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
+    """Return a horizontal line at the return that counts as solved; none without one."""
     last = max((float(one.frame[-1]) for one in of_settings if len(one.frame)), default=0.0)
     if solve is None or not last:
         return []
-    return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY)]
+    return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY, dashed=True)]
 
 
 def _row(one: Summary) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _row(one: Summary) -> dict[str, Any]:
         row[name] = value.value if isinstance(value, Estimate) else value
         if name in ("steps_to_threshold", "seconds_to_threshold", "final_return"):
             row |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
-    return row
+    return finite(row)
 
 
 def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, solve: float | None, metric: str) -> bytes:
@@ -168,21 +171,45 @@ def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, so
     return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _csv(summaries: Sequence[Summary]) -> bytes:
-    rows, text = [_row(one) for one in summaries], StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue().encode()
-
-
 def _files(paths: ComparisonPaths, graphs: dict[str, Figure], axis: Axis) -> list[str]:
     """Return the files that were written, by name."""
     drawn = [paths.graph(name, ext, axis.name) for name in graphs for ext in ("html", "png")]
     return [str(file) for file in (paths.table("json"), paths.table("csv"), *drawn) if file.is_file()]
 
 
-def _text(one: Estimate | None) -> str:
+# ---- text and files of tables
+
+
+def finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for a file: what is infinite is null there."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+
+
+def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the CSV file of rows with the same columns."""
+    text = StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue().encode()
+
+
+def text_rows(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of cells with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def number_text(value: float | None) -> str:
+    """Format a number of a table."""
+    if value is not None and math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else number(value)
+
+
+def estimate_text(one: Estimate | None, sign: str = "") -> str:
+    """Format an estimate with its interval: "12 [11, 13]". sign: "+" before positive values."""
     if one is None:
         return "-"
-    return number(one.value) if one.low is None else f"{number(one.value)} [{number(one.low)}, {number(one.high)}]"
+    value = f"{sign if one.value > 0 else ''}{number_text(one.value)}"
+    return value if one.low is None else f"{value} [{number_text(one.low)}, {number_text(one.high)}]"

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 INTERVAL = "95 % interval over seeds: Student's t"
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101)
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom."""
-_STATISTICS: dict[str, tuple[Callable[..., Any], float]] = {"mean": (np.mean, 1.0), "median": (np.median, math.sqrt(math.pi / 2))}
-"""Each with its standard error for normal values, in standard deviations / √n (of the median: for large n; for small n it is smaller)."""
-
-Statistic = Literal["mean", "median"]
 
 
 class Estimate(NamedTuple):
-    """A statistic over seeds and its 95 % interval, which a single seed does not have."""
+    """A mean or median over seeds and its 95 % interval, which a single seed does not have."""
 
     value: float
     low: float | None
     high: float | None
 
 
-def estimate(values: Sequence[float | None], statistic: Statistic) -> Estimate | None:
-    """Return the statistic of the known values with its interval; None if no value is known. Equal values give an equal interval."""
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Return the mean of the known values with its interval; None if no value is known. Equal values give an equal interval."""
     known = [value for value in values if value is not None]
-    compute, standard_error = _STATISTICS[statistic]
-    value = average(known, compute)
+    value = average(known)
     if value is None or len(known) == 1:
         return None if value is None else Estimate(value, None, None)
-    half = _t_quantile(len(known) - 1) * standard_error * float(np.std(known, ddof=1)) / math.sqrt(len(known))
+    half = _t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
     return Estimate(value, value - half, value + half)
 
 
@@ -55,7 +50,7 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     if not values or not others:
         return None
     if paired:
-        return estimate([one - other for one, other in zip(values, others, strict=True)], "mean")
+        return estimate([one - other for one, other in zip(values, others, strict=True)])
     value = float(np.mean(values)) - float(np.mean(others))
     if len(values) < 2 or len(others) < 2:
         return Estimate(value, None, None)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from io import StringIO
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 
 from slm_lab.experiment.analysis.compare import RULES, Setting, seeds_of
-from slm_lab.experiment.analysis.compare_report import AXES, COLOURS
-from slm_lab.experiment.analysis.curves import Aligned, Curve
-from slm_lab.experiment.analysis.figure import GREY, Figure, Line, Panel
+from slm_lab.experiment.analysis.compare_report import (
+    AXES,
+    BAND,
+    COLOURS,
+    MEDIANS,
+    csv_bytes,
+    estimate_text,
+    finite,
+    lines_with_bands,
+    number_text,
+    text_rows,
+    threshold_line,
+    variance_lines,
+)  # fmt: skip
+from slm_lab.experiment.analysis.curves import Curve
+from slm_lab.experiment.analysis.figure import Figure, Line, Panel
 from slm_lab.experiment.analysis.statistics import Estimate, average, difference, estimate, median_reached
 from slm_lab.experiment.analysis.trial_figures import GLOBAL_FRAMES
 from slm_lab.experiment.analysis.writer import Writer
@@ -40,7 +50,6 @@ _Y_LABELS = {
     "return_new": "mean return (episodes since the last row)",
     "evaluation": "mean return in evaluation",
 }
-_BAND = "mean ± 1 standard deviation over seeds"
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
     "staleness": ("staleness", "updates by other workers meanwhile"),
@@ -105,10 +114,11 @@ def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], 
     paths.graph("x", "png").parent.mkdir(exist_ok=True)
     with writer.drawing():
         writer.draw(figures, paths.graph)
-    content = {"study": study.name, "metric": study.metric, "rows": [_plain(row) for row in rows]}
+    plain = [finite(asdict(row)) for row in rows]
+    content = {"study": study.name, "metric": study.metric, "rows": plain}
     writer.write("table not written", (paths.table("md"), lambda: markdown.encode()))
     writer.write("table not written", (paths.table("json"), lambda: (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()))
-    writer.write("table not written", (paths.table("csv"), lambda: _csv(rows)))
+    writer.write("table not written", (paths.table("csv"), lambda: csv_bytes(plain)))
     writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths).encode()))
     writer.close()
     shown = (paths.page, paths.table("md"))
@@ -145,7 +155,7 @@ def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed:
     metric, solve, published = study.metric, study.solve(env), study.published(setting.name, env)
     seeds = setting.all_seeds
     finals = [seed.final_return(metric) for seed in seeds]
-    score = estimate(finals, "mean")
+    score = estimate(finals)
     known = [value for value in finals if value is not None]
     frames = [seed.first_reached(solve, "global_frame", metric) for seed in seeds]
     seconds = [seed.first_reached(solve, "wall_t", metric) for seed in seeds]
@@ -241,48 +251,25 @@ def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dic
     metric = study.metric
     colours = dict(zip(study.entries, cycle(COLOURS)))
     styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colours[one.name]) for one in settings]
-    columns: dict[str, tuple[str, str, str]] = {"returns": (f"return, {_BAND}", _Y_LABELS[metric], metric)}
+    columns: dict[str, tuple[str, str, str]] = {"returns": (f"return, {BAND}", _Y_LABELS[metric], metric)}
     if metric == "evaluation":
-        columns["new_returns"] = (f"return in training, {_BAND}", _Y_LABELS["return_new"], "return_new")
+        columns["new_returns"] = (f"return in training, {BAND}", _Y_LABELS["return_new"], "return_new")
     if x == study.spec.x[0]:
-        columns |= {name: (f"{title}, {_BAND}", label, name) for name, (title, label) in _MORE.items()}
+        columns |= {name: (f"{title}, {BAND}", label, name) for name, (title, label) in _MORE.items()}
     figures = {}
     for name, (title, label, column) in columns.items():
         of_settings = [setting.aligned(column, x) for setting in settings]
-        lines = _lines(styles, of_settings)
+        lines = lines_with_bands(styles, of_settings)
         if lines:
-            level = _threshold(of_settings, study.solve(env)) if column in (metric, "return_new") else []
+            level = threshold_line(of_settings, study.solve(env)) if column in (metric, "return_new") else []
             figures[f"{name}_vs_{axis.name}"] = Figure(f"{env}: {title}", (Panel(label, [*level, *lines], x_label=axis.label),))
         if name == "returns" and x == study.spec.x[0]:
-            spread = _variances(styles, of_settings)
+            spread = variance_lines(styles, of_settings)
             if spread:
                 label = "variance of the mean return between seeds"
                 text = f"{env}: variance of the return between seeds"
                 figures[f"variance_vs_{axis.name}"] = Figure(text, (Panel(label, spread, x_label=axis.label),))
     return figures
-
-
-def _lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
-    return [
-        replace(line, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
-        for line, one in zip(styles, of_settings, strict=True)
-        if len(one.frame)
-    ]
-
-
-def _variances(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
-    return [
-        replace(line, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
-        for line, one in zip(styles, of_settings, strict=True)
-        if len(one.value_SF) > 1 and len(one.frame)
-    ]
-
-
-def _threshold(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
-    last = max((float(one.frame[-1]) for one in of_settings if len(one.frame)), default=0.0)
-    if solve is None or not last:
-        return []
-    return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY, dashed=True)]
 
 
 # ---- tables
@@ -294,19 +281,16 @@ def _cells(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
         "seeds": [f"{row.seeds}{f' ({row.failed} failed)' if row.failed else ''}" for row in rows],
-        "score": [_interval(row.score, row.score_low, row.score_high) for row in rows],
+        "score": [_interval(row, "score") for row in rows],
         "median": [number(row.median) for row in rows],
     }
     if study.spec.baseline is not None:
-        shown = [
-            "baseline" if row.entry == study.spec.baseline else _interval(row.difference, row.difference_low, row.difference_high, sign="+")
-            for row in rows
-        ]
+        shown = ["baseline" if row.entry == study.spec.baseline else _interval(row, "difference", sign="+") for row in rows]
         columns[f"difference to {study.spec.baseline}"] = shown
     if any(row.solved is not None for row in rows):
         columns["solved"] = ["-" if row.solved is None else f"{row.solved} of {row.seeds}" for row in rows]
-        columns["global frames to solve"] = [_interval(row.solve_frames, row.solve_frames_low, row.solve_frames_high) for row in rows]
-        columns["seconds to solve"] = [_number(row.solve_seconds) for row in rows]
+        columns["global frames to solve"] = [_interval(row, "solve_frames") for row in rows]
+        columns["seconds to solve"] = [number_text(row.solve_seconds) for row in rows]
     if any(row.published is not None for row in rows):
         columns["published"] = ["" if row.published is None else f"{number(row.published)} {row.verdict}".strip() for row in rows]
     for title, values in {
@@ -318,9 +302,14 @@ def _cells(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]
         "policy lag (steps)": [row.lag for row in rows],
     }.items():
         if any(value is not None for value in values):
-            columns[title] = [_number(value) for value in values]
+            columns[title] = [number_text(value) for value in values]
     kept = {title: cells for title, cells in columns.items() if cells}
     return list(kept), [list(line) for line in zip(*kept.values(), strict=True)]
+
+
+def _interval(row: Row, name: str, sign: str = "") -> str:
+    value, low, high = (getattr(row, column) for column in (name, f"{name}_low", f"{name}_high"))
+    return estimate_text(None if value is None else Estimate(value, low, high), sign)
 
 
 def markdown_table(study: Study, rows: Sequence[Row]) -> str:
@@ -333,9 +322,7 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
     head, lines = _cells(study, rows)
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]]
-    return [*text, explanation(study, rows)]
+    return [*text_rows([head, *lines]), explanation(study, rows)]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
@@ -346,10 +333,7 @@ def explanation(study: Study, rows: Sequence[Row]) -> str:
         parts.append(f"Difference to {study.spec.baseline}: {how}.")
     if any(row.solved is not None for row in rows):
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
-        parts.append(
-            f"Solved: {judged} at or above {_levels(study)}; frames and seconds are medians over all seeds, with the interval of order "
-            "statistics; ∞: not reached by half of them."
-        )
+        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {MEDIANS}.")
     if any(row.published is not None for row in rows):
         parts.append("Published: ≥ the score is at least that; ≈ it is below, but its interval contains it; below otherwise.")
     return " ".join(parts)
@@ -426,29 +410,3 @@ small {{ color: #777; }}
 <div class="figures">{shown}</div>
 </body></html>
 """
-
-
-def _interval(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
-    if value is None:
-        return "-"
-    mark = sign if value > 0 else ""
-    return f"{mark}{_number(value)}" if low is None or high is None else f"{mark}{_number(value)} [{_number(low)}, {_number(high)}]"
-
-
-def _number(value: float | None) -> str:
-    if value is not None and math.isinf(value):
-        return "∞"
-    return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else number(value)
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    """Return the columns of the files; what is infinite is null there."""
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in asdict(row).items()}
-
-
-def _csv(rows: Iterable[Row]) -> bytes:
-    plain, text = [_plain(row) for row in rows], StringIO()
-    table = csv.DictWriter(text, list(plain[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(plain)
-    return text.getvalue().encode()

@@ -40,13 +40,13 @@ class LocalSource:
 
     def __iter__(self) -> Iterator[Experience]:
         env, agent, learner, stop, beat = self.env, self.learner.agent, self.learner, self.stop, self.beat
-        num_envs = env.info.num_envs
+        num_envs, env_action = env.info.num_envs, agent.policy.env_action
         while not (learner.finished or stop.requested):
             obs_N, first_N, state_N = self._obs_N, self._first_N, self._state_N
             assert obs_N is not None
             out = agent.act(obs_N, state_N)
             beat(STEPPING)
-            step = env.step(agent.policy.env_action(out.action_N))
+            step = env.step(env_action(out.action_N))
             beat(TRAINING)
             # set before the step is learned from, so that the state can be saved after it
             self._obs_N, self._first_N = step.obs_N, step.first_N

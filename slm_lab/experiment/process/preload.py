@@ -20,7 +20,7 @@ from types import ModuleType, TracebackType
 
 from slm_lab.experiment.process.server import PRELOAD, default_signals, restore_environment
 
-_SERVER, _PARENT = os.getpid(), os.getppid()
+_SERVER = os.getpid()
 
 
 def _begin(module: ModuleType) -> None:
@@ -77,7 +77,7 @@ def _load() -> None:
 
 os.setpgid(0, 0)
 default_signals()
-restore_environment()
+_PARENT = restore_environment()
 try:
     _load()
 except BaseException:

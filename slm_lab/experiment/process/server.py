@@ -32,7 +32,7 @@ from slm_lab.spec.meta import StartMethod
 PRELOAD = ("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session")
 """No user module, and none that starts a thread."""
 _SAVED = "SLM_LAB_FORKSERVER"
-"""Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children."""
+"""Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children, and the id of its parent."""
 ENDED = "it ended while it loaded"
 """Why it cannot run if one of its modules cannot be loaded."""
 _SUPPORTED = hasattr(os, "pidfd_open")
@@ -192,9 +192,14 @@ def default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def restore_environment() -> None:
-    """In the server: restore the variables that were set for it alone."""
-    set_environment(json.loads(os.environ.pop(_SAVED, "{}")))
+def restore_environment() -> int:
+    """In the server: restore the variables that were set for it alone, and return the id of the process that started it.
+
+    That one may have died meanwhile, and then os.getppid() returns another.
+    """
+    saved = json.loads(os.environ.pop(_SAVED))
+    set_environment(saved["environment"])
+    return int(saved["parent"])
 
 
 def _server_environment() -> dict[str, str]:
@@ -206,5 +211,5 @@ def _server_environment() -> dict[str, str]:
         **dict.fromkeys(THREAD_LIMITS, "1"),
         "PYTHONPATH": os.pathsep.join([*path, package]),
         "PYTHONSAFEPATH": "1",
-        _SAVED: json.dumps(saved),
+        _SAVED: json.dumps({"environment": saved, "parent": os.getpid()}),
     }

@@ -57,5 +57,5 @@ def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
 def interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
     """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session."""
     files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
-    found = estimate([(read_json(file) or {}).get(metric) for file in files], "mean")
+    found = estimate([(read_json(file) or {}).get(metric) for file in files])
     return None if found is None or found.low is None or found.high is None else (found.low, found.high)

@@ -9,10 +9,13 @@ population-based training.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from slm_lab.experiment.cluster.remote import LOST_NODE, died
 from slm_lab.experiment.search.worker import Outcome, TrialJob, TrialWorker, Update
 
 _CLOSE_SECONDS = 10.0
@@ -23,16 +26,17 @@ class TrialPool:
 
     Args:
         cores, gpus: of each actor.
-        server: fork server from which the Sessions' processes come, see process.server.shared_server.
+        server: fork server from which the Sessions' processes come, see process.server.shared_server; {}: each actor has its own.
     """
 
     def __init__(self, size: int, cores: float, gpus: float, server: Mapping[str, Any]) -> None:
         import ray
 
-        self._ray, self._server = ray, server
+        self._ray: Any = ray
         # an actor that dies is replaced here; its trial is retried
-        self._remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0)(TrialWorker)
-        self._idle: list[Any] = [self._remote.remote(server) for _ in range(size)]
+        self._remote: Any = self._ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(TrialWorker)
+        self._arguments = (server, Path(os.getcwd()))
+        self._idle: list[Any] = [self._remote.remote(*self._arguments) for _ in range(size)]
         self._running: dict[int, tuple[Any, Any, TrialJob]] = {}
         """Trial → actor, what it will return, job."""
         self._to_stop: set[int] = set()
@@ -65,21 +69,24 @@ class TrialPool:
         for future in ready:
             trial = pending[future]
             actor, _, job = self._running[trial]
-            update, died = self._result(future)
+            update, replace = self._result(future)
             if update.outcome is None:
                 self._running[trial] = (actor, actor.update.remote(trial in self._to_stop), job)
             else:
                 del self._running[trial]
                 self._to_stop.discard(trial)
-                self._idle.append(self._remote.remote(self._server) if died else actor)
+                self._idle.append(self._remote.remote(*self._arguments) if replace else actor)
             yield job, update
 
     def _result(self, future: Any) -> tuple[Update, bool]:
         """Return an update, and whether the actor died instead of sending one."""
         try:
             update: Update = self._ray.get(future)
-        except self._ray.exceptions.RayActorError:
-            return Update(0, outcome=Outcome("failed", cause="the process that ran the trial died")), True
+        except self._ray.exceptions.RayActorError as error:
+            reason = died(error)
+            lost = reason == LOST_NODE
+            cause = reason if lost else "the process that ran the trial died"
+            return Update(0, outcome=Outcome("failed", cause=cause, lost=lost)), True
         return update, False
 
     def close(self) -> None:

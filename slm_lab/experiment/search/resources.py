@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slm_lab.experiment.plan import Plan, session_processes
@@ -21,6 +22,8 @@ class Resources:
     gpus: float
     sessions: int
     """Number of sessions of a trial that run concurrently."""
+    nodes: tuple[float, ...] = ()
+    """Cores of each node of a cluster; (): this machine."""
 
 
 def available_cores(spec: Spec, plan: Plan) -> int:
@@ -28,24 +31,34 @@ def available_cores(spec: Spec, plan: Plan) -> int:
     return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
 
 
-def trial_resources(spec: Spec, plan: Plan, target: int, gpus: int) -> Resources:
-    """Return how `target` trials share the cores and `gpus` of this machine.
+def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> Resources:
+    """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster, each with so many cores.
 
     A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a
     scheduler all its Sessions run at a time, if need be more than there are cores, since it compares means over Sessions at common frames;
     so do Sessions of one net. In population-based training all trials run at a time, for the same reason.
     """
-    meta, available, processes = spec.meta, available_cores(spec, plan), session_processes(spec.meta)
+    meta, processes = spec.meta, session_processes(spec.meta)
+    available = int(max(nodes)) if nodes else available_cores(spec, plan)
     together = bool(meta.distributed) or meta.search_scheduler is not None or meta.search_algorithm == "pbt"
     sessions = meta.max_session if together else max(1, min(meta.max_session, available // processes))
     share = min(max(meta.search_resources.cpu, sessions * processes), available)
-    concurrent, gpu = max(1, int(available // share)), meta.search_resources.gpu
+    room = sum(int(node // share) for node in nodes or [available])
+    if nodes and plan.jobs is not None:
+        room = min(room, max(1, plan.jobs // sessions))
+    concurrent, gpu = max(1, room), meta.search_resources.gpu
     if gpu and not gpus:
         notice(f"meta.search_resources.gpu is {gpu:g}, and this machine has no GPU for the search; its trials share the cores")
     if gpu and gpus:
         concurrent = max(1, min(concurrent, int(gpus / gpu)))
     concurrent = min(target, concurrent)
     if meta.search_algorithm == "pbt":
-        concurrent, share = target, available / target
+        concurrent, share = target, _equal_share(nodes or [available], target)
         gpu = min(gpu, gpus / target)
-    return Resources(concurrent, share, min(gpu, gpus) if gpus else 0.0, sessions)
+    return Resources(concurrent, share, min(gpu, gpus) if gpus else 0.0, sessions, tuple(nodes))
+
+
+def _equal_share(nodes: Sequence[float], target: int) -> float:
+    """Return the most cores that each of `target` trials can have if all run at a time."""
+    shares = {node / part for node in nodes if node for part in range(1, target + 1)}
+    return max(share for share in shares if sum(int(node / share + 1e-9) for node in nodes) >= target)

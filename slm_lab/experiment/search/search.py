@@ -6,12 +6,14 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from slm_lab.experiment.cluster.connect import connected
+from slm_lab.experiment.cluster.local import LocalCluster, check_installed
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
@@ -22,7 +24,6 @@ from slm_lab.experiment.resolve import with_seed
 from slm_lab.experiment.resume import differences, run_in, start_history
 from slm_lab.experiment.search import confirm as confirming
 from slm_lab.experiment.search.build_process import check_builds_in_process
-from slm_lab.experiment.search.cluster import LocalCluster, check_installed
 from slm_lab.experiment.search.pool import TrialPool
 from slm_lab.experiment.search.proposer import make_proposer
 from slm_lab.experiment.search.resources import Resources, available_cores, trial_resources
@@ -165,14 +166,23 @@ class Search:
             table.say(f"{self.spec.name}: starting Ray …")
             if self._drawn:
                 table.notice(f"no meta.random_seed given; using {meta.random_seed}")
+            address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
+            self.plan = replace(self.plan, cluster=None)
+            if address not in (None, "local"):
+                with connected(address, folder) as joined:
+                    table.say(str(joined))
+                    nodes, gpus = [node.cores for node in joined.nodes], sum(node.gpus for node in joined.nodes)
+                    self._share = trial_resources(self.spec, self.plan, self.space.trials, gpus * (self.plan.device != "cpu"), nodes)
+                    self._in_cluster(table, stop, begin, {})
+                return self._analyze(table, stop)
             with LocalCluster(available_cores(self.spec, self.plan), 0 if self.plan.device == "cpu" else None) as cluster:
                 self._share = trial_resources(self.spec, self.plan, self.space.trials, cluster.gpus or 0)
-                self._in_cluster(table, stop, begin)
+                self._in_cluster(table, stop, begin, shared_server())
         return self._analyze(table, stop)
 
-    def _in_cluster(self, table: SearchTable, stop: Stop, begin: float) -> None:
+    def _in_cluster(self, table: SearchTable, stop: Stop, begin: float, server: Mapping[str, Any]) -> None:
         share = self._share
-        pool = TrialPool(share.concurrent, share.cores, share.gpus, shared_server())
+        pool = TrialPool(share.concurrent, share.cores, share.gpus, server)
         try:
             if not self._continued:
                 check_builds_in_process(self.spec, self.plan)
@@ -290,7 +300,7 @@ class Search:
         if not chosen:
             return
         confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)
-        share = trial_resources(confirmed, self.plan, len(chosen), int(self._share.gpus > 0))
+        share = trial_resources(confirmed, self.plan, len(chosen), int(self._share.gpus > 0), self._share.nodes)
         runs = confirming.open_run(paths, confirmed)
         table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
 

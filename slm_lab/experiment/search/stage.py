@@ -141,6 +141,11 @@ class Stage:
 
     def _end(self, trial: TrialState, outcome: Outcome) -> None:
         trial.metrics = outcome.metrics
+        if outcome.lost:
+            trial.status = "waiting"
+            self.table.say(f"trial {trial.trial}: {outcome.cause}; it continues on another one")
+            self.save()
+            return
         if outcome.status == "failed":
             trial.failures += 1
             trial.cause = outcome.cause

@@ -7,12 +7,15 @@ torch.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
@@ -60,6 +63,8 @@ class Outcome:
     cause: str = ""
     retry: bool = True
     """Whether a failed trial may succeed at another attempt; not if its spec is invalid."""
+    lost: bool = False
+    """The node that ran it is gone: the trial continues elsewhere, and has not failed."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,17 @@ class Update:
 class TrialWorker:
     """Runs one trial at a time.
 
-    Args: server: the fork server of the search, see process.server.shared_server.
+    Args:
+        server: the fork server of the search, see process.server.shared_server; {} on another machine.
+        folder: current folder of the search.
     """
 
-    def __init__(self, server: Mapping[str, Any]) -> None:
+    def __init__(self, server: Mapping[str, Any], folder: Path | None = None) -> None:
+        if folder is not None:
+            with suppress(OSError):  # this node has no such folder
+                os.chdir(folder)
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))  # for "package.module:Name" in a spec
         self._processes = ExitStack()
         self._processes.enter_context(server_in_use())  # for all its trials
         use_server(server)

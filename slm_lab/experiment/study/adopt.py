@@ -53,7 +53,8 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
     spec = load_spec(run.paths.spec, run.name)
     own, seed = settings(spec), spec.meta.random_seed
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
-    saved = {one.digest: completed(one.spec) for one in alike}  # a short spec is saved with the net that its env needs
+    first = {one.digest: one.spec for one in alike}
+    saved = {digest: completed(spec) for digest, spec in first.items()}  # a short spec is saved with the net that its env needs
     wanted = {name: settings(one) for name, one in saved.items()}
     for one in alike:
         if one.random_seed == seed and not differing(own, wanted[one.digest], saved[one.digest]):

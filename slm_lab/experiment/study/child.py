@@ -40,9 +40,8 @@ def run_in_process(context: ChildContext, job: RunJob) -> None:
     """Train, write the result, and send ("outcome", "done" | "failed" | "stopped" | "invalid", cause)."""
     lock = SessionLock(job.lock)
     context.print_to(job.folder.log)
-    begin = perf_counter()
     try:
-        paths = _train(context, job)
+        _train(context, job)
     except Interrupted:
         return context.send("outcome", "stopped", "")
     except (SpecError, UserError) as error:
@@ -54,27 +53,28 @@ def run_in_process(context: ChildContext, job: RunJob) -> None:
         return context.send("outcome", "failed", f"{type(error).__name__}: {error}")
     finally:
         lock.release()
-    from slm_lab.experiment.analysis.run import Run
-    from slm_lab.experiment.study.result import write_result
-
-    identity: dict[str, Any] = json.loads(job.folder.identity.read_text(encoding="utf-8"))
-    write_result(job.result, Run(paths), identity, round(perf_counter() - begin, 1))
     context.send("outcome", "done", "")
 
 
-def _train(context: ChildContext, job: RunJob) -> RunPaths:
+def _train(context: ChildContext, job: RunJob) -> None:
+    """Train, and write the result, while the lock is held: a study that waits for the lock finds the result."""
+    from slm_lab.experiment.analysis.run import Run
+    from slm_lab.experiment.study.result import write_result
     from slm_lab.experiment.trial import Trial
 
+    begin = perf_counter()
     console = Console(file=sys.stdout, width=200, highlight=False, soft_wrap=True)
     plan = Plan(data_dir=job.folder.root, device=job.device, first_gpu=job.first_gpu, jobs=job.jobs)
-    begun = job.folder.starts()
-    if begun and not has_failed(begun[-1]):
-        trial = Trial.resume(begun[-1].root, plan=plan, stop=context.stop, console=console)
+    starts = job.folder.starts()
+    continued = bool(starts) and not has_failed(starts[-1])
+    if continued:
+        trial = Trial.resume(starts[-1].root, plan=plan, stop=context.stop, console=console)
     else:
         trial = Trial(job.spec, plan=plan, stop=context.stop, console=console)
     trial.run()
     assert trial.paths is not None
-    return trial.paths
+    identity: dict[str, Any] = json.loads(job.folder.identity.read_text(encoding="utf-8"))
+    write_result(job.result, Run(trial.paths), identity, None if continued else round(perf_counter() - begin, 1))
 
 
 def has_failed(paths: RunPaths) -> bool:

@@ -33,7 +33,11 @@ _DIGITS = 5
 def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: float | None = None) -> None:
     """Write the result of a run that has ended.
 
-    Args: identity: entry, env, random_seed, digest and settings. seconds: that the run took, analysis included. Raises OSError.
+    Args:
+        identity: entry, env, random_seed, digest and settings.
+        seconds: that the run took, analysis included; None: unknown, as of a run that was continued.
+
+    Raises OSError.
     """
     starts = run.spec.get("meta", {}).get("run") or [{}]
     last = starts[-1] if isinstance(starts, list) else starts
@@ -98,7 +102,8 @@ class ResultRun(Run):
     def __init__(self, file: Path) -> None:
         try:
             self.content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            version = self.content["version"]
+            if (version := self.content["version"]) != VERSION:
+                raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
             super().__init__(RunPaths(file, str(self.content["entry"])))
             for mode in ("train", "eval"):
                 tables = self.content[mode]
@@ -110,8 +115,6 @@ class ResultRun(Run):
                     self._tables[mode][int(index)] = {"frame": np.empty(0)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file} cannot be read as a result of a study: {error}") from None
-        if version != VERSION:
-            raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
 
     @property
     def policies(self) -> int:

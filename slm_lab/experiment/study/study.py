@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from slm_lab.experiment.cluster.runs import ClusterRun, ClusterRuns, Ended, Sent
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.paths import RunPaths, new_folder
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, session_processes
@@ -57,7 +58,6 @@ class StudyExperiment:
         self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
         self.states = [RunState(run) for run in study.runs]
         self._lock: RunLock | None = None
-        self._failures: dict[str, int] = {}
 
     def run(self, stop: Stop | None = None) -> StudyPaths:
         """Run what is missing, write the comparison, and return the files.
@@ -109,7 +109,10 @@ class StudyExperiment:
             if self._lock is not None and self._lock.killed is not None:
                 table.say(f"the last start, {self._lock.killed}, was killed")
             table.say(table.summary())
-            self._run_missing(supervisor, paths, table, concurrent, jobs, gpus, stop)
+            with self._runner(supervisor) as (runner, on_cluster):
+                concurrent, jobs = on_cluster or (concurrent, jobs)
+                table.concurrent = concurrent
+                self._run_missing(runner, paths, table, concurrent, jobs, gpus, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # of runs, which have ended
                 lock.unlink(missing_ok=True)
@@ -117,14 +120,44 @@ class StudyExperiment:
             if interrupted:
                 raise KeyboardInterrupt
 
-    def _concurrency(self) -> tuple[int, int | None]:
-        """Return the runs at a time, and the Sessions at a time of each."""
-        limit = self.plan.jobs or cores()
+    @contextmanager
+    def _runner(self, supervisor: Supervisor) -> Iterator[tuple[Supervisor | ClusterRuns, tuple[int, int | None] | None]]:
+        """Yield what starts runs; on a cluster also how many there are at a time, and the Sessions at a time of each."""
+        if self.plan.cluster is None:
+            yield supervisor, None
+            return
+        from slm_lab.experiment.cluster.connect import connected
+
+        assert self.paths is not None
+        with connected(self.plan.cluster, self.paths.root) as cluster:
+            nodes = cluster.nodes
+            most = int(max(node.cores for node in nodes))
+            widest = self._widest(most)
+            cluster.check_fits("a run", widest)
+            room = sum(int(node.cores // widest) for node in nodes)
+            concurrent = 1 if "wall_t" in self.study.spec.x else min(room, self.plan.jobs or room, len(self.study.runs))
+            gpus = 0.0
+            if self.plan.device != "cpu" and any(node.gpus for node in nodes):
+                gpus = max((gpu_share(run) for run in self.study.runs), default=0.0)
+            runs = ClusterRuns(widest, gpus)
+            try:
+                yield runs, (concurrent, widest)
+            finally:
+                runs.close()
+
+    def _widest(self, limit: int) -> int:
+        """Return the cores of the run that needs most, with as many Sessions at a time as `limit` cores allow."""
         widest = 1
         for run in self.study.runs:
             meta = run.spec.meta
             each = meta.max_session if meta.distributed else min(meta.max_session, max(1, limit // session_processes(meta)))
             widest = max(widest, each * session_processes(meta))
+        return widest
+
+    def _concurrency(self) -> tuple[int, int | None]:
+        """Return the runs at a time, and the Sessions at a time of each."""
+        limit = self.plan.jobs or cores()
+        widest = self._widest(limit)
         one = "wall_t" in self.study.spec.x
         concurrent = 1 if one else max(1, limit // widest)
         return min(concurrent, len(self.study.runs)), max(1, limit // concurrent)
@@ -210,7 +243,7 @@ class StudyExperiment:
             paths.aside.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
-                    file.rename(_free(paths.aside / file.name))
+                    shutil.move(file, _free(paths.aside / file.name))  # results that are kept elsewhere can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 keys = ", ".join(changes(identity["settings"], run.settings))
@@ -270,11 +303,18 @@ class StudyExperiment:
                 raise KeyboardInterrupt
 
     def _run_missing(
-        self, supervisor: Supervisor, paths: StudyPaths, table: StudyTable, concurrent: int, jobs: int | None, gpus: int, stop: Stop
+        self,
+        supervisor: Supervisor | ClusterRuns,
+        paths: StudyPaths,
+        table: StudyTable,
+        concurrent: int,
+        jobs: int | None,
+        gpus: int,
+        stop: Stop,
     ) -> None:
-        slots: dict[Child, int] = {}
-        running: dict[Child, RunState] = {}
-        outcomes: dict[Child, tuple[str, str]] = {}
+        slots: dict[Child | ClusterRun, int] = {}
+        running: dict[Child | ClusterRun, RunState] = {}
+        outcomes: dict[Child | ClusterRun, tuple[str, str]] = {}
         stopped = False
         while True:
             if stop.requested and not stopped:
@@ -292,10 +332,16 @@ class StudyExperiment:
                 return
             for event in supervisor.events(_POLL):
                 match event:
-                    case Message(child, "outcome", (status, cause)):
+                    case Message(child, "outcome", (status, cause)) | Sent(child, "outcome", (status, cause)):
                         outcomes[child] = status, cause
-                    case Message(child, "failed", (cause,)):
+                    case Message(child, "failed", (cause,)) | Sent(child, "failed", (cause,)):
                         outcomes[child] = "failed", cause
+                    case Ended(child, reason, lost):
+                        status, cause = outcomes.pop(child, ("stopped" if lost else "failed", f"the process of the run {reason}"))
+                        if lost:
+                            table.say(f"{running[child].run.name}: {reason}; it continues on another one")
+                        del slots[child]
+                        self._end(running.pop(child), status, cause, table)
                     case Died(child, reason, output, _):
                         status, cause = outcomes.pop(child, ("failed", f"the process of the run {reason}\n{output}".strip()))
                         del slots[child]
@@ -304,7 +350,9 @@ class StudyExperiment:
                 state.share = max(state.share, self._share(state.run))
             table.show()
 
-    def _start(self, supervisor: Supervisor, paths: StudyPaths, state: RunState, jobs: int | None, gpu: int) -> Child:
+    def _start(
+        self, supervisor: Supervisor | ClusterRuns, paths: StudyPaths, state: RunState, jobs: int | None, gpu: int
+    ) -> Child | ClusterRun:
         folder = self._folders[key_of(state.run)]
         state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
         state.begun_at = state.share
@@ -345,10 +393,15 @@ class StudyExperiment:
             table.say(line)
 
 
+def gpu_share(run: StudyRun) -> float:
+    """Return the share of a GPU that a run takes, 0 if its net computes on the CPU."""
+    spec = run.spec
+    return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
+
+
 def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
     """Return how many of `concurrent` runs at a time fit the GPUs, of which a run on one takes meta.search_resources.gpu."""
-    on_gpu = [run.spec.meta.search_resources.gpu for run in runs if run.spec.agent.net is not None and run.spec.agent.net.gpu is not False]
-    share = max(on_gpu, default=0.0)
+    share = max(map(gpu_share, runs), default=0.0)
     return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
 
 

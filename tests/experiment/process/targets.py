@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import multiprocessing
 import os
 import random
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import slm_lab
 from slm_lab.experiment.process import child as child_side
 from slm_lab.experiment.process.child import ChildContext, SharedFd
 from slm_lab.experiment.process.heartbeat import EVALUATING, STEPPING, WAITING
@@ -37,13 +39,31 @@ def state(context: ChildContext, *args: Any) -> None:
             "cwd": os.getcwd(),
             "umask": umask,
             "cores": os.sched_getaffinity(0),
+            "priority": os.getpriority(os.PRIO_PROCESS, 0),
             "environ": dict(os.environ),
             "torch": "torch" in sys.modules,
             "main": getattr(sys.modules["__main__"], "__file__", None),
-            "path": sys.path,
+            "package": slm_lab.__file__,
+            "from_server": child_side._from_server(),
             "random": random.random(),
         },
     )
+
+
+class Variable:
+    """Arrives in another process as the value that an environment variable has there at that moment."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getenv, (self.name,)
+
+
+def imports(context: ChildContext, name: str) -> None:
+    """Sends the VALUE of a user's module, and whether it was loaded before."""
+    before = name in sys.modules
+    context.send("value", importlib.import_module(name).VALUE, before, os.getcwd())
 
 
 def threads(context: ChildContext) -> None:

@@ -57,6 +57,56 @@ with stop_on_signal(stop):
 server.stop_server()
 print("end")
 """
+NOTEBOOK = """
+import importlib, multiprocessing
+from pathlib import Path
+
+def trial():
+    with Supervisor() as parent:
+        parent.start("child", targets.imports, "mine")
+        contents = []
+        while parent.children:
+            contents += [event.content for event in parent.events(1.0) if isinstance(event, Message)]
+    return contents
+
+def pool(method):
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        return pool.map(abs, [-1])
+
+with server.server_in_use():
+    Path("mine.py").write_text("VALUE = 'first'")
+    Path("elsewhere").mkdir()
+    folder = os.getcwd()
+    print(trial() == [("first", False, folder)])
+    print(pool("fork"), pool("forkserver"))
+    Path("mine.py").write_text("VALUE = 'edited'")
+    os.chdir("elsewhere")
+    print(trial() == [("edited", False, folder + "/elsewhere")])
+    with multiprocessing.get_context("fork").Pool(1) as open_pool:
+        print(len(trial()), open_pool.map(abs, [-2]))
+print(trial() == [("edited", False, folder + "/elsewhere")])
+"""
+ITS_OWN_PATH = """
+import os, sys
+sys.path = [entry for entry in sys.path if entry != ROOT]
+sys.path.insert(0, ROOT)
+"""
+PLACE = """
+with Supervisor() as parent:
+    parent.start("child", targets.nothing)
+    while parent.children:
+        list(parent.events(1.0))
+    os.nice(3)
+    parent.start("child", targets.state)
+    while parent.children:
+        for event in parent.events(1.0):
+            if isinstance(event, Message):
+                print(event.content[0]["package"], event.content[0]["from_server"], event.content[0]["priority"])
+"""
+KILLED_EARLY = """
+server.ensure_server()
+os.kill(os.getpid(), 9)
+"""
 KILLED = """
 parent = Supervisor()
 for then in ("wait", "block"):
@@ -126,8 +176,10 @@ class Script:
 def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
     made: list[Script] = []
 
-    def make(text: str, how: str = "file", **environ: str) -> Script:
-        made.append(Script(tmp_path, Path(temp), HEAD + text, how, **environ))
+    def make(text: str, how: str = "file", head: str = HEAD, **environ: str) -> Script:
+        folder = tmp_path / str(len(made)) if made else tmp_path
+        folder.mkdir(exist_ok=True)
+        made.append(Script(folder, Path(temp), head + text, how, **environ))
         return made[-1]
 
     with tempfile.TemporaryDirectory(prefix="slm_", dir="/tmp") as temp:  # a socket fits in, unlike in tmp_path
@@ -198,3 +250,51 @@ def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> Non
         assert time.monotonic() < end
     os.kill(one.process.pid, signal.SIGKILL)
     one.leaves_nothing()
+
+
+def test_the_parent_is_killed_while_the_server_loads(script: Callable[..., Script]) -> None:
+    one = script(f"{LIGHT}{KILLED_EARLY}")
+    one.end()
+    one.leaves_nothing()
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_notebook(method: str, script: Callable[..., Script]) -> None:
+    """A process that stays: a later trial sees an edit of the user's module and the present folder, and pools of the user's own work."""
+    one = script(f"server._fallen_back = {method == 'spawn'}\n{LIGHT}{NOTEBOOK}", "-c")
+    assert one.end().splitlines() == ["True", "[1] [1]", "True", "1 [2]", "True"], one.said()
+    assert one.said() == ""
+    one.leaves_nothing()
+
+
+def test_a_module_path_of_its_own(script: Callable[..., Script]) -> None:
+    """The server finds the package where the script has found it, though PYTHONPATH does not tell; a child has the script's priority."""
+    text = ITS_OWN_PATH.replace("ROOT", repr(str(ROOT))) + HEAD + LIGHT + PLACE
+    one = script(text, PYTHONPATH="", head="")
+    from_server = server.start_method() == "forkserver"
+    assert one.end().splitlines() == [f"{ROOT / 'slm_lab' / '__init__.py'} {from_server} {os.getpriority(os.PRIO_PROCESS, 0) + 3}"], (
+        one.said()
+    )
+    assert one.said() == ""
+    one.leaves_nothing()
+
+
+def test_two_runs_at_once(script: Callable[..., Script]) -> None:
+    """Each has a server and children of its own: the end of one, orderly or not, does not concern the other."""
+    runs = [script(LIGHT + STOPPED) for _ in range(3)]
+    assert [one.line() for one in runs] == ["begin"] * 3
+    interrupted, killed, last = runs
+    end = time.monotonic() + 30.0
+    while len(children := last.processes()) < 5:  # itself, a tracker, the server and two children
+        assert time.monotonic() < end, children
+        time.sleep(0.05)
+    os.killpg(interrupted.process.pid, signal.SIGINT)
+    os.kill(killed.process.pid, signal.SIGKILL)
+    assert interrupted.end(30.0).splitlines()[-1] == "end"
+    while killed.processes() or interrupted.processes():
+        assert time.monotonic() < end + 30.0
+        time.sleep(0.05)
+    assert set(last.processes()) >= set(children)
+    os.killpg(last.process.pid, signal.SIGINT)
+    assert last.end(30.0).splitlines() == ["ended with exit code 0 "] * 2 + ["end"], last.said()
+    last.leaves_nothing()

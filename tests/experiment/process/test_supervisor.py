@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, process
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from slm_lab.spec.base import SpecError
 from tests.experiment.process import light, targets
 
 PATIENCE = 30.0
+ROOT = Path(__file__).parents[3]
 linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks at /proc")
 
 
@@ -109,7 +114,10 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 @linux
 @pytest.mark.usefixtures("real_server")
 def test_a_child_is_as_its_parent_at_the_start(method: str, parent: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the fork server started before: working directory, environment, umask, cores; signals neither blocked nor ignored."""
+    """Although the fork server started before: working directory, environment, umask, cores; signals neither blocked nor ignored.
+
+    The environment is in force before the arguments are loaded, and the libraries that these import.
+    """
     parent.start("first", targets.state)
     until(parent, died)
     monkeypatch.chdir(tmp_path)
@@ -119,13 +127,13 @@ def test_a_child_is_as_its_parent_at_the_start(method: str, parent: Supervisor, 
     umask = os.umask(0o027)
     try:
         os.sched_setaffinity(0, {min(before)})
-        ((message,), end) = run(parent, targets.state, 7)
+        ((message,), end) = run(parent, targets.state, 7, targets.Variable("MUJOCO_GL"))
     finally:
         os.umask(umask)
         os.sched_setaffinity(0, before)
     assert end.code == 0
     state = message.content[0]
-    assert state["args"] == (7,)
+    assert state["args"] == (7, "egl")
     assert state["leads_group"]
     own = {"SIGQUIT"} if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN else set()  # by a shell, of its background jobs
     assert (state["blocked"], state["ignored"]) == (set(), own)
@@ -399,6 +407,67 @@ def test_a_blocked_child_saves_its_work(method: str, parent: Supervisor) -> None
 
 
 # ---- the server
+
+
+CALLS = """
+import torch
+from importlib import import_module
+from slm_lab.experiment.process.server import PRELOAD
+calls = []
+functions = {
+    torch.cuda: ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties", "mem_get_info"),
+    torch._C: ("_cuda_init", "_cuda_getDeviceCount", "_accelerator_getAccelerator"),
+}
+for module, names in functions.items():
+    for name in names:
+        setattr(module, name, lambda *args, name=name: calls.append(name) or 0)
+for name in PRELOAD:
+    import_module(name)
+torch.cuda.is_available()
+print(calls)
+"""
+
+
+def test_the_server_asks_nothing_of_cuda() -> None:
+    """A context of CUDA does not work in a copy of its process. The last call shows that calls are seen."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", CALLS], env=environ, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "['is_available']\n", done.stderr
+
+
+def test_a_module_of_the_user_is_loaded_in_the_child_alone(
+    method: str, parent: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash there ends that child, and the server makes the next one."""
+    (tmp_path / "env_that_crashes.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
+    (tmp_path / "env_that_works.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run(parent, targets.nothing)
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    assert run(parent, targets.imports, "env_that_crashes")[1].code == -signal.SIGSEGV
+    for _ in range(2):
+        (message,), end = run(parent, targets.imports, "env_that_works")
+        assert (message.content[:2], end.code) == ((1, False), 0)
+    assert forkserver._forkserver._forkserver_pid == pid  # type: ignore[attr-defined]
+
+
+def test_a_temporary_folder_that_is_read_only(
+    parent: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if server.start_method() == "spawn":
+        pytest.skip("no fork server on this system")
+
+    def read_only(*args: Any, **kwargs: Any) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    server.stop_server()
+    monkeypatch.setattr(server, "_fallen_back", False)
+    monkeypatch.setitem(process.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    (message,), end = run(parent, targets.state)
+    assert (message.content[0]["from_server"], end.code) == (False, 0)
+    (record,) = caplog.records
+    assert "the fork server cannot run (Read-only file system); child processes use the spawn start method" in record.getMessage()
 
 
 def server_pid() -> int:

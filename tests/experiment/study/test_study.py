@@ -8,20 +8,26 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from slm_lab.experiment.analysis.study import Row, findings
-from slm_lab.experiment.lock import RunLock
-from slm_lab.experiment.plan import Plan, TrialFailed, UserError
+from slm_lab.experiment.lock import RunLock, in_use
+from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.process.child import ChildContext
 from slm_lab.experiment.resolve import select_device
 from slm_lab.experiment.study.adopt import adopted_runs, key_of
-from slm_lab.experiment.study.paths import StudyPaths, find_study
+from slm_lab.experiment.study.child import RunJob, run_in_process
+from slm_lab.experiment.study.paths import RunFolder, StudyPaths, find_study
+from slm_lab.experiment.study.result import ResultRun
 from slm_lab.experiment.study.study import gpu_runs
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.study import StudyRun, load_study
+from tests.blank import BlankRenderer
 from tests.experiment.commands import rows
 from tests.experiment.study.toys import STUDY, results, run, write, written
 
@@ -115,6 +121,40 @@ def test_one_deleted_result_is_made_again(study: StudyPaths, tmp_path: Path) -> 
     run(tmp_path, study)
     after = written(study)
     assert {key for key in before if after[key] != before[key]} == {("slow", 0)}
+
+
+def test_a_result_is_made_of_a_finished_run(study: StudyPaths, tmp_path: Path) -> None:
+    """Its seconds are unknown then: those of the last start alone say nothing."""
+    before = written(study)
+    file = next(study.results.glob("slow_*seed0*"))
+    content = ResultRun(file).content
+    file.unlink()
+    run(tmp_path, study)
+    assert written(study) == before
+    assert ResultRun(file).content == {**content, "seconds": None}
+
+
+def test_the_lock_of_a_run_is_held_until_its_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a study that waits for the lock would begin the run again."""
+    (own, *_) = load_study(write(tmp_path), "small").runs
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    folder.identity.write_text(json.dumps({"entry": own.entry, "env": own.env, "random_seed": 0, "digest": own.digest, "settings": {}}))
+    job = RunJob(own.spec, folder, tmp_path / "result.json", tmp_path / ".lock_run", None, 0, None)
+    held: list[bool] = []
+    monkeypatch.setattr("slm_lab.experiment.study.result.write_result", lambda *_: held.append(in_use(job.lock)))
+    monkeypatch.setattr("slm_lab.experiment.analysis.writer.PNGRenderer", BlankRenderer)
+    sent: list[tuple[str, ...]] = []
+    context = SimpleNamespace(print_to=lambda file: None, send=lambda *words: sent.append(words), stop=Stop())
+    run_in_process(cast(ChildContext, context), job)
+    assert (sent, held, in_use(job.lock)) == ([("outcome", "done", "")], [True], False)
+
+
+def test_results_of_another_version_are_refused(study: StudyPaths, tmp_path: Path) -> None:
+    file = next(study.results.glob("slow_*seed0*"))
+    file.write_text(json.dumps({"version": 99, "of": "another form"}))
+    with pytest.raises(UserError, match=r"has version 99; expected"):
+        ResultRun(file)
 
 
 def test_finished_runs_are_adopted(finished: StudyPaths, tmp_path: Path) -> None:

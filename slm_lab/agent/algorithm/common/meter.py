@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from slm_lab.agent.ops.device import read
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, RecordedBatch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
@@ -62,7 +63,9 @@ class GradientMeter:
         self._steps += 1
         self.clock.opt_step += 1
 
-    def step_rollout(self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch, float], None]) -> Metrics:
+    def step_rollout(
+        self, rollout: Rollout, prepare: Callable[[Rollout], Batch | RecordedBatch], add_loss: Callable[[Minibatch[Any], float], None]
+    ) -> Metrics:
         """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` calls `add` for a weighted microbatch."""
         self.trainer.begin(self.clock.global_frame)
         batch = prepare(rollout)  # by the pulled weights, layers in evaluation mode

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +16,11 @@ from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.direct import DirectMLP, DirectPass, direct_mlps, direct_pass
 from slm_lab.agent.net.numpy_mlp import NumpyPass, add_numpy_mlps, numpy_pass
+from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Minibatch, Values
+from slm_lab.agent.rollout.minibatch import Minibatch, Sequences, Values
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.spec.schedule import Schedule
@@ -61,34 +64,35 @@ class PolicyGradient(Algorithm):
         """Actor and critic without a graph. Built at first use: what computes products is set later than the net is built."""
         return direct_mlps(self.net)
 
-    def record(self, obs_B: Tensor) -> NumpyPass | DirectPass | None:
+    def record(self, obs_B: np.ndarray) -> NumpyPass | DirectPass | None:
         """Return the outputs of actor and critic for `closed_form`; None if they take a graph."""
         if self.objective is None:
             return None
-        return numpy_pass(self.net, obs_B) or direct_pass(self._direct, obs_B)
+        return numpy_pass(self.net, obs_B) or direct_pass(self._direct, tensor(obs_B))
 
-    def closed_form(self, batch: Minibatch, coefs: Coefs, weight: float = 1.0) -> Terms:
+    def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
         """Return the objective of a minibatch. If actor and critic take no graph, `weight` times its gradient has been added."""
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable
-        if recorded is None and isinstance(batch.inputs, Tensor):
-            recorded = self.record(batch.inputs)
-        if not isinstance(recorded, NumpyPass | DirectPass):
-            return self.objective(*batch.forward(self.net), *rows, coefs)
-        known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
-        recorded.backward(known.of_params_BP, known.of_value_B)
+        with silent():
+            if recorded is None and not isinstance(batch.inputs, Sequences):
+                recorded = self.record(array(batch.inputs))
+            if not isinstance(recorded, NumpyPass | DirectPass):
+                return self.objective(*batch.forward(self.net), *rows, coefs)
+            known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
+            recorded.backward(known.of_params_BP, known.of_value_B)
         if known.of_log_std_D is not None:
             self.distribution.log_std.grad += torch.from_numpy(known.of_log_std_D)  # type: ignore[attr-defined]  # a Normal
         return known.terms
 
 
 @torch.no_grad()
-def log_ratio(distribution: ActionDistribution, rollout: Rollout, values: Values) -> Tensor:
+def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: Values[A]) -> A:
     """Return log π(a|s) − log μ(a|s) [T, N] of a rollout's actions: π by `values.params_TNP`, μ the policy that acted."""
     assert values.params_TNP is not None
-    logp_B = distribution.log_prob(values.params_TNP.flatten(0, 1), rollout.action_TN.flatten(0, 1))
-    log_ratio_TN = logp_B.view_as(rollout.logp_TN) - rollout.logp_TN
+    logp_B = distribution.log_prob(tensor(flat(values.params_TNP)), tensor(flat(rollout.action_TN)))
+    log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - tensor(rollout.logp_TN)
     # a row that is not a transition can hold anything, and NaN would spread even through a decay of 0; others stay, since a transition
     # that is masked for its lag is invalid too, and later ones are corrected through it
-    return torch.where(log_ratio_TN.isnan() & ~rollout.valid_TN, 0.0, log_ratio_TN)
+    return like(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~tensor(rollout.valid_TN), 0.0, log_ratio_TN))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.net import NetSpec
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -34,7 +33,7 @@ class TargetNet(Generic[Net]):
         for parameter in net.parameters():
             parameter.requires_grad_(False)
         net.eval()
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self._crossed = np.zeros(1, np.int64)
         """Multiples of update_frequency that replace has responded to."""
         self._updates_done = np.zeros(1, np.int64)
@@ -49,7 +48,7 @@ class TargetNet(Generic[Net]):
         counts = {"followed": SharedArray(self._crossed, "single"), "updates": SharedArray(self._updates_done, "merge")}
         return self.flat.shared_arrays() | counts
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._store, self._crossed, self._updates_done = store, arrays["followed"], arrays["updates"]
         self._pulled = self.updates_done
         self.flat.use_master(arrays)
@@ -66,6 +65,8 @@ class TargetNet(Generic[Net]):
     def refresh(self) -> None:
         """Pull the parameters before a read, if another process has updated them."""
         if self._store is not None and self._pulled != self._updates_done[0]:
+            if self._store.remote:
+                self._store.pull()
             self._pulled = self.updates_done  # read first: an update in between is pulled the next time
             self.flat.fill(self.flat.master)
 
@@ -79,28 +80,33 @@ class TargetNet(Generic[Net]):
         crossed = frame // self.spec.update_frequency
         if crossed <= self._crossed[0]:
             return False
-        with nullcontext(True) if self._store is None else self._store.claim("target") as mine:
-            if not mine or crossed <= self._crossed[0]:
-                return False
-            self._crossed[0] = crossed
-            return True
+        if self._store is None:
+            return self._cross(crossed)
+        return bool(self._store.run_if_free("target", self._cross, crossed))
 
-    @torch.no_grad()
+    def _cross(self, crossed: int) -> bool:
+        if crossed <= self._crossed[0]:
+            return False
+        self._crossed[0] = crossed
+        return True
+
     def update(self) -> None:
         """Copy the source net, or move towards it by polyak_coef; in several processes one after the other."""
-        with self._alone():
-            if self.spec.update_type == "replace":
-                self.flat.master.copy_(self.source.master)
-            else:
-                self.flat.master.lerp_(self.source.master, self.spec.polyak_coef)
-            self.flat.master_buffer.copy_(self.source.master_buffer)
-            self._updates_done[0] += 1
-        if self._store is not None:
+        if self._store is None:
+            self._update()
+        else:
+            self._store.run("target", self._update)
             self._pulled = self.updates_done
             self.flat.pull()
 
-    def _alone(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._store is None else self._store.exclusive("target")
+    @torch.no_grad()
+    def _update(self) -> None:
+        if self.spec.update_type == "replace":
+            self.flat.master.copy_(self.source.master)
+        else:
+            self.flat.master.lerp_(self.source.master, self.spec.polyak_coef)
+        self.flat.master_buffer.copy_(self.source.master_buffer)
+        self._updates_done[0] += 1
 
     def state_dict(self) -> dict[str, Any]:
         self.refresh()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.optimizers import FlatAdam, shared_statistics
 from slm_lab.lib.records import ActionSpace, EnvInfo
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.algorithm import EntropyAnneal, SoftActorCriticSpec
 
 LARGEST_GAP = 1e15
@@ -32,7 +31,7 @@ class Temperature:
         """Frames until the target entropy has its last value: a number of global frames, or those of the run."""
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self._use(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
 
     def _use(self, log_alpha: Tensor) -> None:
@@ -44,7 +43,7 @@ class Temperature:
         statistics = {f"optim/{name}": array for name, array in shared_statistics(self.optimizer.statistics).items()}
         return {"log_alpha": SharedArray(self.log_alpha.cpu().numpy(), "step"), **statistics}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._store = store
         self.anneal_frames *= store.workers if self._of_run else 1
         self._use(torch.from_numpy(arrays["log_alpha"]))
@@ -77,12 +76,20 @@ class Temperature:
             return
         if not abs(gap) < LARGEST_GAP:  # NaN too
             return
+        if self._store is None:
+            self._step(gap, self.optimizer.lr)
+        else:
+            self._store.run("update", self._step, gap, self.optimizer.lr)
+
+    def _step(self, gap: float, lr: float) -> None:
         self.grad.fill_(gap)
-        with nullcontext() if self._store is None else self._store.update():
-            self.optimizer.step()
-            self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
+        self.optimizer.lr = lr
+        self.optimizer.step()
+        self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
+        if self._store is not None and self._store.remote:
+            return self._store.run("update", self.state_dict)
         return {"log_alpha": self.log_alpha.to("cpu", copy=True), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

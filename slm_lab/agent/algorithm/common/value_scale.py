@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A, full_like
 from slm_lab.agent.ops.objective import VALUE_LIMIT
 from slm_lab.agent.ops.returns import standardize
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays
-
-
-def _merging(store: SharedArrays | None) -> AbstractContextManager[object]:
-    return nullcontext() if store is None else store.exclusive("statistics")
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 
 
 class TargetDeviation:
@@ -26,7 +22,7 @@ class TargetDeviation:
     """
 
     def __init__(self) -> None:
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self.moments = np.zeros(3)
         """Number, mean and sum of squared differences from the mean."""
 
@@ -37,12 +33,18 @@ class TargetDeviation:
         variance, mean = torch.var_mean(target_B, correction=0)
         new_variance, new_mean = (float(variance), float(mean)) if target_B.device.type == "cpu" else torch.stack((variance, mean)).tolist()
         if math.isfinite(new_variance) and math.isfinite(new_mean):
-            with _merging(self._store):
-                count, new = float(self.moments[0]), target_B.numel()
-                difference = new_mean - float(self.moments[1])
-                self.moments[0] += new
-                self.moments[1] += difference * new / (count + new)
-                self.moments[2] += new_variance * new + difference * difference * count * new / (count + new)
+            added = target_B.numel(), new_mean, new_variance
+            if self._store is None:
+                self._merge(*added)
+            else:
+                self._store.run("statistics", self._merge, *added)
+
+    def _merge(self, new: int, new_mean: float, new_variance: float) -> None:
+        count = float(self.moments[0])
+        difference = new_mean - float(self.moments[1])
+        self.moments[0] += new
+        self.moments[1] += difference * new / (count + new)
+        self.moments[2] += new_variance * new + difference * difference * count * new / (count + new)
 
     @property
     def std(self) -> float:
@@ -57,7 +59,7 @@ class TargetDeviation:
     def shared_arrays(self) -> Named:
         return {"moments": SharedArray(self.moments, "merge")}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._store, self.moments = store, arrays["moments"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class PercentileScale:
     DECAY = 0.99
 
     def __init__(self) -> None:
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self._range = np.zeros(1)
 
     @property
@@ -90,14 +92,19 @@ class PercentileScale:
             ends = torch.tensor([0.05, 0.95], device=advantage_B.device)
             low, high = torch.quantile(advantage_B.float(), ends).tolist()
             if math.isfinite(high - low):
-                with _merging(self._store):
-                    self._range[0] = self.DECAY * self.range + (1.0 - self.DECAY) * (high - low)
+                if self._store is None:
+                    self._move(high - low)
+                else:
+                    self._store.run("statistics", self._move, high - low)
         return advantage_B / max(1.0, self.range)
+
+    def _move(self, new_range: float) -> None:
+        self._range[0] = self.DECAY * self.range + (1.0 - self.DECAY) * new_range
 
     def shared_arrays(self) -> Named:
         return {"range": SharedArray(self._range, "merge")}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._store, self._range = store, arrays["range"]
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,10 +115,10 @@ class PercentileScale:
         self._range[0] = state["range"] or 0.0  # None in older versions, before the first returns
 
 
-def standardize_valid(x_TN: Tensor, valid_TN: Tensor) -> Tensor:
+def standardize_valid(x_TN: A, valid_TN: A) -> A:
     """Standardise over the valid rows; the others become 0."""
     if bool(valid_TN.all()):
         return standardize(x_TN)
-    out_TN = torch.zeros_like(x_TN)
+    out_TN = full_like(x_TN, 0.0)
     out_TN[valid_TN] = standardize(x_TN[valid_TN])
     return out_TN

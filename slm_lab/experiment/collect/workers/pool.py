@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
@@ -59,6 +59,10 @@ class WorkerPool(Protocol):
 
     def close(self) -> None:
         """End the workers."""
+
+
+OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
+"""open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler asks for."""
 
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:

@@ -14,7 +14,7 @@ from slm_lab.env.normalize import Normalizers
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, Store, attach_parts, prefixed
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
@@ -90,7 +90,7 @@ class PublishedWeights:
             "buffer": np.zeros((2, sizes[1]), np.float32),
             "extras": np.zeros((2, extras)),
         }
-        self._store: SharedArrays | None = None
+        self._store: Store | None = None
         self._seen = 0
         self.version = 0
         """Of what was pulled last."""
@@ -99,7 +99,7 @@ class PublishedWeights:
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in self._arrays.items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._arrays, self._store = dict(arrays), store
 
     def read_from(self, writer: PublishedWeights) -> None:
@@ -108,18 +108,35 @@ class PublishedWeights:
 
     def publish(self, version: int, extras: np.ndarray) -> None:
         """Make the present weights available to every reader."""
+        param, buffer = (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.packed(self.flat.param), self.flat.buffer.detach())
+        self.write(version, param, buffer, extras)
+
+    def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, extras: np.ndarray) -> None:
+        """Make these weights available to every reader, from one process or thread at a time."""
         arrays = self._arrays
         count = int(arrays["done"][0]) + 1
         half = count % 2
         arrays["begun"][0] = count
         self._barrier()
-        if self.flat is not None:
-            torch.from_numpy(arrays["param"][half]).copy_(self.flat.packed(self.flat.param))
-            torch.from_numpy(arrays["buffer"][half]).copy_(self.flat.buffer.detach())
+        for name, values in (("param", param), ("buffer", buffer)):
+            if isinstance(values, torch.Tensor):
+                torch.from_numpy(arrays[name][half]).copy_(values)
+            else:
+                arrays[name][half] = values
         arrays["extras"][half] = extras
         arrays["version"][half] = version
         self._barrier()
         arrays["done"][0] = count
+
+    def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+        """Return copies of version, parameters, buffers and extras as they were published last. For the process that publishes."""
+        half = int(self._arrays["done"][0]) % 2
+        return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
+
+    @property
+    def published(self) -> int:
+        """Number of times that weights were published."""
+        return int(self._arrays["done"][0])
 
     def pull(self) -> bool:
         """Copy the newest weights into the policy. Returns whether there were newer ones."""
@@ -161,7 +178,7 @@ class InferenceBuffer:
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in vars(self).items()}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         for name, array in arrays.items():
             setattr(self, name, array)
 
@@ -178,7 +195,7 @@ class BusySpans:
     def shared_arrays(self) -> Named:
         return {"ring": SharedArray(self._ring, "single"), "count": SharedArray(self._count, "single")}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self._ring, self._count = arrays["ring"], arrays["count"]
 
     def add(self, begin: float, end: float) -> None:
@@ -201,11 +218,18 @@ class Slot:
         self.policy_TN = np.zeros((rows, info.num_envs), np.int64)
         """Which policy played each transition."""
 
-    def shared_arrays(self) -> Named:
-        arrays = {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
-        return {name: SharedArray(array, "single") for name, array in arrays.items()}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return its arrays, by name."""
+        return {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def shared_arrays(self) -> Named:
+        return {name: SharedArray(array, "single") for name, array in self.arrays().items()}
+
+    def attach(self, store: Store, arrays: Arrays) -> None:
+        self.use(arrays)
+
+    def use(self, arrays: Arrays) -> None:
+        """Use these arrays, by the names of `arrays`."""
         self.storage.slabs = {name: arrays[name] for name in self.storage.slabs}
         self.storage.state_NS, self.policy_TN = arrays["state"], arrays["policy"]
 
@@ -242,7 +266,7 @@ class WorkerArrays:
     def shared_arrays(self) -> Named:
         return {"active": SharedArray(self.active_P, "single"), **prefixed(self._parts())}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.active_P = arrays["active"]
         attach_parts(self._parts(), store, arrays)
 

@@ -1,4 +1,4 @@
-"""A private Ray cluster on this machine, for one search."""
+"""A private Ray cluster on this machine, for one search or run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import IO, Any, Self
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.environment import environment
 from slm_lab.lib.limits import memory_bytes
+from slm_lab.lib.log import notice
 from slm_lab.lib.signals import stop_signals_blocked
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
@@ -34,12 +35,14 @@ done"""
 """Shell script: once the process that started it has closed its end of the pipe, or was killed, kill those of the processes listed in the
 pipe that still run and belong to Ray, and remove a folder. Ray's agents outlive a killed raylet for minutes."""
 _REMOVE_SECONDS = 10.0
+_ATTEMPTS = 2
+"""Starts of Ray, which gives up after a fixed time: too early on a machine with much else to do."""
 
 
-def check_installed(*packages: str) -> None:
-    """Raise UserError if a package of the extra `search` is missing."""
+def check_installed(*packages: str, extra: str = "search", what: str = "a search") -> None:
+    """Raise UserError if a package of an extra is missing."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise UserError(f"a search needs the package {' and '.join(missing)}: pip install 'slm-lab[search]'")
+        raise UserError(f"{what} needs the package {' and '.join(missing)}: pip install 'slm-lab[{extra}]'")
 
 
 class LocalCluster:
@@ -69,25 +72,30 @@ class LocalCluster:
             import ray
 
             if ray.is_initialized():
-                raise UserError("this process uses a Ray cluster already, and a search starts its own; call ray.shutdown() first")
+                raise UserError("this process uses a Ray cluster already, and one of its own is to be started; call ray.shutdown() first")
             store = min(max(memory_bytes() // 50, _STORE_BYTES[0]), _STORE_BYTES[1])
             stack.callback(ray.shutdown)
-            try:
-                with stop_signals_blocked(), _few_processes():  # they are inherited: a signal to the process group leaves Ray running
-                    ray.init(
-                        address="local",
-                        num_cpus=self.cores,
-                        num_gpus=self.gpus,
-                        include_dashboard=False,
-                        object_store_memory=store,
-                        log_to_driver=False,
-                        configure_logging=False,
-                        logging_level=logging.ERROR,
-                        _temp_dir=str(folder),
-                        _node_ip_address="127.0.0.1",
-                    )
-            except Exception as error:
-                raise UserError(f"Ray could not start: {error}") from error
+            for attempt in range(_ATTEMPTS):
+                try:
+                    with stop_signals_blocked(), _few_processes():  # they are inherited: a signal to the process group leaves Ray running
+                        ray.init(
+                            address="local",
+                            num_cpus=self.cores,
+                            num_gpus=self.gpus,
+                            include_dashboard=False,
+                            object_store_memory=store,
+                            log_to_driver=False,
+                            configure_logging=False,
+                            logging_level=logging.ERROR,
+                            _temp_dir=str(folder),
+                            _node_ip_address="127.0.0.1",
+                        )
+                    break
+                except Exception as error:
+                    if attempt == _ATTEMPTS - 1 or "timed out" not in str(error):
+                        raise UserError(f"Ray could not start: {error}") from error
+                    notice("Ray did not start within the 30 s that it allows; trying again")
+                    ray.shutdown()
             for pid in _descendants():
                 pipe.write(f"{pid}\n".encode())
             pipe.flush()

@@ -1,0 +1,313 @@
+"""Frames per second on a cluster, predicted from service times: `python -m bench.cluster_model [--check] [--hidden N]`.
+
+Hogwild across nodes is a closed queue: each of n workers collects a rollout, computes a gradient, sends it to the parameter server, which
+serves one message after the other, and waits for the answer. Mean value analysis gives the rate of such a queue (Reiser and Lavenberg
+1980): it assumes that service times vary as much as an exponential variable does, which makes it a little too low for steady ones.
+
+Rollout workers for one learner are a pipeline: its rate is that of the slowest of all workers together, the learner, and its network.
+
+`measure` takes the service times from this machine: the parts without Ray in this process, and a message of Ray between two processes.
+`--check` trains A3C on 1, 2 and 3 nodes of this machine and prints the measured rate beside the prediction from the times of the round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.experiment.cluster.server import ParameterServer, closing
+from slm_lab.experiment.session import Session
+from slm_lab.lib.environment import environment
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.spec import Spec
+
+ENVS, ROWS = 4, 32
+GIGABIT = 125e6
+"""Bytes per second of a network of 1 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Service times, in seconds, and sizes, in bytes, of one worker."""
+
+    rollout: float
+    """Env steps and inference of a rollout."""
+    gradient: float
+    """From the rollout to the gradient."""
+    server: float
+    """In the parameter server, for one push: the optimizer's step and the answer."""
+    serialise: float
+    """In the worker: gradient to bytes, bytes to parameters. The server takes as long for the same bytes."""
+    message: float
+    """Of a call and its answer between two processes, without content."""
+    push: int
+    pull: int
+    frames: int = ENVS * ROWS
+    """Of a rollout."""
+    bandwidth: float = 10 * GIGABIT
+    """Of the network at the server or learner."""
+    latency: float = 0.0
+    """Of the network, there and back; 0 on one machine, some 1e-4 in one rack."""
+
+
+def closed_queue(workers: int, think: float, service: float) -> float:
+    """Return the rate of one server with a closed number of customers, by exact mean value analysis.
+
+    Args: think: seconds of a customer between its answer and its next request; service: seconds of the server per request.
+    """
+    waiting, rate = 0.0, 0.0
+    for number in range(1, workers + 1):
+        response = service * (1.0 + waiting)
+        rate = number / (think + response)
+        waiting = rate * response
+    return rate
+
+
+def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
+    """Return the frames per second of `workers` that push gradients to one parameter server.
+
+    Args: cores: of the machine on which all of them run, and the server too; infinity: each has a core of its own.
+    """
+    service = times.server + times.serialise
+    network = (times.push + times.pull) / times.bandwidth
+    think = times.rollout + times.gradient + times.serialise + times.message + times.latency
+    rate = closed_queue(workers, think, max(service, network))
+    work = times.rollout + times.gradient + times.serialise + service + times.message
+    return times.frames * min(rate, cores / work)
+
+
+def impala(times: Times, workers: int, cores: float = float("inf")) -> float:
+    """Return the frames per second of `workers` whose rollouts one learner trains on. `push` is then the size of a rollout."""
+    learner = times.gradient + times.server + times.serialise
+    collect = times.rollout + times.serialise + times.message / 2
+    network = (times.push + times.pull / 4) / times.bandwidth
+    rate = min(workers / collect, 1.0 / learner, 1.0 / network, cores / (collect + learner))
+    return times.frames * rate
+
+
+def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
+    """Return A3C of CartPole."""
+    net = {
+        "name": "MLPNet",
+        "hid_layers": [hidden, hidden],
+        "hid_layers_activation": "tanh",
+        "optim_spec": {"name": "GlobalAdam", "lr": 1e-3},
+    }
+    algorithm = {"name": "ActorCritic", "lam": 0.95, "training_frequency": ROWS}
+    return Spec.model_validate(
+        {
+            "name": "a3c",
+            "agent": {"algorithm": algorithm, "memory": {"name": "OnPolicyBatchReplay"}, "net": net},
+            "env": {"name": "CartPole-v1", "num_envs": ENVS, "max_frame": frames},
+            "meta": {"random_seed": 0, "distributed": "synced", "max_session": workers, "log_frequency": frames // (4 * workers)},
+        }
+    )
+
+
+class _Timed:
+    """A parameter server in this process that measures itself, and what its messages weigh."""
+
+    node = "here"
+
+    def __init__(self, server: ParameterServer) -> None:
+        self.server = server
+        self.served: list[float] = []
+        self.serialised: list[float] = []
+        self.push = self.pull = 0
+
+    def send(self, method: str, *args: Any) -> None: ...
+
+    def call(self, method: str, *args: Any) -> Any:
+        begin = perf_counter()
+        sent, request = _bytes(args)
+        middle = perf_counter()
+        result = getattr(self.server, method)(*sent)
+        end = perf_counter()
+        back, answer = _bytes(result)
+        if method == "run" and args[2] == "receive":
+            self.served.append(end - middle)
+            self.serialised.append((middle - begin + perf_counter() - end) / 2)
+            self.push, self.pull = request, answer
+        return back
+
+
+def _bytes(value: Any) -> tuple[Any, int]:
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    raw = [bytes(buffer.raw()) for buffer in buffers]
+    return pickle.loads(data, buffers=raw), len(data) + sum(map(len, raw))
+
+
+def measure(hidden: int, updates: int = 200, message: float | None = None) -> Times:
+    """Return the service times of A3C with a net of two hidden layers: medians. Args: message: see Times; None: measured with Ray."""
+    from slm_lab.experiment.cluster.arrays import RemoteArrays
+
+    spec = spec_of(hidden, frames=updates * ENVS * ROWS)
+    with closing(ParameterServer(spec, session_seeds(0, 0, 0))) as server:
+        remote = _Timed(server)
+        session = Session(spec)
+        session.store = RemoteArrays(remote, spec, 0, lambda: session.info)
+        session.build()
+        updates_s: list[float] = []
+        rollouts_s: list[float] = []
+        ended = [0.0]
+        trainer = session.agent.algorithm.trainer
+        update, push = session.agent.update, trainer.shared.push
+        pushing = [0.0]
+
+        def timed_push(*arguments: Any) -> None:
+            begin = perf_counter()
+            push(*arguments)
+            pushing[0] = perf_counter() - begin
+
+        def timed_update() -> Any:
+            begin = perf_counter()
+            rollouts_s.append(begin - ended[0])
+            metrics = update()
+            ended[0] = perf_counter()
+            updates_s.append(ended[0] - begin - pushing[0])
+            return metrics
+
+        trainer.shared.push, session.agent.update = timed_push, timed_update
+        session.run()
+    rollout, gradient = statistics.median(rollouts_s), statistics.median(updates_s)
+    served, serialised = statistics.median(remote.served), statistics.median(remote.serialised)
+    return Times(rollout, gradient, served, serialised, _message() if message is None else message, remote.push, remote.pull)
+
+
+def _message(address: str = "local", calls: int = 300) -> float:
+    """Return the seconds of an actor call and its answer, with Ray on this machine."""
+    from slm_lab.experiment.cluster.connect import connected
+
+    with connected(address, None):
+        import ray
+
+        anything: Any = ray
+        actor = anything.remote(num_cpus=0)(_Echo).remote()
+        anything.get([actor.echo.remote(0) for _ in range(20)])
+        spans = []
+        for number in range(calls):
+            begin = perf_counter()
+            anything.get(actor.echo.remote(number))
+            spans.append(perf_counter() - begin)
+    return statistics.median(spans)
+
+
+class _Echo:
+    def echo(self, value: int) -> int:
+        return value
+
+
+def bare_push(hidden: int, calls: int = 100) -> float:
+    """Return the pushes per second, one after the other, of a net through Ray: gradient, optimizer's step, parameters."""
+    from slm_lab.experiment.cluster.arrays import RemoteArrays
+    from slm_lab.experiment.cluster.connect import connected
+    from slm_lab.experiment.cluster.remote import RemoteActor
+
+    spec = spec_of(hidden)
+    with connected("local", None):
+        import ray
+
+        anything: Any = ray
+        actor = anything.remote(num_cpus=0)(ParameterServer).remote(spec, session_seeds(0, 0, 0))
+        session = Session(spec)
+        session.store = RemoteArrays(RemoteActor(actor), spec, 0, lambda: session.info)
+        session.build()
+        trainer = session.agent.algorithm.trainer
+        trainer.flat.grad.copy_(torch.from_numpy(np.random.default_rng(0).normal(size=trainer.flat.size).astype(np.float32)))
+        push: Callable[[], None] = lambda: trainer.shared.push(trainer.receive, [1e-3])  # noqa: E731
+        for _ in range(5):
+            push()
+        begin = perf_counter()
+        for _ in range(calls):
+            push()
+        seconds = perf_counter() - begin
+        session.close()
+    _say(f"{trainer.flat.size:,} parameters, Adam: {calls / seconds:.0f} pushes and pulls/s")
+    return calls / seconds
+
+
+def table(times: Times, what: Callable[..., float]) -> list[str]:
+    """Return rows of frames per second for numbers of workers."""
+    return [f"| {workers:,} | {what(times, workers):,.0f} |" for workers in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)]
+
+
+def check(hidden: int, rounds: int, frames: int) -> None:
+    """Train on 1, 2 and 3 nodes of this machine; print measured and predicted frames per second of each round."""
+    from ray.cluster_utils import Cluster
+
+    from slm_lab.experiment.plan import Plan
+    from slm_lab.experiment.sink import complete_rows
+    from slm_lab.experiment.trial import Trial
+
+    cores = float(len(os.sched_getaffinity(0)))
+    values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    ratios: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    with environment(values), TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
+        for number in range(rounds):
+            cluster: Any = Cluster(shutdown_at_exit=False)
+            try:
+                for workers in ratios:
+                    cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
+                    if workers == 1:
+                        times = measure(hidden, message=_message(str(cluster.address)))
+                    trial = Trial(spec_of(hidden, workers, frames), plan=Plan(data_dir=Path(folder), cluster=str(cluster.address)))
+                    trial.run()
+                    assert trial.paths is not None
+                    measured = 0.0
+                    for index in range(workers):
+                        rows = complete_rows(trial.paths.session_df(index))
+                        seconds = float(rows[-1]["wall_t"]) - float(rows[0]["wall_t"])
+                        measured += (float(rows[-1]["frame"]) - float(rows[0]["frame"])) / seconds
+                    predicted = hogwild(times, workers, cores)
+                    ratios[workers].append(predicted / measured)
+                    _say(f"round {number}, {workers} nodes: measured {measured:,.0f}, predicted {predicted:,.0f} frames/s")
+            finally:
+                cluster.shutdown()
+    for workers, found in ratios.items():
+        _say(f"{workers} nodes: predicted / measured, median of {rounds}: {statistics.median(found):.2f}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Measure, and print the prediction."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
+    parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine, and compare")
+    parser.add_argument("--push", action="store_true", help="also measure pushes of a net with 1.7 M parameters")
+    parser.add_argument("--message", type=float, metavar="MS", help="milliseconds of a message of Ray; absent: measured")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--frames", type=int, default=200_000)
+    arguments = parser.parse_args()
+    _say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
+    if arguments.check:  # by itself: a process cannot use clusters with and without a token
+        return check(arguments.hidden, arguments.rounds, arguments.frames)
+    message = None if arguments.message is None else 1e-3 * arguments.message
+    times = measure(arguments.hidden, message=message)
+    for name, value in vars(times).items():
+        _say(f"{name}: {f'{1e3 * value:.3f} ms' if isinstance(value, float) and value < 1.0 else f'{value:,.0f}'}")
+    far = replace(times, latency=1e-4)
+    _say("\n| workers | frames/s, each on a core of its own, 10 Gbit/s, 0.1 ms there and back |\n|---|---|")
+    _say("\n".join(table(far, hogwild)))
+    if arguments.push:
+        bare_push(1300)
+
+
+if __name__ == "__main__":
+    main()

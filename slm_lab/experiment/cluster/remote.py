@@ -1,0 +1,56 @@
+"""Calls of an actor in another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Remote(Protocol):
+    """An object in another process, whose methods are called by name."""
+
+    @property
+    def node(self) -> str:
+        """Id of the node of this process."""
+
+    def send(self, method: str, *args: Any) -> None:
+        """Call a method and do not wait for it. Calls of one process are carried out in their order."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method and return its result. Raises what it raises, or an error if the process has died."""
+
+
+@dataclass(frozen=True)
+class RemoteActor:
+    """A Remote that is a Ray actor."""
+
+    actor: Any
+
+    @property
+    def node(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def send(self, method: str, *args: Any) -> None:
+        getattr(self.actor, method).remote(*args)
+
+    def call(self, method: str, *args: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(getattr(self.actor, method).remote(*args))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+
+
+def died(error: BaseException) -> str:
+    """Return in one line why an actor has died, by Ray's error."""
+    text = str(error)
+    if "unavailable" in text or "node has died" in text or "node was terminated" in text:
+        return LOST_NODE
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "cause" in line.lower()), (lines or [type(error).__name__])[0])[:300]
+
+
+LOST_NODE = "its node is gone or does not answer"

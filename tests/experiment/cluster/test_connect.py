@@ -1,0 +1,165 @@
+"""Addresses and nodes that cannot be used are told in one line, with exit code 2, before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slm_lab.cli.entry import main
+from slm_lab.experiment.cluster import connect, local
+from slm_lab.experiment.cluster.connect import Cluster, Node, connected
+from slm_lab.experiment.cluster.sink import RemoteSink, SinkServer, Superseded
+from slm_lab.experiment.events import Notice, Row
+from slm_lab.experiment.paths import new_run
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.sink import complete_rows
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.spec import Spec
+from tests.experiment.cluster.conftest import Nodes
+from tests.experiment.cluster.direct import Direct
+
+DEMO = ["demo.json", "ppo_cartpole"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--cluster", "there"], "invalid address 'there'; expected HOST:PORT, auto or local"),
+        (["--cluster", "ray://there:1"], "Ray Client (ray://) is not supported"),
+        (["dev", "--cluster", "auto"], "--cluster has no effect with dev: it is an option of train, search, study"),
+    ],
+)
+def test_what_is_no_address(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main([*DEMO, *words])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ray itself would try for more than a minute, and then end the process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        begin = time.monotonic()
+        assert main([*DEMO, "--cluster", address, "--data-dir", str(tmp_path)]) == 2
+    assert time.monotonic() - begin < 60.0
+    assert f"--cluster {address}: no Ray cluster can be reached there: Connection refused" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_this_machine_is_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match="--cluster auto: this machine is not a node of a Ray cluster"), connected("auto", None):
+        pass
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")  # of a cluster that was killed
+    with pytest.raises(UserError, match=r"--cluster auto \(127.0.0.1:1\): no Ray cluster can be reached there"), connected("auto", None):
+        pass
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "find_spec", lambda name: None if name == "ray" else importlib.util.find_spec(name))
+    with pytest.raises(UserError, match=r"--cluster needs the package ray: pip install 'slm-lab\[cluster\]'"), connected("local", None):
+        pass
+
+
+def test_too_few_resources() -> None:
+    cluster = object.__new__(Cluster)
+    cluster.address = "here:1"
+    nodes = [Node("a", "one", 2.0, 0.0), Node("b", "two", 4.0, 1.0)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "nodes", nodes)
+        cluster.check_fits("a session", 4, 1)
+        cluster.check_total("6 sessions of one net", 6)
+        with pytest.raises(UserError, match=r"a session needs 5 cores of one node, and no node has as many .*one: 2 cores, 0 GPUs; two: 4"):
+            cluster.check_fits("a session", 5)
+        with pytest.raises(UserError, match="7 sessions of one net need 7 cores, and the cluster has 6"):
+            cluster.check_total("7 sessions of one net", 7)
+
+
+def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> None:
+    """It may run on if only its node could not be reached."""
+    server = SinkServer()
+    paths = new_run(tmp_path, "small")
+    paths.make_dirs()
+    old = RemoteSink(Direct(server), 0, 0, paths, 0)
+    old(Row(0, "train", {"frame": 10, "wall_t": 1.0}))
+    position = old.position(0)
+    old(Row(0, "train", {"frame": 20, "wall_t": 2.0}))
+    new = RemoteSink(Direct(server), 0, 1, paths, 0)
+    new.rewind(0, position)
+    old(Row(0, "train", {"frame": 20, "wall_t": 9.0}))
+    with pytest.raises(Superseded):
+        old.position(0)
+    new(Row(0, "train", {"frame": 20, "wall_t": 3.0}))
+    new(Notice("hello"))
+    assert [(row["frame"], row["wall_t"]) for row in new.rows(0, "train")] == [("10", "1.000"), ("20", "3.000")]
+    assert server.take() == [Notice("hello")]
+    new.close()
+    with pytest.raises(Superseded):
+        RemoteSink(Direct(server), 0, 0, paths, 0)
+    assert len(complete_rows(paths.session_df(0))) == 2
+
+
+def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
+    server = SinkServer()
+    paths = new_run(tmp_path, "small")  # without folders for tables
+    sink = RemoteSink(Direct(server), 0, 0, paths, 0)
+    for path in (paths.info_dir, paths.log_dir):
+        path.rmdir() if path.exists() else None
+    sink(Row(0, "train", {"frame": 10}))
+    with pytest.raises(OSError, match="No such file"):
+        sink.position(0)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_be_used(
+    nodes: Nodes, make_spec: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By versions, by storage, by size; each within seconds, with nothing written."""
+
+    def told(**meta: Any) -> str:
+        trial = Trial(make_spec(meta=meta), plan=Plan(data_dir=tmp_path / "data", cluster=nodes.address))
+        with pytest.raises(UserError) as error:
+            trial.run()
+        return str(error.value)
+
+    assert "4 sessions of one net need 4 cores, and the cluster has 3" in told(max_session=4, distributed="synced")
+    with pytest.MonkeyPatch.context() as patch:
+        versions = connect.versions()
+        patch.setattr(connect, "versions", lambda: versions | {"torch": "0.1"})
+        assert f"has other versions: torch {versions['torch']} (here 0.1); install the same everywhere" in told()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connect, "token_hex", lambda size: "x")
+        patch.setattr(Path, "write_text", lambda self, text: 0)  # as if it were written to another disk
+        assert f"does not see the data folder {tmp_path / 'data'}; all nodes must see the same folder there" in told()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("message", "starts"), [("The current node timed out during startup.", 2), ("no room on the disk", 1)])
+def test_a_start_that_times_out_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, message: str, starts: int) -> None:
+    made: list[str] = []
+
+    def late(**options: Any) -> None:
+        made.append(options["address"])
+        if len(made) == 1:
+            raise RuntimeError(message)
+
+    nothing = SimpleNamespace(init=late, shutdown=lambda: None, is_initialized=lambda: False, cluster_resources=dict)
+    monkeypatch.setitem(sys.modules, "ray", nothing)
+    with nullcontext() if starts == 2 else pytest.raises(UserError, match=message), local.LocalCluster(1, 0):
+        pass
+    assert len(made) == starts

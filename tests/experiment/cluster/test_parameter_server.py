@@ -1,0 +1,240 @@
+"""Sessions whose shared arrays are in a parameter server compute what Sessions of one machine do, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.agent.build import build_agent
+from slm_lab.env.normalize import Normalizers, make_normalizers
+from slm_lab.experiment import state
+from slm_lab.experiment.cluster.arrays import RemoteArrays
+from slm_lab.experiment.cluster.server import ParameterServer, closing
+from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.resume import load_session
+from slm_lab.experiment.session import Session, shared_parts
+from slm_lab.experiment.session_process import shared_arrays
+from slm_lab.experiment.sink import LocalSink
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EpisodeWindow
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import session_seeds
+from slm_lab.lib.store import Store, shared_file
+from slm_lab.spec.spec import Spec
+from tests.agent.test_hogwild import Worker
+from tests.contract.combinations import Case
+from tests.contract.test_algorithms import Beat, assert_equal, drive, every_second_case, updates
+from tests.experiment.cluster.direct import Direct
+from tests.experiment.commands import rows
+
+SEEDS = session_seeds(0, 0, 0)
+
+
+def distributed(spec: Spec, workers: int, mode: str = "synced") -> Spec:
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"distributed": mode, "max_session": workers})})
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., list[RemoteArrays]]]:
+    """served(spec, info): the stores of all its Sessions, with one server."""
+    servers: list[ParameterServer] = []
+
+    def make(spec: Spec, info: EnvInfo) -> list[RemoteArrays]:
+        servers.append(ParameterServer(spec, SEEDS))
+        return [RemoteArrays(Direct(servers[-1]), spec, index, lambda: info) for index in range(spec.meta.max_session)]
+
+    yield make
+    for server in servers:
+        os.close(server.fd)
+
+
+class Part:
+    """What a Session shares, without its envs."""
+
+    def __init__(self, spec: Spec, info: EnvInfo, store: Store | None) -> None:
+        self.clock, self.window = Clock(), EpisodeWindow()
+        self.normalizers: Normalizers = make_normalizers(spec.env, info, 0.99)
+        self.agent = build_agent(spec, info, SEEDS, self.clock)
+        if store is not None:
+            store.attach(shared_parts(self.clock, self.window, self.normalizers, self.agent))
+
+
+@every_second_case
+def test_one_synced_worker_equals_plain_training(case: Case, served: Callable[..., list[RemoteArrays]]) -> None:
+    """In all that it learns, reports and saves; for every algorithm with the memories and nets that go with it."""
+
+    def state_and_trace(optimizer: str, remote: bool) -> tuple[dict[str, Any], list[Any]]:
+        spec = case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}})
+        store = served(distributed(spec, 1), case.info(2))[0] if remote else None
+        torch.manual_seed(100)
+        part = Part(spec, case.info(2), store)
+        trace = drive(part.agent, Beat(case.info(2)), 60)
+        return part.agent.state_dict(), trace
+
+    state, trace = state_and_trace("GlobalAdam", True)
+    plain_state, plain_trace = state_and_trace("Adam", False)
+    without = [item if len(item) != 4 else (*item[:3], [x for x in item[3] if x[0] not in ("staleness", "lock_wait")]) for item in trace]
+    assert len(updates(trace)) > 2
+    assert all(dict(extra)["staleness"] == 0.0 for _, _, _, extra in updates(trace))
+    assert_equal(without, plain_trace)
+    assert_equal(state, plain_state)
+
+
+CASES = [
+    ("ActorCritic", "OnPolicyBatchReplay", "MLPNet", "GlobalAdam"),
+    ("ActorCritic", "OnPolicyBatchReplay", "MLPNet", "RMSprop"),  # each Session has statistics of its own
+    ("DoubleDQN", "Replay", "MLPNet", "GlobalAdam"),
+    ("SoftActorCritic", "Replay", "MLPNet", "GlobalAdam"),
+    ("CrossQ", "Replay", "MLPNet", "GlobalAdam"),  # batch statistics
+]
+
+
+@pytest.mark.parametrize(("algorithm", "memory", "net", "optimizer"), CASES)
+def test_two_workers_in_a_fixed_order_equal_shared_memory(
+    algorithm: str, memory: str, net: str, optimizer: str, served: Callable[..., list[RemoteArrays]]
+) -> None:
+    case = Case(algorithm, memory, net, continuous=algorithm in ("SoftActorCritic", "CrossQ"))
+    spec = distributed(case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}}), 2)
+    fd = shared_file()
+    results = []
+    for stores in (served(spec, case.info()), [shared_arrays(spec, fd, index, fresh=index == 0) for index in range(2)]):
+        torch.manual_seed(3)
+        parts = [Part(spec, case.info(), store) for store in stores]
+        workers = [Worker(part.agent, seed, case.info()) for seed, part in enumerate(parts)]
+        metrics = []
+        for turn in (0, 1, 1, 0, 1, 0, 0, 1):
+            stores[turn].exchange()  # otherwise it learns of the other's frames with its first message
+            torch.manual_seed(turn)
+            made = workers[turn].update()
+            metrics.append((made.loss, made.grad_norm, made.extra["staleness"]))
+        states = [part.agent.own_state() for part in parts]
+        weights = [part.agent.weights() for part in parts]
+        results.append((metrics, states, weights, {name: array.copy() for name, array in stores[0].snapshot().items()}))
+    os.close(fd)
+    (metrics, states, weights, arrays), (shared_metrics, shared_states, shared_weights, shared) = results
+    assert_equal(metrics, shared_metrics)
+    assert max(staleness for *_, staleness in metrics) > 0
+    assert_equal(states, shared_states)
+    assert_equal(weights, shared_weights)
+    assert arrays.keys() == shared.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, shared[name], err_msg=name)
+
+
+def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., list[RemoteArrays]]) -> None:
+    case = Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")
+    spec = case.spec(2, {"optim_spec": {"name": "GlobalAdam", "lr": 0.01}})
+    spec = distributed(spec.model_copy(update={"env": spec.env.model_copy(update={"normalize_obs": True})}), 2)
+    one, other = (Part(spec, case.info(2), store) for store in served(spec, case.info(2)))
+    rng = np.random.default_rng(0)
+    alone = make_normalizers(spec.env, case.info(2), 0.99)
+    for turn, part in enumerate([one, other, other, one]):
+        batch = rng.normal(size=(2, *case.info().observation.shape)).astype(np.float32)
+        assert part.normalizers.obs is not None
+        assert alone.obs is not None
+        assert part.normalizers.obs.stats is not None
+        assert alone.obs.stats is not None
+        part.normalizers.obs.stats.update(batch)
+        alone.obs.stats.update(batch)
+        np.testing.assert_array_equal(part.normalizers.obs.stats.inv_std, alone.obs.stats.inv_std)
+        part.clock.tick(10 * (turn + 1))
+        part.window.record([float(turn)], part.clock.global_frame)
+        part.window.returns  # noqa: B018  # exchanges
+    assert one.window.returns == other.window.returns == [0.0, 1.0, 2.0, 3.0]
+    assert other.window.new() == (4, 1.5)
+    one.window.new()
+    assert one.clock.global_frame == 100
+    assert one.normalizers.state_dict()["obs_stats"] == alone.state_dict()["obs_stats"]
+
+
+def test_a_server_that_was_restarted_continues_from_the_checkpoint(served: Callable[..., list[RemoteArrays]], tmp_path: Path) -> None:
+    case = Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")
+    spec = distributed(case.spec(2, {"optim_spec": {"name": "GlobalAdam", "lr": 0.01}}), 2)
+    stores = served(spec, case.info(2))
+    workers = [Worker(Part(spec, case.info(2), store).agent, seed) for seed, store in enumerate(stores)]
+    for worker in workers:
+        worker.update()
+    with stores[1].saving(10.0) as due, stores[0].saving(10.0) as again:
+        assert (due, again) == (True, False)
+        arrays = {name: torch.from_numpy(array) for name, array in stores[1].snapshot().items()}
+        state.save(tmp_path / "shared.pt", {"version": state.VERSION, "arrays": arrays})
+    with stores[0].saving(10.0) as due:
+        assert not due
+    workers[0].update()
+    frames = workers[0].agent.clock.frame
+    for store in stores:
+        store.checkpoint(tmp_path / "shared.pt")
+    with closing(ParameterServer(spec, SEEDS)) as server:
+        for store in stores:
+            store._copies.server.target = server  # type: ignore[attr-defined]
+        metrics = workers[1].update()
+        assert metrics.extra["staleness"] == 0.0
+        saved = arrays["agent/trainer/updates"].numpy()
+        assert (server._views[1].arrays["agent/trainer/updates"] - saved).tolist() == [[0], [1]]
+        workers[0].update()
+        assert workers[0].agent.clock.global_frame == sum(worker.agent.clock.frame for worker in workers)
+        assert workers[0].agent.clock.frame > frames
+
+
+def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    """Its rows are those of a run without a break; on one machine as well as with a server."""
+    plain = make_spec().agent.model_dump(exclude_unset=True)
+    net = plain["net"] | {"optim_spec": {"name": "Adam", "lr": 0.002}}
+    agent = plain | {"algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}, "net": net}
+    body = {"name": "small", "agent": agent, "env": {"name": "CartPole-v1", "num_envs": 4, "normalize_obs": True}}
+    meta = {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}
+
+    def part(folder: str, frames: int, resumed: bool, remote: bool) -> list[dict[str, str]]:
+        paths = RunPaths(tmp_path / folder, "small")
+        paths.root.mkdir(exist_ok=True)
+        paths.make_dirs()
+        spec = Spec.model_validate(body | {"meta": meta, "env": {**body["env"], "max_frame": frames}})  # type: ignore[dict-item]
+        fd = shared_file()
+        with closing(ParameterServer(spec, session_seeds(5, 0, 0))) as server:
+            session = Session(spec, resumed=resumed)
+            session.store = RemoteArrays(Direct(server), spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
+            session.build()
+            if resumed:
+                load_session(session, paths)
+            sink = LocalSink(paths)
+            session.run(sink)
+            sink.close()
+        os.close(fd)
+        return rows(paths.session_df(0))
+
+    straight = part("straight", 2000, False, True)
+    for folder, remotes in (("server", (True, True)), ("from one machine", (False, True)), ("to one machine", (True, False))):
+        part(folder, 1000, False, remotes[0])
+        continued = part(folder, 2000, True, remotes[1])
+        different = {key for one, other in zip(continued, straight, strict=True) for key in one if one[key] != other[key]}
+        assert different <= {"lock_wait"}, folder
+
+
+def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec]) -> None:
+    """Envs, rows and all."""
+    a3c = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
+    plain = make_spec()
+    agent = plain.agent.model_dump(exclude_unset=True)
+    agent |= {"algorithm": a3c, "net": agent["net"] | {"optim_spec": {"name": "GlobalAdam", "lr": 0.002}}}
+    body = {"name": "small", "agent": agent, "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000, "normalize_obs": True}}
+    meta = {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}
+    spec = Spec.model_validate(body | {"meta": meta})
+    fd = shared_file()
+    with closing(ParameterServer(spec, session_seeds(5, 0, 0))) as server:
+        session = Session(spec)
+        session.store = RemoteArrays(Direct(server), spec, 0, lambda: session.info)
+        ours = session.run()
+        theirs = Session(spec, store=shared_arrays(spec, fd)).run()
+    os.close(fd)
+    changing = ("wall_t", "fps", "lock_wait")
+    assert len(ours.rows) == 8
+    for one, other in zip(ours.rows, theirs.rows, strict=True):
+        assert {key: value for key, value in one.items() if key not in changing} == {
+            key: value for key, value in other.items() if key not in changing
+        }

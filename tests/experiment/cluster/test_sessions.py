@@ -1,0 +1,131 @@
+"""Trials on a cluster of three nodes, of which one is killed and another one comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_lab.experiment import state
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.resume import read_run
+from slm_lab.experiment.sink import complete_rows
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.spec import Spec
+from tests.experiment.cluster.conftest import Nodes, processes
+from tests.experiment.commands import Deed, frame_of, rows, run_while, until
+
+MakeSpec = Callable[..., Spec]
+
+
+def exchange_a_node(nodes: Nodes, sessions: int, frame: int) -> Deed:
+    """Kill the node on which a Session has come to a frame, not the driver's, and add one."""
+
+    def deed(trial: Trial) -> None:
+        until(lambda: all(frame_of(trial.paths, index) >= frame for index in range(2)))
+        assert trial.paths is not None
+        homes = {entry[-1].node for entry in processes(trial.paths, 2)}
+        victim = next(node for node in nodes.others if node.node_id in homes)
+        nodes.kill(victim)
+        nodes.add()
+
+    return deed
+
+
+def plan(nodes: Nodes, folder: Path) -> Plan:
+    return Plan(data_dir=folder, cluster=nodes.address)
+
+
+@pytest.mark.slow
+def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes, make_spec: MakeSpec, tmp_path: Path) -> None:
+    """The Session whose node was killed continues from its checkpoint; its rows are those of an undisturbed run."""
+    meta = {"max_session": 4, "save_interval": 0.5, "log_frequency": 2000}
+    spec = make_spec(env={"max_frame": 60_000}, meta=meta)
+    trial = Trial(spec, plan=plan(nodes, tmp_path))
+    run_while(trial, exchange_a_node(nodes, 4, 4000))
+    assert trial.paths is not None
+    started = processes(trial.paths, 4)
+    assert len({one.pid for entry in started for one in entry}) >= 5
+    assert len({one.node for entry in started for one in entry}) >= 3
+    assert sorted(len(entry) for entry in started) == [1, 1, 1, 2]
+    assert read_run(trial.paths).to_run == []
+    straight = Trial(spec, plan=Plan(data_dir=tmp_path / "straight"))
+    straight.run()
+    assert straight.paths is not None
+    for index in range(4):
+        assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
+
+
+A3C: dict[str, Any] = {
+    "agent": {
+        "algorithm": {
+            "name": "ActorCritic",
+            "lam": 0.95,
+            "training_frequency": 32,
+            "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01},
+        },
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {
+            "name": "MLPNet",
+            "hid_layers": [64, 64],
+            "hid_layers_activation": "tanh",
+            "optim_spec": {"name": "GlobalAdam", "lr": 0.002},
+        },
+    },
+    "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 150_000},
+    "meta": {"max_session": 3, "random_seed": 0, "log_frequency": 2000, "distributed": "synced", "save_interval": 0.5},
+}
+
+
+@pytest.mark.slow
+def test_a3c_learns_while_a_node_is_killed_and_another_comes(nodes: Nodes, tmp_path: Path) -> None:
+    spec = Spec.model_validate({"name": "a3c", **A3C})
+    trial = Trial(spec, plan=plan(nodes, tmp_path))
+    metrics = run_while(trial, exchange_a_node(nodes, 3, 4000)).metrics
+    assert trial.paths is not None
+    started = processes(trial.paths, 3)
+    assert len({one.node for entry in started for one in entry}) >= 3
+    assert sorted(len(entry) for entry in started) == [1, 1, 2]
+    assert [complete_rows(trial.paths.session_df(index))[-1]["frame"] for index in range(3)] == ["50000"] * 3
+    assert int(state.load(trial.paths.trial_checkpoint())["arrays"]["clock/frames"].sum()) == 150_000
+    assert metrics["final_return"] > 100
+    assert max(float(row["staleness"]) for row in complete_rows(trial.paths.session_df(0))) > 0
+
+
+def server_pid(nodes: Nodes) -> int:
+    """The process of the parameter server on these nodes; 0: there is none."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            if (entry / "cmdline").read_text().startswith("ray::ParameterServer"):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if nodes.folder in Path(f"/proc/{parent}/cmdline").read_text():
+                    return int(entry.name)
+    return 0
+
+
+@pytest.mark.slow
+def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
+    spec = Spec.model_validate({"name": "a3c", **A3C, "meta": {**A3C["meta"], "max_session": 2}})
+    trial = Trial(spec, plan=plan(nodes, tmp_path))
+    killed: list[int] = []
+
+    def deed(trial: Trial) -> None:
+        until(lambda: all(frame_of(trial.paths, index) >= 6000 for index in range(2)))
+        assert trial.paths is not None
+        until(trial.paths.trial_checkpoint().exists)
+        killed.append(server_pid(nodes))
+        os.kill(killed[0], signal.SIGKILL)
+
+    metrics = run_while(trial, deed).metrics
+    assert killed[0] > 0
+    assert trial.paths is not None
+    assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions went on
+    arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
+    assert int(arrays["clock/frames"].sum()) == 150_000
+    assert metrics["final_return"] > 100
+    assert int(arrays["agent/trainer/updates"].sum()) < 150_000 / (4 * 32) + 2  # those since the checkpoint were lost

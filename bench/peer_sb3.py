@@ -53,6 +53,10 @@ def build(spec: dict[str, Any]) -> BaseAlgorithm:
 def make_env(spec: dict[str, Any]) -> VecEnv:
     env = spec["env"]
     if env["name"].startswith("ALE/"):
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
         return VecFrameStack(make_atari_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]), n_stack=4)
     made = make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"])
     obs, reward = env.get("normalize_obs", False), env.get("normalize_reward", False)

@@ -55,7 +55,7 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: p
     for on in (True, False):
         monkeypatch.setattr(direct, "DIRECT", on)
         agent = gathered(algorithm, "OnPolicyBatchReplay")
-        assert (agent.algorithm.record(torch.zeros(2, 4)) is not None) == on
+        assert (agent.algorithm.record(np.zeros((2, 4), np.float32)) is not None) == on
         metrics = agent.update()
         after.append((metrics.loss, metrics.grad_norm, agent.weights()))
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-5)

@@ -124,9 +124,9 @@ def memory(checkout: Path) -> float:
 
 def replacement(checkout: Path) -> float:
     """Return the seconds from the death of a rollout worker until its replacement has made a step."""
-    spec = ppo(sampler={"mode": "sync", "num_workers": 2}, max_restart=5)
+    spec = ppo(sampler=_workers(2, 2), max_restart=5)
     with tempfile.TemporaryDirectory() as marks:
-        spec["env"] |= {"name": "bench.startup_env:Marked-v0", "num_envs": 4, "folder": marks}
+        spec["env"] |= {"name": "bench.startup_env:Marked-v0", "folder": marks}
         with training(checkout, spec) as (process, folder):
             wait_until(process, lambda: tables_with_rows(folder) == 1)
             before = {file.name for file in Path(marks).iterdir()}
@@ -167,10 +167,15 @@ CASES: dict[str, tuple[Callable[[Path], float], str]] = {
 
 
 def _sampler() -> dict[str, Any]:
-    spec = ppo(sampler={"mode": "sync", "num_workers": 8})
+    spec = ppo(sampler=_workers(8, 1))
     spec["env"]["num_envs"] = 8
     spec["meta"]["log_frequency"] = 256
     return spec
+
+
+def _workers(count: int, envs: int) -> dict[str, Any]:
+    """Return meta.sampler of so many rollout workers and envs of each, one round of all per update, in keys that old versions know."""
+    return {"async_rl": False, "num_workers": count, "num_envs_per_worker": envs, "num_batches_per_epoch": count * envs * 32 // 64}
 
 
 def compared(case: str, checkouts: Sequence[Path], rounds: int) -> str:

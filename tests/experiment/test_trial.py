@@ -169,6 +169,22 @@ def test_the_result_of_a_trial(make_spec: Callable[..., Spec], tmp_path: Path) -
     assert any(line.split() == ["sessions", "2"] for line in repr(result).splitlines())
 
 
+@pytest.mark.parametrize(("sessions", "starts"), [(1, False), (2, True)])
+def test_a_run_in_one_process_starts_no_fork_server(
+    sessions: int, starts: bool, make_spec: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ensure_server() -> None:
+        asked.append("started")
+        server.ensure_server()
+
+    for module in ("trial", "process.supervisor"):
+        monkeypatch.setattr(f"slm_lab.experiment.{module}.ensure_server", ensure_server)
+    slm_lab.Trial(make_spec(meta={"max_session": sessions}), tmp_path).run()
+    assert bool(asked) == starts
+
+
 def endless(spec_body: SpecBody, sessions: int = 2) -> dict[str, Any]:
     return spec_body(env={"max_frame": 10**9}, meta={"max_session": sessions, "log_frequency": 500, "save_interval": 3600})
 

@@ -103,10 +103,10 @@ class Store(Protocol):
         """Place the arrays of these parts and let the parts use them. Raises MemoryError if there is no room for them."""
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        """Call `section`, a method of the part that this store is `at`, while others that want the same lock wait."""
+        """Call `section`, a method of a part that is attached here, while other processes that need the same lock wait."""
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """The same; None, without a call, if another process holds the lock."""
+        """Do what `run` does; if another process holds the lock, return None without calling `section`."""
 
     def update(self) -> AbstractContextManager[None]:
         """One update of the parameters, in the process of the store: exclusive if the store is locked."""
@@ -207,7 +207,7 @@ class SharedArrays:
             return section(*args)
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """The same; None, without a call, if another process holds the lock."""
+        """Do what `run` does; if another process holds the lock, return None without calling `section`."""
         with self.claim(lock) as mine:
             return section(*args) if mine else None
 

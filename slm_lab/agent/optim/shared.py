@@ -95,7 +95,7 @@ class SharedParams:
                 self._copy()
 
     def push(self, section: Callable[[Gradient], float], lr_G: list[float]) -> None:
-        """The same in the process of the store, which runs a section that calls `receive`; this process pulls."""
+        """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters."""
         flat, asked = self.flat, perf_counter()
         grad = flat.packed(flat.grad).cpu().numpy()
         buffers = [flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()] if flat.buffer.numel() else None

@@ -44,7 +44,7 @@ class RolloutStorage(ABC):
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
         self._next_obs_N: np.ndarray | None = None
-        """What was written last, into row t."""
+        """The observation that row t holds already, as the successor of row t - 1; None if it holds none."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action

@@ -133,7 +133,7 @@ class ClusterRuns:
             run.actor.stop.options(concurrency_group="control").remote()
 
     def close(self) -> None:
-        """Kill the runs that are left."""
+        """Kill the runs that have not ended."""
         for run in self._runs:
             self._ray.kill(run.actor)
         self._runs.clear()

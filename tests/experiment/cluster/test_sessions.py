@@ -1,4 +1,4 @@
-"""Trials on a cluster of three nodes, of which one is killed and another one comes."""
+"""Trials on a cluster of three nodes, one of which is killed while another one is added."""
 
 from __future__ import annotations
 

@@ -79,6 +79,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="train, search, study: run on the nodes of a Ray cluster: HOST:PORT, auto (this machine is a node) or local (start one)",
     )
+    add(
+        "--storage",
+        type=_storage,
+        metavar="URL",
+        help="train, with --cluster: write checkpoints below a URL (s3://…, gs://…), not in the data folder, which nodes need not see then",
+    )
     add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
     add("--build", action="store_true", help="check: also build env and agent")
     add("--confirm", type=_confirm, metavar="K", help="search: train the best K trials again, with new seeds, and rank by that")
@@ -175,6 +181,15 @@ def _cluster(text: str) -> str:
         return text
     hint = "; Ray Client (ray://) is not supported: run this on a node of the cluster" if text.startswith("ray://") else ""
     raise argparse.ArgumentTypeError(f"invalid address '{text}'; expected HOST:PORT, auto or local{hint}")
+
+
+def _storage(text: str) -> str:
+    if re.fullmatch(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S+", text):
+        return text
+    hint = f"; did you mean 'file://{text}'?" if text.startswith("/") else ""
+    raise argparse.ArgumentTypeError(
+        f"invalid URL '{text}'; expected one such as s3://bucket/folder, gs://bucket/folder or file:///folder{hint}"
+    )
 
 
 def _axis(text: str) -> str:

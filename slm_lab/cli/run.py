@@ -11,6 +11,8 @@ from slm_lab.cli.parser import UsageError
 ENJOY_OPTIONS = ("episodes", "deterministic", "render", "video", "checkpoint", "session")
 SEARCH_OPTIONS = ("confirm", "common_seeds")
 STUDY_OPTIONS = ("adopt",)
+_NODES_WRITE = "its nodes write tables, for which they need a common folder (--data-dir); "
+_WHY_NO_STORAGE = {"train": "checkpoints of a run stay where they are; ", "search": _NODES_WRITE, "study": _NODES_WRITE}
 CLUSTER_MODES = ("train", "search", "study")
 
 
@@ -20,6 +22,10 @@ def run(words: list[str], arguments: Namespace) -> int:
     _check_options(mode, arguments)
     if arguments.cluster is not None and mode not in CLUSTER_MODES:
         raise UsageError(f"--cluster has no effect with {mode}: it is an option of {', '.join(CLUSTER_MODES)}; remove it")
+    if arguments.storage is not None and (mode != "train" or where):
+        raise UsageError(
+            f"--storage {arguments.storage} has no effect with {mode}{'@' * bool(where)}: {_WHY_NO_STORAGE.get(mode, '')}remove it"
+        )
     if mode == "enjoy":
         return _enjoy(file, name, where, arguments)
     if mode == "search":
@@ -54,6 +60,7 @@ def run(words: list[str], arguments: Namespace) -> int:
         device=arguments.device,
         jobs=arguments.jobs,
         cluster=arguments.cluster,
+        storage=arguments.storage,
     )
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} sessions all run at once")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from slm_lab.experiment.load import LoadedAgent, load_checkpoint_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.resolve import select_device
+from slm_lab.experiment.storage import Location
 from slm_lab.experiment.video import VideoFile
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
@@ -62,7 +62,7 @@ class Game:
 class Played(NamedTuple):
     """What was played."""
 
-    checkpoint: Path
+    checkpoint: Location
     returns: list[float]
     """Sum of raw rewards of each episode."""
     video: VideoFile | None = None

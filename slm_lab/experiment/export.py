@@ -22,6 +22,7 @@ from slm_lab.experiment.find import Which
 from slm_lab.experiment.load import LoadedAgent, load_checkpoint_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.storage import Location
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -39,7 +40,7 @@ class Exported(NamedTuple):
     """A file that was written and checked."""
 
     path: Path
-    checkpoint: Path
+    checkpoint: Location
     inputs: dict[str, str]
     """Name of each input → dtype and shape."""
     outputs: dict[str, str]
@@ -71,7 +72,7 @@ def export(
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
         raise UserError(f"--out {out} {why}")
     agent = load_checkpoint_agent(paths, paths.spec_name, which, session)
-    path = out or agent.path.with_suffix(SUFFIXES[format])
+    path = out or paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
         policy = ExportedPolicy(agent)

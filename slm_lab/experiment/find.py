@@ -11,6 +11,7 @@ from typing import Any
 from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, not_a_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.storage import Location
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import spec_names
 
@@ -85,7 +86,7 @@ def _newest_first(data_dir: Path) -> list[Path]:
     return [path for _, path in sorted(stamped, reverse=True)]
 
 
-def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Path:
+def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Location:
     """Return the file of a checkpoint of trial 0."""
     return paths.checkpoint(session, "best" if which == "best" else "last" if which == "last" else int(which))
 
@@ -97,15 +98,17 @@ def checkpoints(paths: RunPaths, session: int | None = None) -> list[str]:
         prefix = paths.checkpoint(index, "best").name.removesuffix("best.pt")
         pattern = re.compile(re.escape(prefix) + r"(best|\d+)\.pt")
         found |= {"last"} if paths.checkpoint(index, "last").is_file() else set()
-        found |= {match[1] for path in _files(paths.model_dir) if (match := pattern.fullmatch(path.name))}
+        found |= {match[1] for path in _files(paths.checkpoint_dir) if (match := pattern.fullmatch(path.name))}
     return sorted(found, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
 
 
-def _files(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+def _files(folder: Location) -> list[Location]:
+    if isinstance(folder, Path) and not folder.is_dir():
+        return []
+    return list(folder.iterdir())
 
 
-def find_weights(where: str, data_dir: Path) -> tuple[Path, dict[str, Any]]:
+def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
     """Return a checkpoint file and its content: that of a file, or the best of the run in a folder. Raises UserError."""
     for path in (Path(where), data_dir / where):
         if path.is_file():
@@ -120,7 +123,7 @@ def find_weights(where: str, data_dir: Path) -> tuple[Path, dict[str, Any]]:
     raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
 
 
-def _playable(path: Path) -> dict[str, Any]:
+def _playable(path: Location) -> dict[str, Any]:
     try:
         bundle = state.load(path)
     except state.BundleError as error:

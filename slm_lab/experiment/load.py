@@ -19,6 +19,7 @@ from slm_lab.experiment import state
 from slm_lab.experiment.find import Which, checkpoint_path, checkpoints
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.storage import Location
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.loader import load_spec, spec_names
@@ -39,7 +40,7 @@ class LoadedAgent:
         normalizers: Normalizers,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
-        path: Path,
+        path: Location,
         obs_keys: Sequence[str] | None = None,
     ) -> None:
         self.policy, self.normalizers, self.path = policy, normalizers, path
@@ -117,7 +118,7 @@ def load_checkpoint_agent(
     raise UserError("; ".join(problems))
 
 
-def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
+def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
     """The agent of a spec with the weights of a checkpoint. Raises BundleError if they do not fit each other."""
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
@@ -147,25 +148,27 @@ def build_loaded_agent(spec: Spec, path: Path, bundle: dict[str, Any], device: s
 def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
     """Return the message that a checkpoint does not exist, with those that do."""
     if not (of_any := checkpoints(paths)):
-        return f"no checkpoint in {paths.model_dir}"
+        return f"no checkpoint in {paths.checkpoint_dir}"
     if session is not None and not (of_any := checkpoints(paths, session)):
         known = [index for index in paths.sessions() if checkpoints(paths, index)]
-        return f"no checkpoint of session {session} in {paths.model_dir}; sessions: {', '.join(map(str, known))}"
+        return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
     of = "" if session is None else f" of session {session}"
-    return f"no checkpoint '{which}'{of} in {paths.model_dir}; expected one of {', '.join(of_any)}"
+    return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
 
 
-def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Location, dict[str, Any]]]:
     """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
     found = []
     for index in paths.sessions() if session is None else [session]:
         path = checkpoint_path(paths, index, which)
-        if path.is_file():
-            try:
+        try:
+            if path.is_file():
                 bundle = state.load(path)
                 found.append((path, bundle["policies"][index % paths.policies] if "policies" in bundle else bundle))
-            except state.BundleError as error:
-                problems.append(str(error))
+        except state.BundleError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {error.strerror or error}")
     value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}
     return sorted(found, key=lambda one: value[one[0]], reverse=True)
 

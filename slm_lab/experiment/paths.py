@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from slm_lab.experiment.storage import Location, StoredPath
 
 DataMode = Literal["train", "eval"]
 _STAMP = "%Y_%m_%d_%H%M%S"
@@ -42,14 +44,31 @@ class RunPaths:
         """The resolved spec, loadable again."""
         return self.root / f"{self.stem}_spec.json"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with what the saved spec says: a process on another machine may not see the run's folder."""
+        known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
+        return {**self.__dict__, **known}
+
     @cached_property
     def policies(self) -> int:
         """Policies of each Session, by the saved spec; 1 before it is saved."""
         try:
-            ((_, body),) = json.loads(self.spec.read_text(encoding="utf-8")).items()
-            return int(body["meta"]["sampler"]["num_policies"])
+            return int(self._saved_meta()["sampler"]["num_policies"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return 1
+
+    @cached_property
+    def checkpoint_dir(self) -> Location:
+        """Folder of the checkpoints: model_dir, or by the saved spec (meta.run) at a URL."""
+        try:
+            return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+            return self.model_dir
+
+    def _saved_meta(self) -> dict[str, Any]:
+        ((_, body),) = json.loads(self.spec.read_text(encoding="utf-8")).items()
+        meta: dict[str, Any] = body["meta"]
+        return meta
 
     def _of(self, index: int) -> str:
         """Name the Session, or policy of a Session, with this number."""
@@ -146,14 +165,14 @@ class RunPaths:
         """Folder of the TensorBoard events of a Session, or of a policy."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
-    def checkpoint(self, s: int, which: Literal["last", "best"] | int, t: int = 0) -> Path:
+    def checkpoint(self, s: int, which: Literal["last", "best"] | int, t: int = 0) -> Location:
         """The state of a Session ("last", which holds all its policies), or the weights of a policy: the best, or those at a frame."""
         name = f"s{s // self.policies}" if which == "last" else self._of(s)
-        return self.model_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
+        return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
 
-    def trial_checkpoint(self, t: int = 0) -> Path:
+    def trial_checkpoint(self, t: int = 0) -> Location:
         """The arrays that the Sessions share (meta.distributed)."""
-        return self.model_dir / f"{self.stem}_t{t}_ckpt-last.pt"
+        return self.checkpoint_dir / f"{self.stem}_t{t}_ckpt-last.pt"
 
     @property
     def lock(self) -> Path:

@@ -68,6 +68,9 @@ class Plan:
     cluster: str | None = None
     """Address of the Ray cluster that runs it: HOST:PORT, "auto" (the one that this machine is a node of), or "local" (one is started on
     this machine); None: this machine without Ray."""
+    storage: str | None = None
+    """URL below which the checkpoints of a new run on a cluster are written, where its nodes see no common folder; None: the run's folder.
+    Of a run that is continued they stay where they are."""
     common_seeds: bool = False
     """Every trial of a search has the seeds of the first."""
     observers: tuple[Callable[..., Any], ...] = ()

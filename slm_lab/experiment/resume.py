@@ -13,6 +13,7 @@ from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.provenance import package_versions
+from slm_lab.experiment.storage import Location
 from slm_lab.spec.loader import dump_spec, load_spec, spec_names
 from slm_lab.spec.spec import Spec
 
@@ -93,14 +94,14 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
     changes = differences(saved, spec)
-    shared = _read(paths.trial_checkpoint(t))  # whatever meta.distributed is now: a change of it is found by what was saved with it
+    shared = _read(paths, paths.trial_checkpoint(t))  # whatever meta.distributed is now: a change of it is found by what was saved with it
     if shared is not None and "episodes/ring" not in shared["arrays"]:
         old = f"{paths.trial_checkpoint(t)} was written by an older version of slm_lab, in which each worker had its own total_reward"
         raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     starts: dict[int, Start] = {}
     begun = False
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
-        bundle = _read(paths.checkpoint(index * paths.policies, "last", t))
+        bundle = _read(paths, paths.checkpoint(index * paths.policies, "last", t))
         starts[index] = _start(bundle, spec, shared, index)
         trained = bundle if shared is None else shared
         if trained is not None and not begun:
@@ -143,7 +144,8 @@ def load_session(session: Session, paths: RunPaths) -> None:
     Raises UserError if the checkpoint does not fit the spec.
     """
     path = paths.checkpoint(session.index * session.spec.policies, "last", session.trial)
-    bundle, shared = _read(path), _read(paths.trial_checkpoint(session.trial)) if session.spec.meta.distributed else None
+    bundle = _read(paths, path)
+    shared = _read(paths, paths.trial_checkpoint(session.trial)) if session.spec.meta.distributed else None
     if (shared if session.spec.meta.distributed else bundle) is None:
         session.init_weights()
         return
@@ -190,17 +192,19 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
     return lines
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(paths: RunPaths, path: Location) -> dict[str, Any] | None:
     """Return a checkpoint that training can continue from, None if there is none. Raises UserError."""
-    if not path.exists():
-        return None
     try:
-        bundle = state.load(path, mapped=path.stat().st_size > _MAPPED)
+        if not path.exists():
+            return None
+        bundle = state.load(path, mapped=isinstance(path, Path) and path.stat().st_size > _MAPPED)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except state.BundleError as error:
         raise UserError(f"{error}; the run cannot be continued from it (delete the file to start its session from the beginning)") from None
     if bundle["version"] != state.VERSION:
         old = f"{path} was written by an older version of slm_lab, which did not save all that is needed to continue"
-        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={path.parent.parent}")
+        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     return bundle
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 from slm_lab.experiment import state
 from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, Values
 from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.storage import Location
 from slm_lab.lib.errors import NotWritable
 from slm_lab.lib.log import notice
 
@@ -138,7 +139,9 @@ class LocalSink:
             return state.load(path) if path.exists() else None
         except state.BundleError as error:
             notice(str(error))
-            return None
+        except OSError as error:
+            notice(f"{path} cannot be read: {error.strerror or error}")
+        return None
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
         with _writing(self.paths.trial_checkpoint(self.trial)) as path:
@@ -205,8 +208,11 @@ class LocalSink:
         return self.boards[table]
 
 
+_L = TypeVar("_L", bound=Location)
+
+
 @contextmanager
-def _writing(path: Path) -> Iterator[Path]:
+def _writing(path: _L) -> Iterator[_L]:
     """Raise NotWritable for an error that says that the folder is read-only."""
     try:
         yield path

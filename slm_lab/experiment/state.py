@@ -6,10 +6,11 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+
+from slm_lab.experiment.storage import Location, StoredPath
 
 VERSION = 3
 """Version of the bundle's layout: that of runs that can be continued."""
@@ -21,25 +22,24 @@ class BundleError(Exception):
     """A checkpoint cannot be used; the message names the file and says why."""
 
 
-def save(path: Path, bundle: dict[str, Any]) -> None:
+def save(path: Location, bundle: dict[str, Any]) -> None:
     """Write `bundle` (tensors and plain Python) to `path` atomically. Raises OSError; `path` is then as it was.
 
     The temporary file lies in the same folder, under a hidden name that matches no pattern of a checkpoint. A process
     killed while writing leaves it behind; the next save overwrites it.
     """
-    import torch
-
+    if isinstance(path, StoredPath):
+        path.replace(lambda file: _write(bundle, file))
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            torch.save(bundle, file)
+            _write(bundle, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
         raise
     with suppress(OSError):  # some file systems refuse to sync a folder; the file itself is on disk
         folder = os.open(path.parent, os.O_RDONLY)
@@ -49,15 +49,29 @@ def save(path: Path, bundle: dict[str, Any]) -> None:
             os.close(folder)
 
 
-def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
+    try:
+        _torch().save(bundle, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
+        raise
+
+
+def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
     """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or of another program or version.
 
-    With `mapped`, tensors are read from the file when they are used: it must not be overwritten until then (`save` replaces it).
+    With `mapped`, tensors are read from the file when they are used: it must not be overwritten until then (`save` replaces it). No effect
+    on a StoredPath.
     """
     import torch
 
     try:
-        bundle = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        if isinstance(path, StoredPath):
+            with path.reading() as file:
+                bundle = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            bundle = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises many kinds for a damaged file

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from secrets import token_hex
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from slm_lab.experiment.job import Job
 from slm_lab.experiment.lock import RunLock
 from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.paths import RunPaths, file_stem, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
 from slm_lab.experiment.process.server import ensure_server, server_in_use, start_method, use_start_method
@@ -33,6 +34,7 @@ from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import completed
 from slm_lab.experiment.result import TrialResult
 from slm_lab.experiment.resume import Resumption, read_run, resumed_lines, run_in
+from slm_lab.experiment.storage import StoredPath
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
@@ -126,6 +128,10 @@ class Trial:
                 self._lock.release()
 
     def _checked_run(self) -> TrialResult:
+        if self.plan.storage is not None and self._engine != "ray":
+            raise UserError(
+                f"--storage {self.plan.storage}: only a run on a cluster has its checkpoints there; remove it, or add --cluster"
+            )
         check_writable(self.plan.data_dir if self._resumption is None else self._resumption.paths.root)
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
         stop = self._stop
@@ -199,6 +205,9 @@ class Trial:
             changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
             starts = {str(index): one.to_dict() for index, one in found.starts.items()}
             start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
+        if found is None and start and self.plan.storage is not None:
+            name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # of two runs on different machines, each has its own
+            start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
         text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
         paths = self._folder
@@ -222,6 +231,8 @@ class Trial:
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
+        if isinstance(paths.checkpoint_dir, StoredPath):
+            display.say(f"checkpoints in {paths.checkpoint_dir}")
         if found is not None:
             display.say(f"continues {self._shown}")
             for line in resumed_lines(found, self._lock.killed if self._lock is not None else None):

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from slm_lab.experiment.cluster.remote import Remote
 from slm_lab.experiment.cluster.server import Answer, NotAttached, Place
+from slm_lab.experiment.storage import Location
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import MOMENT, Combine, Result, SectionLock, Shareable, attach_parts, prefixed
 from slm_lab.spec.spec import Spec
@@ -32,7 +32,7 @@ class _Copies:
     combine: dict[str, Combine] = field(default_factory=dict)
     sent: dict[str, np.ndarray] = field(default_factory=dict)
     """The rows of this process as the server has them."""
-    checkpoint: Path | None = None
+    checkpoint: Location | None = None
     """From which a server that was restarted takes the arrays."""
     received: float = 0.0
     """When the last answer came, in seconds of monotonic()."""
@@ -98,7 +98,7 @@ class RemoteArrays:
         """Every array, by its full name."""
         return self._copies.arrays
 
-    def checkpoint(self, path: Path) -> None:
+    def checkpoint(self, path: Location) -> None:
         """Let the server, if it is restarted, take the arrays from a checkpoint of them."""
         self._copies.checkpoint = path
 

@@ -17,6 +17,7 @@ import slm_lab
 from slm_lab.experiment.cluster.local import LocalCluster, check_installed
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.provenance import package_versions
+from slm_lab.experiment.storage import Location
 from slm_lab.lib.environment import environment
 from slm_lab.lib.limits import cores
 from slm_lab.lib.signals import stop_signals_blocked
@@ -90,7 +91,7 @@ def on_node(node: str, *, soft: bool = False) -> Any:
 
 
 @contextmanager
-def connected(address: str, folder: Path | None) -> Iterator[Cluster]:
+def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
     """Connect this process to a cluster while the block runs; with "local" one is started, and stopped afterwards.
 
     Args:
@@ -102,6 +103,8 @@ def connected(address: str, folder: Path | None) -> Iterator[Cluster]:
     """
     check_installed("ray", extra="cluster", what="--cluster")
     if address == "local":
+        with _token(folder):
+            pass
         with LocalCluster(cores()):
             yield Cluster(address)
         return
@@ -190,13 +193,18 @@ def _refusal(address: str, text: str) -> str:
     return f"--cluster {address}: cannot connect: {shown}; {advice}"
 
 
-def probe(token: str | None) -> dict[str, Any]:
-    """Return what a node says about itself: its versions, and the content of a file (None: it cannot be read)."""
-    content = None
+def probe(token: Location | None) -> dict[str, Any]:
+    """Return what a node says about itself: its versions, the content of a file, and why it cannot read it or write beside it."""
+    found = {"versions": versions(), "token": "", "problem": ""}
     if token is not None:
-        with suppress(OSError):
-            content = Path(token).read_text()
-    return {"versions": versions(), "token": content, "slm_lab": str(Path(slm_lab.__file__).parent)}
+        try:
+            found["token"] = token.read_text()
+            own = token.with_name(f"{token.name}_{token_hex(8)}")
+            own.write_text("")
+            own.unlink()
+        except OSError as error:
+            found["problem"] = str(error.strerror or error)
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -206,38 +214,65 @@ def versions() -> dict[str, str]:
     return {"python": python, "slm_lab": slm_lab.__version__, "torch": known["torch"], "numpy": known["numpy"]}
 
 
-def _check_nodes(cluster: Cluster, folder: Path | None) -> None:
-    """Let every node run a task that reads a file from the folder. Raises UserError."""
+def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
+    """Let every node run a task that reads a file from the folder, and writes another one. Raises UserError."""
     import ray
 
-    token, content = None, token_hex(16)
-    if folder is not None:
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-        token = existing / f".slm_lab_{content}"
-        try:
-            token.write_text(content)
-        except OSError as error:
-            raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
-    try:
+    with _token(folder) as token:
         task: Any = ray.remote(num_cpus=0, max_retries=0)(probe)
-        shown = None if token is None else str(token)
-        asked = {task.options(scheduling_strategy=on_node(node.id)).remote(shown): node for node in cluster.nodes}
+        asked = {task.options(scheduling_strategy=on_node(node.id)).remote(token): node for node in cluster.nodes}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
         if late:
             names = ", ".join(asked[one].name for one in late)
             raise UserError(f"--cluster {cluster.address}: no answer from {names} within {_PROBE_SECONDS:g} s")
         for one in ready:
-            _check_answer(cluster, asked[one], one, content if token is not None else None, folder)
+            found = _answer(cluster, asked[one], one)
+            if folder is not None and token is not None and (found["problem"] or found["token"] != token.name):
+                _raise_not_seen(cluster, asked[one], folder, found["problem"])
+
+
+@contextmanager
+def _token(folder: Location | None) -> Iterator[Location | None]:
+    """Write a file that contains its own, random name to the folder, or to the nearest one above it that exists, while the block runs."""
+    if folder is None:
+        yield None
+        return
+    where = folder
+    if isinstance(folder, Path):
+        where = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    token = where / f".slm_lab_{token_hex(16)}"
+    try:
+        token.write_text(token.name)
+    except OSError as error:
+        raise UserError(f"cannot write to {_shown(folder)}: {error.strerror or error}") from None
+    try:
+        yield token
     finally:
-        if token is not None:
-            token.unlink(missing_ok=True)
+        with suppress(OSError):
+            token.unlink()
 
 
-def _check_answer(cluster: Cluster, node: Node, answer: Any, content: str | None, folder: Path | None) -> None:
+def _shown(folder: Location) -> str:
+    return f"the data folder {folder}" if isinstance(folder, Path) else f"--storage {folder}"
+
+
+def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str) -> None:
+    if isinstance(folder, Path):
+        advice = "all nodes must see the same folder there: use a network file system, with --data-dir, or an object store, with --storage"
+    else:
+        advice = (
+            "all nodes must read and write there: use a URL that means the same store on each, and give each its package and credentials"
+        )
+    reason = f" ({problem})" if problem else ""
+    raise UserError(f"--cluster {cluster.address}: {node.name} cannot use {_shown(folder)}{reason}; {advice}")
+
+
+def _answer(cluster: Cluster, node: Node, answer: Any) -> dict[str, Any]:
+    """Return what a node says about itself. Raises UserError if it cannot run slm_lab, or another version of what must be the same."""
     import ray
 
     try:
-        found = ray.get(answer)
+        found: dict[str, Any] = ray.get(answer)
     except ray.exceptions.RayError as error:
         last = [line for line in str(error).splitlines() if line.strip()][-1].strip()
         raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last}") from None
@@ -245,6 +280,4 @@ def _check_answer(cluster: Cluster, node: Node, answer: Any, content: str | None
     other = [f"{name} {version} (here {own[name]})" for name, version in found["versions"].items() if version != own[name]]
     if other:
         raise UserError(f"--cluster {cluster.address}: {node.name} has other versions: {', '.join(other)}; install the same everywhere")
-    if content is not None and found["token"] != content:
-        advice = "all nodes must see the same folder there: use a network file system, with --data-dir"
-        raise UserError(f"--cluster {cluster.address}: {node.name} does not see the data folder {folder}; {advice}")
+    return found

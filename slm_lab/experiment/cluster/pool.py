@@ -28,13 +28,14 @@ from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, Worke
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.experience import Beat
 from slm_lab.experiment.failures import WorkerFailed, cause
-from slm_lab.experiment.plan import Interrupted, Stop, UserError
+from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.process.heartbeat import WAITING
+from slm_lab.experiment.resolve import resolve_inference
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
 _POLL = 0.01
@@ -45,14 +46,23 @@ _CLOSE_SECONDS = 3.0
 """Time that workers have to close their envs."""
 
 
-def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> local.WorkerPool:
-    """Start the rollout workers that meta.sampler asks for, on any nodes. Raises UserError for central inference."""
+def with_local_inference(spec: Spec) -> Spec:
+    """Return the spec with the inference of rollout workers on other nodes: "auto" is "local". Raises SpecError for central inference."""
     sampler = spec.meta.sampler
-    assert sampler is not None
-    if sampler.serial_mode:
-        return local.open_pool(spec, seeds, device, stop, beat)
+    if sampler is None or sampler.serial_mode or sampler.inference == "local":
+        return spec
     if sampler.inference == "central":
-        raise UserError("meta.sampler.inference: 'central' needs memory that workers share, so one machine; set it to 'local' on a cluster")
+        message = "'central' requires memory that all rollout workers share, so one machine; with --cluster set it to 'local' or 'auto'"
+        raise SpecError(spec.name, [Problem("meta.sampler.inference", message)])
+    return resolve_inference(spec, "cpu")
+
+
+def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> local.WorkerPool:
+    """Start the rollout workers that meta.sampler asks for, on any nodes. Raises SpecError for central inference."""
+    spec = with_local_inference(spec)
+    assert spec.meta.sampler is not None
+    if spec.meta.sampler.serial_mode:
+        return local.open_pool(spec, seeds, device, stop, beat)
     return RayPool(WorkerConfig(spec, seeds, device=device), stop, beat)
 
 

@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from slm_lab.experiment.session_process import shared_arrays
+from slm_lab.experiment.storage import Location
 from slm_lab.lib.errors import PlainError
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
@@ -83,7 +83,7 @@ class ParameterServer:
         """Return the name of the machine, and the process."""
         return os.uname().nodename, os.getpid()
 
-    def attach(self, index: int, info: EnvInfo, checkpoint: Path | None = None) -> tuple[dict[str, Place], dict[str, np.ndarray]]:
+    def attach(self, index: int, info: EnvInfo, checkpoint: Location | None = None) -> tuple[dict[str, Place], dict[str, np.ndarray]]:
         """Make the copies of a Session's parts; return the places of all arrays and their values.
 
         Args: checkpoint: of the shared arrays; loaded if this is the first Session since the server was started, and there is one.

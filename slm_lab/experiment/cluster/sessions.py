@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.cluster.connect import Cluster, connected, on_node
+from slm_lab.experiment.cluster.pool import with_local_inference
 from slm_lab.experiment.cluster.remote import LOST_NODE, RemoteActor, died
 from slm_lab.experiment.cluster.server import ParameterServer
 from slm_lab.experiment.cluster.sink import SinkServer
@@ -18,6 +19,7 @@ from slm_lab.experiment.events import End, Notice
 from slm_lab.experiment.job import SAVING, STOP_SECONDS, Job
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import session_processes
+from slm_lab.experiment.storage import Location, StoredPath
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 
@@ -32,10 +34,21 @@ _PENDING_SECONDS = 20.0
 
 
 def run_on_cluster(job: Job) -> list[End]:
-    """Run each Session on a node of the cluster job.plan.cluster. Raises UserError if the cluster cannot be used."""
-    with connected(job.plan.cluster or "local", job.plan.data_dir.absolute()) as cluster:
+    """Run each Session on a node of the cluster job.plan.cluster.
+
+    Raises UserError if the cluster cannot be used, SpecError if the spec requires one machine.
+    """
+    job = replace(job, spec=with_local_inference(job.spec))
+    with connected(job.plan.cluster or "local", _checkpoint_dir(job)) as cluster:
         job.emit(Notice(str(cluster)))
         return _ClusterSessions(job, cluster).run()
+
+
+def _checkpoint_dir(job: Job) -> Location:
+    """Return the folder that all nodes read and write."""
+    if job.resumed is not None:
+        return job.resumed.checkpoint_dir
+    return job.plan.data_dir.absolute() if job.plan.storage is None else StoredPath(job.plan.storage)
 
 
 @dataclass

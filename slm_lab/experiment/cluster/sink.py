@@ -1,13 +1,16 @@
 """Events and tables of Sessions on other nodes.
 
-Rows go to one process on the driver's node, which alone writes tables. Checkpoints, which can be large, are written by the Session itself
-to the run folder, which all nodes see. A Session that was given up, since its node did not answer, may still run: its number of restarts
-is an old one then, and nothing more is taken from it.
+Rows and logs go to one process on the driver's node, which alone writes them in the run's folder. Checkpoints, which can be large, are
+written by the Session itself: to the run's folder, which all nodes see then, or to the URL that the run has for them (Plan.storage). A
+Session that was given up, since its node did not answer, may still run: its number of restarts is an old one then, and nothing more is
+taken from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from slm_lab.experiment.cluster.remote import Remote
@@ -57,6 +60,11 @@ class SinkServer:
             raise error
         return getattr(self._sinks[session], method)(*args)
 
+    def log(self, path: Path, line: str) -> None:
+        """Append a line to the log of a Session. One that cannot be written (the disk is full) is not an error of its own."""
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
     def take(self) -> list[Event]:
         """Return the events since the last call, without rows."""
         events, self._events[:] = list(self._events), []
@@ -69,7 +77,7 @@ class RemoteSink:
     def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int) -> None:
         self.server, self.session, self.restart = server, session, restart
         self.files = LocalSink(paths, trial)
-        """Of the run folder as this node sees it; for checkpoints."""
+        """For checkpoints, where this node sees them."""
         server.call("begin", session, restart, paths, trial)
 
     def __call__(self, event: Event) -> None:

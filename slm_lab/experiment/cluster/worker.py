@@ -133,9 +133,9 @@ class SessionWorker:
         """Train to the end."""
         task, session = self.task, self._session
         self._keep_checkpoint(paths)
-        handler = logging.FileHandler(paths.session_log(task.index, task.trial), encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        logger.addHandler(handler)
+        log = _Log(self.sink, paths.session_log(task.index, task.trial))
+        log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(log)
         logger.info("process %d on node %s of %s, restart %d", os.getpid(), self.node, platform.node(), task.restart)
         meta = task.spec.meta
 
@@ -149,8 +149,7 @@ class SessionWorker:
                 result = session.train(sink)
                 sink.close()
         except (Exception, Blocked, Interrupted) as error:
-            with suppress(OSError):  # the disk is full
-                logger.info("failed", exc_info=True)
+            logger.info("failed", exc_info=True)
             return End(task.index, "failed", cause(error))
         return End(task.index, "stopped" if result.interrupted else "done")
 
@@ -158,6 +157,17 @@ class SessionWorker:
         """Release envs and processes."""
         if self._session is not None:
             self._session.close()
+
+
+class _Log(logging.Handler):
+    """Sends what is logged to the process that writes the logs."""
+
+    def __init__(self, sink: Remote, path: Path) -> None:
+        super().__init__()
+        self.sink, self.path = sink, path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sink.send("log", self.path, self.format(record))
 
 
 class _Notices(logging.Handler):

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 @dataclass(frozen=True)
 class StoredPath:
-    """A file or folder at a URL. Every method raises OSError, also where the file system raises something else."""
+    """A file or folder at a URL. Every method raises OSError, also where the file system's own functions raise something else."""
 
     url: str
 
@@ -38,7 +38,8 @@ class StoredPath:
 
     def exists(self) -> bool:
         """Return whether there is such a file. An error of the store is raised: a Session must not begin anew because of it."""
-        with self._files() as (files, path):
+        with _os_errors():
+            files, path = self._files()
             try:
                 files.info(path)
             except FileNotFoundError:
@@ -49,7 +50,8 @@ class StoredPath:
 
     def iterdir(self) -> list[StoredPath]:
         """Return the files in a folder; [] if there is none."""
-        with self._files() as (files, path):
+        with _os_errors():
+            files, path = self._files()
             try:
                 names = files.ls(path, detail=False)
             except FileNotFoundError:
@@ -59,27 +61,34 @@ class StoredPath:
     @contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
         """Open the file for reading at any position."""
-        with self._files() as (files, path), files.open(path, "rb") as file:
+        with _os_errors():
+            files, path = self._files()
+            opened = files.open(path, "rb")
+        with opened as file:
             yield file
 
     def replace(self, write: Callable[[IO[bytes]], object]) -> None:
         """Replace the file by what `write` writes; a reader finds the old one or the new one, never a part.
 
-        A hidden file in the same folder is written and then moved. File systems rename it; object stores copy it on the server, and an
-        object there is replaced whole. A process that is killed while it writes leaves the hidden file, which the next call overwrites.
+        A hidden file in the same folder, which is made if there is none, is written and then moved. File systems rename it; object stores
+        copy it on the server, and an object there is replaced whole. A process that is killed while it writes leaves the hidden file, which
+        the next call overwrites.
         """
-        with self._files() as (files, path):
-            folder, _, name = path.rpartition("/")
-            temporary = f"{folder}/.{name}.tmp"
-            files.makedirs(folder, exist_ok=True)
-            try:
-                with files.open(temporary, "wb") as file:
-                    write(file)
+        with _os_errors():
+            files, path = self._files()
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}.tmp"
+        try:
+            with _os_errors():
+                opened = _opened(files, temporary)
+            with opened as file:
+                write(file)
+            with _os_errors():
                 files.mv(temporary, path)
-            except BaseException:
-                with suppress(Exception):
-                    files.rm(temporary)
-                raise
+        except BaseException:
+            with suppress(Exception):
+                files.rm(temporary)
+            raise
 
     def read_text(self) -> str:
         """Return the content of the file."""
@@ -92,27 +101,42 @@ class StoredPath:
 
     def unlink(self) -> None:
         """Remove the file."""
-        with self._files() as (files, path):
+        with _os_errors():
+            files, path = self._files()
             files.rm(path)
 
-    @contextmanager
-    def _files(self) -> Iterator[tuple[Any, str]]:
-        """Yield the file system, with nothing cached of what others may have changed, and the path in it."""
+    def _files(self) -> tuple[Any, str]:
+        """Return the file system, with nothing cached of what others may have changed, and the path in it."""
         import fsspec
 
-        try:
-            protocol = self.url.partition("::" if "::" in self.url else "://")[0]
-            known = fsspec.available_protocols()
-            if protocol not in known:
-                near = difflib.get_close_matches(protocol, known, n=1)
-                raise OSError(f"unknown protocol '{protocol}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-            files, path = fsspec.url_to_fs(self.url)
-            files.invalidate_cache()
-            yield files, path
-        except OSError:
-            raise
-        except Exception as error:  # no package for the protocol, no credentials, …
-            raise OSError(f"{type(error).__name__}: {str(error).strip()}") from error
+        protocol = self.url.partition("::" if "::" in self.url else "://")[0]
+        known = [*fsspec.available_protocols(), *fsspec.registry]
+        if protocol not in known:
+            near = difflib.get_close_matches(protocol, known, n=1)
+            raise OSError(f"unknown protocol '{protocol}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        files, path = fsspec.url_to_fs(self.url)
+        files.invalidate_cache()
+        return files, path
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raise OSError for any other error of a store: no package for the protocol, no credentials, …"""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {str(error).strip()}") from error
+
+
+def _opened(files: Any, path: str) -> Any:
+    """Open a file for writing, and make its folder if there is none. What contains the folder must exist: a bucket would be made too."""
+    try:
+        return files.open(path, "wb")
+    except FileNotFoundError:
+        files.mkdir(path.rpartition("/")[0], create_parents=False)
+        return files.open(path, "wb")
 
 
 Location = Path | StoredPath

@@ -27,7 +27,7 @@ from slm_lab.experiment.trial import Trial
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import rows
 
-BUNDLE = {"version": state.VERSION, "weights": torch.arange(100_000.0), "names": ["a", None, 1]}
+BUNDLE: dict[str, Any] = {"version": state.VERSION, "weights": torch.arange(100_000.0), "names": ["a", None, 1]}
 
 
 class _Limited:
@@ -52,7 +52,7 @@ class _Limited:
         self.file.close()
 
 
-class Faulty(LocalFileSystem):
+class Faulty(LocalFileSystem):  # type: ignore[misc]
     """Local files that can fail as those of a store do."""
 
     protocol = "faulty"

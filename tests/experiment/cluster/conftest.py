@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +19,7 @@ import pytest
 
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.lib.environment import environment
+from tests.experiment.commands import until
 
 
 class Nodes:
@@ -50,18 +56,134 @@ class Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+_RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+
+
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    """Three nodes."""
+def ray_environment() -> Iterator[None]:
+    """Of nodes and of this process, if it connects to them."""
     pytest.importorskip("ray")
     root = str(Path(__file__).parents[3])
-    values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": root}
-    with environment(values | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}):
-        made = Nodes(3)
+    with environment(_RAY | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}):
+        yield
+
+
+@pytest.fixture
+def nodes(ray_environment: None) -> Iterator[Nodes]:
+    """Three nodes."""
+    made = Nodes(3)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class ShellNode(NamedTuple):
+    """A node that `ray start --block` has started, with the processes of its group."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """Kill all processes of the node."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class ShellCluster:
+    """Nodes with a core each, started as from a shell, with a temporary folder and ports of their own. `temp` is their TMPDIR.
+
+    Args: before: Python code that the process which starts the head runs first.
+    """
+
+    def __init__(self, before: str = "") -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slm_", dir="/tmp"))  # short, for the paths of sockets
+        self.temp = self.folder / "tmp"
+        self.temp.mkdir()
+        self.made: list[ShellNode] = []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
         try:
-            yield made
-        finally:
-            made.close()
+            options = [
+                "--head",
+                f"--port={self.port}",
+                f"--temp-dir={self.folder / 'ray'}",
+                "--include-dashboard=false",
+                "--dashboard-port=0",
+            ]
+            self.head = self._start(options, before)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def add(self, hidden: Path | None = None, **environ: str) -> ShellNode:
+        """Start a node. It does not see what is in the folder `hidden`."""
+        return self._start([f"--address={self.address}"], hidden=hidden, **environ)
+
+    def _start(self, options: list[str], before: str = "", hidden: Path | None = None, **environ: str) -> ShellNode:
+        sizes = ["--num-cpus=1", f"--object-store-memory={80 * 2**20}", "--min-worker-port=0", "--max-worker-port=0"]
+        local = ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0", "--disable-usage-stats"]
+        code = f"{before}\nfrom ray.scripts.scripts import main\nmain()"
+        words = [sys.executable, "-c", code, "start", *options, *sizes, *local, "--block"]
+        if hidden is not None:
+            words = [*_private_mounts(), "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(hidden), *words]
+        log = self.folder / f"node{len(self.made)}.log"
+        with log.open("wb") as file:
+            variables = os.environ | {"TMPDIR": str(self.temp)} | environ
+            process = subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True, env=variables)
+        self.made.append(ShellNode(process, log))
+        until(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        return self.made[-1]
+
+    def processes(self) -> dict[int, str]:
+        """Ray's processes that run something: number → title, such as ray::SessionWorker.train."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, ValueError):
+                title = (entry / "cmdline").read_bytes().rstrip(b"\0").decode()
+                own = f"TMPDIR={self.temp}".encode() in (entry / "environ").read_bytes().split(b"\0")
+                if own and title.startswith("ray::"):
+                    found[int(entry.name)] = title
+        return found
+
+    def close(self) -> None:
+        for node in self.made:
+            node.kill()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _private_mounts() -> list[str]:
+    """The command that runs another one with mounts of its own; skips the test where that is not allowed."""
+    words = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    try:
+        allowed = subprocess.run([*words, "true"], capture_output=True, timeout=10).returncode == 0
+    except OSError:
+        allowed = False
+    return words if allowed else pytest.skip("mounts of its own are not allowed")
+
+
+@pytest.fixture
+def shell_cluster(ray_environment: None) -> Iterator[Callable[..., ShellCluster]]:
+    """shell_cluster(): the head of a cluster of its own."""
+    made: list[ShellCluster] = []
+
+    def make(before: str = "") -> ShellCluster:
+        made.append(ShellCluster(before))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 class Started(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import platform
 import socket
 import sys
 import time
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.cluster import connect, local
+from slm_lab.experiment.cluster import local
 from slm_lab.experiment.cluster.connect import Cluster, Node, connected
 from slm_lab.experiment.cluster.sink import RemoteSink, SinkServer, Superseded
 from slm_lab.experiment.events import Notice, Row
@@ -24,7 +26,7 @@ from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.sink import complete_rows
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.spec import Spec
-from tests.experiment.cluster.conftest import Nodes
+from tests.experiment.cluster.conftest import Nodes, ShellCluster
 from tests.experiment.cluster.direct import Direct
 
 DEMO = ["demo.json", "ppo_cartpole"]
@@ -125,28 +127,80 @@ def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
         sink.position(0)
 
 
+def test_a_server_that_is_not_ray(tmp_path: Path) -> None:
+    """It accepts connections and says nothing."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        begin = time.monotonic()
+        with pytest.raises(UserError, match=r"--cluster 127\.0\.0\.1:\d+"), connected(f"127.0.0.1:{server.getsockname()[1]}", None):
+            pass
+    assert time.monotonic() - begin < 60.0
+
+
 @pytest.mark.slow
-def test_a_cluster_that_cannot_be_used(
-    nodes: Nodes, make_spec: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By versions, by storage, by size; each within seconds, with nothing written."""
+def test_too_few_cores_in_fact(nodes: Nodes, make_spec: Callable[..., Spec], tmp_path: Path) -> None:
+    """For Sessions of one net, for a Session with its workers; within seconds, with nothing written."""
 
     def told(**meta: Any) -> str:
-        trial = Trial(make_spec(meta=meta), plan=Plan(data_dir=tmp_path / "data", cluster=nodes.address))
         with pytest.raises(UserError) as error:
-            trial.run()
+            Trial(make_spec(meta=meta), plan=Plan(data_dir=tmp_path / "data", cluster=nodes.address)).run()
         return str(error.value)
 
     assert "4 sessions of one net need 4 cores, and the cluster has 3" in told(max_session=4, distributed="synced")
-    with pytest.MonkeyPatch.context() as patch:
-        versions = connect.versions()
-        patch.setattr(connect, "versions", lambda: versions | {"torch": "0.1"})
-        assert f"has other versions: torch {versions['torch']} (here 0.1); install the same everywhere" in told()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "token_hex", lambda size: "x")
-        patch.setattr(Path, "write_text", lambda self, text: 0)  # as if it were written to another disk
-        assert f"does not see the data folder {tmp_path / 'data'}; all nodes must see the same folder there" in told()
+    assert "(meta.sampler.num_workers) need 5 cores, and the cluster has 3" in told(sampler={"num_workers": 4})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ray", "python"), [("2.50.1", None), (None, "3.99.1")])
+def test_another_version_of_ray_or_python(
+    ray: str | None, python: str | None, shell_cluster: Callable[..., ShellCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head itself wrote the versions that it has to the store of the cluster, where Ray looks for them."""
+    import ray as installed
+
+    known = (ray or installed.__version__, python or platform.python_version())
+    cluster = shell_cluster(f"import ray._private.utils\nray._private.utils.compute_version_info = lambda: {known!r}")
+    begin = time.monotonic()
+    assert main([*DEMO, "--cluster", cluster.address, "--data-dir", str(tmp_path / "data")]) == 2
+    assert time.monotonic() - begin < 30.0
+    told = capsys.readouterr().err
+    assert f"--cluster {cluster.address}: cannot connect" in told
+    for version in (ray or python, installed.__version__ if ray else platform.python_version()):
+        assert str(version) in told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_nodes_that_differ_or_do_not_see_the_storage(
+    shell_cluster: Callable[..., ShellCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, cluster = tmp_path / "data", shell_cluster()
+    data.mkdir()
+
+    def told(*words: str) -> str:
+        begin = time.monotonic()
+        assert main([*DEMO, "--cluster", cluster.address, "--data-dir", str(data), *words]) == 2
+        assert time.monotonic() - begin < 60.0
+        assert list(data.iterdir()) == []
+        return capsys.readouterr().err
+
+    other = tmp_path / "packages" / "torch-0.1.dist-info"  # found before the real one
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
+    node = cluster.add(PYTHONPATH=os.pathsep.join([str(other.parent), os.environ["PYTHONPATH"]]))
+    assert "has other versions: torch 0.1 (here " in told()
+    node.kill()
+    cluster.add(hidden=data)
+    for words, shown in (
+        ((), f"cannot use the data folder {data} (No such file or directory)"),
+        (("--storage", f"file://{data}/store"), f"cannot use --storage file://{data}/store"),
+        (("--storage", "memory://lab"), "cannot use --storage memory://lab"),
+    ):
+        text = told(*words)
+        assert shown in text
+        assert f"--cluster {cluster.address}: " in text
 
 
 @pytest.mark.parametrize(("message", "starts"), [("The current node timed out during startup.", 2), ("no room on the disk", 1)])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slm_lab.cli.entry import main
 from slm_lab.experiment.cluster import pool
 from slm_lab.experiment.cluster.rollout_worker import RolloutActor
 from slm_lab.experiment.failures import WorkerFailed
-from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.resolve import resolve_inference
 from slm_lab.experiment.session import Session
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
@@ -106,9 +109,27 @@ def test_a_worker_that_fails_ends_the_session(ray: FakeRay, sampler_spec: MakeSp
     assert all(actor.dead for actor in ray.actors)
 
 
-def test_central_inference_is_refused(ray: FakeRay, sampler_spec: MakeSpec) -> None:
-    with pytest.raises(UserError, match="set it to 'local' on a cluster"):
-        Session(sampler_spec(inference="central", worker_num_splits=2), pool=pool.open_pool).run()
+def test_central_inference_is_refused_before_anything_is_started(
+    spec_body: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By key path; no cluster is looked for."""
+    body = spec_body(meta={"sampler": SAMPLER | {"inference": "central", "worker_num_splits": 2}})
+    del body["env"]["num_envs"]
+    (tmp_path / "spec.json").write_text(json.dumps({"small": body}))
+    words = [str(tmp_path / "spec.json"), "small", "train", "--cluster", "127.0.0.1:1", "--data-dir", str(tmp_path / "data")]
+    assert main(words) == 2
+    assert "meta.sampler.inference: 'central'" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_inference_that_is_left_open_is_local(sampler_spec: MakeSpec) -> None:
+    """Also with a GPU, where it is central on one machine."""
+    sampler = pool.with_local_inference(sampler_spec(worker_num_splits=2)).meta.sampler
+    assert sampler is not None
+    assert sampler.inference == "local"
+    assert resolve_inference(pool.with_local_inference(sampler_spec()), "cuda").meta.sampler == sampler_spec(inference="local").meta.sampler
+    serial = sampler_spec(serial_mode=True)
+    assert pool.with_local_inference(serial) is serial
 
 
 def test_serial_mode_stays_in_one_process(ray: FakeRay, sampler_spec: MakeSpec) -> None:

@@ -24,6 +24,10 @@ from slm_lab.lib.signals import stop_signals_blocked
 
 _CONNECT_SECONDS = 3.0
 """Time in which the head of a cluster accepts a connection. (Ray itself would try for 80 s, and then end this process.)"""
+_HEADER, _SETTINGS = 9, b"\x04"
+"""Bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
+"""What a client sends first: the preface, and settings without content."""
 _PROBE_SECONDS = 60.0
 """Time in which every node answers the first task: it starts a process."""
 
@@ -122,18 +126,24 @@ def _joined(address: str) -> Iterator[Cluster]:
         if ray.is_initialized():
             raise UserError("this process uses a Ray cluster already; call ray.shutdown() first")
         try:
-            with stop_signals_blocked():  # ray.init installs a handler of its own for SIGTERM
-                ray.init(address=where, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
-        except SystemExit:
-            raise UserError(f"--cluster {address}: Ray's head node at {where} does not answer") from None
-        except Exception as error:
-            raise UserError(_refusal(address, str(error))) from None
-        try:
+            _init(address, where)
             with _quiet():
                 yield Cluster(address)
-        finally:
+        finally:  # also if it could not connect: what is left of that would be used by the next attempt
             with stop_signals_blocked():
                 ray.shutdown()
+
+
+def _init(address: str, where: str) -> None:
+    import ray
+
+    try:
+        with stop_signals_blocked():  # ray.init installs a handler of its own for SIGTERM
+            ray.init(address=where, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+    except SystemExit:
+        raise UserError(f"--cluster {address}: Ray's head node at {where} does not answer") from None
+    except Exception as error:
+        raise UserError(_refusal(address, str(error))) from None
 
 
 @contextmanager
@@ -163,12 +173,27 @@ def _resolved(address: str) -> str:
             raise UserError(f"--cluster auto: this machine is not a node of a Ray cluster; {start}")
     host, _, port = where.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as connection:
+            _check_protocol(connection)
             return where
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         shown = f"--cluster {address}" + (f" ({where})" if where != address else "")
         raise UserError(f"{shown}: no Ray cluster can be reached there: {reason}; expected the address that `ray start` prints") from None
+
+
+def _check_protocol(connection: socket.socket) -> None:
+    """Raise OSError if what listens there does not speak HTTP/2, as Ray's head does, or says nothing: Ray itself would wait for minutes."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return
+    connection.sendall(_GREETING)
+    answer = b""
+    while len(answer) < _HEADER:
+        if not (part := connection.recv(_HEADER - len(answer))):
+            break
+        answer += part
+    if answer[3:4] != _SETTINGS:
+        raise OSError("what listens there is not Ray's head")
 
 
 def _variables() -> dict[str, str]:

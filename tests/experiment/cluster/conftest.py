@@ -142,21 +142,29 @@ class ShellCluster:
         assert process.poll() is None, log.read_text()
         return self.made[-1]
 
-    def processes(self) -> dict[int, str]:
-        """Ray's processes that run something: number → title, such as ray::SessionWorker.train."""
-        found = {}
+    def members(self) -> list[int]:
+        """All processes of the nodes."""
+        found = []
         for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, ValueError):
-                title = (entry / "cmdline").read_bytes().rstrip(b"\0").decode()
-                own = f"TMPDIR={self.temp}".encode() in (entry / "environ").read_bytes().split(b"\0")
-                if own and title.startswith("ray::"):
-                    found[int(entry.name)] = title
+            with suppress(OSError):
+                if f"TMPDIR={self.temp}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    def processes(self) -> dict[int, str]:
+        """Those that run what a driver has sent, or wait for it: number → title, such as ray::SessionWorker.train or ray::IDLE."""
+        found = {}
+        for pid in self.members():
+            with suppress(OSError):
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+                if title.startswith("ray::"):
+                    found[pid] = title
         return found
 
     def close(self) -> None:
         for node in self.made:
             node.kill()
-        for pid in self.processes():
+        for pid in self.members():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -135,7 +135,7 @@ def test_a_server_that_is_not_ray(tmp_path: Path) -> None:
         begin = time.monotonic()
         with pytest.raises(UserError, match=r"--cluster 127\.0\.0\.1:\d+"), connected(f"127.0.0.1:{server.getsockname()[1]}", None):
             pass
-    assert time.monotonic() - begin < 60.0
+    assert time.monotonic() - begin < 10.0
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_nodes_that_differ_or_do_not_see_the_storage(
     cluster.add(hidden=data)
     for words, shown in (
         ((), f"cannot use the data folder {data} (No such file or directory)"),
-        (("--storage", f"file://{data}/store"), f"cannot use --storage file://{data}/store"),
+        (("--storage", f"file://{data}"), f"cannot use --storage file://{data}"),
         (("--storage", "memory://lab"), "cannot use --storage memory://lab"),
     ):
         text = told(*words)

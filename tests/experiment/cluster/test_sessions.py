@@ -17,7 +17,7 @@ from slm_lab.experiment.resume import read_run
 from slm_lab.experiment.sink import complete_rows
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.spec import Spec
-from tests.experiment.cluster.conftest import Nodes, processes
+from tests.experiment.cluster.conftest import Nodes, ShellCluster, processes
 from tests.experiment.commands import Deed, frame_of, rows, run_while, until
 
 MakeSpec = Callable[..., Spec]
@@ -58,6 +58,44 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
     straight.run()
     assert straight.paths is not None
     for index in range(4):
+        assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
+
+
+@pytest.mark.slow
+def test_sessions_on_nodes_without_the_data_folder(
+    shell_cluster: Callable[..., ShellCluster], make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their checkpoints are at a URL, from which one continues when its node is killed, and `train@` of the run; tables are here alone."""
+    data, cluster = tmp_path / "data", shell_cluster()
+    data.mkdir()
+    node = cluster.add(hidden=data)
+    meta = {"max_session": 2, "save_interval": 0.5, "log_frequency": 2000}
+    spec = make_spec(env={"max_frame": 100_000}, meta=meta)
+    trial = Trial(spec, plan=Plan(data_dir=data, cluster=cluster.address, storage=f"file://{tmp_path}/store"))
+
+    def deed(trial: Trial) -> None:
+        until(lambda: all(frame_of(trial.paths, index) >= 4000 for index in range(2)))
+        until(lambda: len(list(tmp_path.glob("store/*/small_t0_s?_ckpt-last.pt"))) == 2)
+        node.kill()
+        cluster.add(hidden=data)
+
+    run_while(trial, deed)
+    assert trial.paths is not None
+    started = processes(trial.paths, 2)
+    assert len({one.node for entry in started for one in entry}) >= 2
+    assert sorted(len(entry) for entry in started) == [1, 2]
+    (store,) = (tmp_path / "store").iterdir()
+    assert {path.name for path in store.iterdir()} == {f"small_t0_s{s}_ckpt-{which}.pt" for s in range(2) for which in ("best", "last")}
+    assert list(trial.paths.model_dir.iterdir()) == []
+    assert trial.paths.trial_metrics().exists()
+    capsys.readouterr()
+    again = Plan(cluster=cluster.address)
+    Trial.resume(trial.paths.root, ["env.max_frame=110000"], plan=again).run()
+    assert capsys.readouterr().out.count("continues at frame 100,000; exact") == 2
+    straight = Trial(make_spec(env={"max_frame": 110_000}, meta=meta), plan=Plan(data_dir=tmp_path / "straight"))
+    straight.run()
+    assert straight.paths is not None
+    for index in range(2):
         assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
 
 

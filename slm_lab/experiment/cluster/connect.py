@@ -247,12 +247,14 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
         task: Any = ray.remote(num_cpus=0, max_retries=0)(probe)
         asked = {task.options(scheduling_strategy=on_node(node.id)).remote(token): node for node in cluster.nodes}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
+        alive = {node.id for node in cluster.nodes}  # Ray lists a node for some seconds after its end
+        late = [one for one in late if asked[one].id in alive]
         if late:
             names = ", ".join(asked[one].name for one in late)
             raise UserError(f"--cluster {cluster.address}: no answer from {names} within {_PROBE_SECONDS:g} s")
         for one in ready:
-            found = _answer(cluster, asked[one], one)
-            if folder is not None and token is not None and (found["problem"] or found["token"] != token.name):
+            found = _answer(cluster, asked[one], one, alive)
+            if found is not None and folder is not None and token is not None and (found["problem"] or found["token"] != token.name):
                 _raise_not_seen(cluster, asked[one], folder, found["problem"])
 
 
@@ -292,13 +294,18 @@ def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str
     raise UserError(f"--cluster {cluster.address}: {node.name} cannot use {_shown(folder)}{reason}; {advice}")
 
 
-def _answer(cluster: Cluster, node: Node, answer: Any) -> dict[str, Any]:
-    """Return what a node says about itself. Raises UserError if it cannot run slm_lab, or another version of what must be the same."""
+def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
+    """Return what a node says about itself; None if it has died meanwhile.
+
+    Raises UserError if it cannot run slm_lab, or has another version of what must be the same.
+    """
     import ray
 
     try:
         found: dict[str, Any] = ray.get(answer)
     except ray.exceptions.RayError as error:
+        if node.id not in alive:
+            return None
         last = [line for line in str(error).splitlines() if line.strip()][-1].strip()
         raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last}") from None
     own = versions()

@@ -133,13 +133,20 @@ class ShellCluster:
         words = [sys.executable, "-c", code, "start", *options, *sizes, *local, "--block"]
         if hidden is not None:
             words = [*_private_mounts(), "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(hidden), *words]
+        node = self._run(words, environ)
+        if "timed out during startup" in node.log.read_text():  # on a machine with much else to do
+            node.kill()
+            node = self._run(words, environ)
+        assert node.process.poll() is None, node.log.read_text()
+        return node
+
+    def _run(self, words: list[str], environ: dict[str, str]) -> ShellNode:
         log = self.folder / f"node{len(self.made)}.log"
         with log.open("wb") as file:
             variables = os.environ | {"TMPDIR": str(self.temp)} | environ
             process = subprocess.Popen(words, stdout=file, stderr=file, start_new_session=True, env=variables)
         self.made.append(ShellNode(process, log))
         until(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None)
-        assert process.poll() is None, log.read_text()
         return self.made[-1]
 
     def members(self) -> list[int]:
@@ -151,14 +158,14 @@ class ShellCluster:
                     found.append(int(entry.name))
         return found
 
-    def processes(self) -> dict[int, str]:
-        """Those that run what a driver has sent, or wait for it: number → title, such as ray::SessionWorker.train or ray::IDLE."""
+    def busy(self) -> dict[int, str]:
+        """Those that run what a driver has sent: number → title, such as SessionWorker.train. Not those that wait, and Ray's agents."""
         found = {}
         for pid in self.members():
             with suppress(OSError):
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-                if title.startswith("ray::"):
-                    found[pid] = title
+                if title.startswith("ray::") and not re.fullmatch(r"ray::(IDLE|\w+Agent)", title):
+                    found[pid] = title.removeprefix("ray::")
         return found
 
     def close(self) -> None:

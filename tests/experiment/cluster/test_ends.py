@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +67,14 @@ def test_a_driver_that_is_killed_leaves_the_cluster_as_it_was(
     process = made.start("--cluster", cluster.address)
     until(made.has_rows(1), process)
     until(made.paths.checkpoint(0, "last").exists, process)
-    running = {title.removeprefix("ray::").split(".")[0] for title in cluster.processes().values()}
-    assert running >= TITLES[kind]
+    assert {title.split(".")[0] for title in cluster.busy().values()} >= TITLES[kind]
+    during = shared_memory(cluster)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=CLUSTER_SECONDS)
-    begin = time.monotonic()
-    until(lambda: not any(title != "ray::IDLE" for title in cluster.processes().values()), seconds=CLUSTER_SECONDS)
-    print(f"{kind}: processes of the run ended after {time.monotonic() - begin:.1f} s")
+    until(lambda: cluster.busy() == {}, seconds=CLUSTER_SECONDS)
     made.leaves_nothing(CLUSTER_SECONDS)
-    until(lambda: shared_memory(cluster) == before, seconds=CLUSTER_SECONDS)
+    until(lambda: shared_memory(cluster) <= before, seconds=CLUSTER_SECONDS)
+    assert not any(Path(file).exists() for file in during - before)
     assert {*cluster.temp.iterdir()} == temporary
     assert all(node.process.poll() is None for node in cluster.made)
     frame = frame_of(made.paths, 0)
@@ -84,21 +83,15 @@ def test_a_driver_that_is_killed_leaves_the_cluster_as_it_was(
     output = again.communicate(timeout=PATIENCE)[0]
     assert again.returncode == 0, output
     assert frame > 0
-    until(lambda: not any(title != "ray::IDLE" for title in cluster.processes().values()), seconds=CLUSTER_SECONDS)
+    until(lambda: cluster.busy() == {}, seconds=CLUSTER_SECONDS)
 
 
-def shared_memory(cluster: ShellCluster) -> dict[str, int]:
-    """Shared memory of the nodes and of their workers: files that they have open below /dev/shm or made by memfd_create, by name → number.
-
-    Sizes are left out: the object store of a node is one file of fixed size.
-    """
-    found: dict[str, int] = {}
-    for node in cluster.members():
-        for entry in Path(f"/proc/{node}/fd").glob("*"):
-            try:
-                target = os.readlink(entry)
-            except OSError:
-                continue
-            if target.startswith(("/dev/shm/", "/memfd:")):
-                found[target] = found.get(target, 0) + 1
+def shared_memory(cluster: ShellCluster) -> set[str]:
+    """Shared memory that processes of the nodes have open: files below /dev/shm, or made by memfd_create."""
+    found: set[str] = set()
+    for process in cluster.members():
+        for entry in Path(f"/proc/{process}/fd").glob("*"):
+            with suppress(OSError):
+                if (target := os.readlink(entry)).startswith(("/dev/shm/", "/memfd:")):
+                    found.add(target)
     return found

@@ -38,7 +38,7 @@ def test_a_signal_to_the_driver(number: signal.Signals, command: Callable[..., C
 
 
 CLUSTER_SECONDS = 30.0
-"""Bound for the end of the processes that a killed driver had on a cluster; some 3 s on an idle machine."""
+"""Bound for the end of the processes that a killed driver had on a cluster; less than 1 s, also on a busy machine."""
 NETS = {
     "a3c": {"algorithm": {"name": "ActorCritic", "training_frequency": 32}, "meta": {"max_session": 2, "distributed": "synced"}},
     "impala": {

@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from slm_lab.cli.entry import main
 from slm_lab.experiment import state
+from slm_lab.experiment.cluster.connect import probe
 from slm_lab.experiment.find import checkpoints
 from slm_lab.experiment.load import load_agent
 from slm_lab.experiment.paths import RunPaths
@@ -126,6 +127,16 @@ def test_a_store_that_does_not_answer_has_no_absent_files(faulty: StoredPath, mo
     monkeypatch.setattr(Faulty, "error", RuntimeError("timeout"))
     with pytest.raises(OSError, match="timeout"):
         faulty.exists()
+
+
+def test_a_node_that_reads_but_cannot_write_says_so(faulty: StoredPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = faulty.with_name("token")
+    token.write_text("hello")
+    assert probe(token)["problem"] == ""
+    monkeypatch.setattr(Faulty, "error", PermissionError(errno.EACCES, "only for reading"))
+    found = probe(token)
+    assert (found["token"], found["problem"]) == ("hello", "only for reading")
+    assert {path.name for path in (tmp_path / "store").iterdir()} == {"a_ckpt-last.pt", "token"}
 
 
 def test_folders_are_made_but_not_what_contains_them(tmp_path: Path) -> None:

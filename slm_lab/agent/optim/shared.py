@@ -48,9 +48,11 @@ class SharedParams:
 
     def refresh(self) -> None:
         """Pull before a read, in "shared" mode."""
-        if not self.store.synced:
-            if self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled:
-                self._copy()
+        if self.store.synced:
+            return
+        newer = self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled
+        if newer:
+            self._copy()
 
     def pull(self) -> None:
         """Bring this process's copy up to date."""

@@ -33,25 +33,22 @@ class ParameterServers:
 
     def look(self) -> None:
         """Handle what has happened, without waiting unless a process was started again."""
-        restarted, processes = [], 1
+        statuses: dict[int, Status] = {}
         for number, server in enumerate(self.servers):
-            if self._asked[number] is None or not server.done(self._asked[number]):
-                continue
-            try:
-                status: Status = server.result(self._asked[number])
-            except Exception:  # it has died too often; Sessions fail with the same error
-                self._asked[number] = None
-                continue
-            self._asked[number] = server.start("status")
-            processes = max(processes, status.processes)
-            if status.generation is None:
-                restarted.append(number)
-        if restarted:
+            if self._asked[number] is not None and server.done(self._asked[number]):
+                try:
+                    statuses[number] = server.result(self._asked[number])
+                except Exception:  # it has died too often; Sessions fail with the same error
+                    self._asked[number] = None
+        processes = max((status.processes for status in statuses.values()), default=1)
+        if restarted := [number for number, status in statuses.items() if status.generation is None]:
             self._begin_anew(restarted)
         elif processes > len(self.servers):
             while len(self.servers) < processes:
                 self._add()
             self.first.send("join", self.servers[1:])
+        for number in statuses:
+            self._asked[number] = self.servers[number].start("status")
 
     def _add(self) -> None:
         server = self._start(len(self.servers))

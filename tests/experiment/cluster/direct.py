@@ -28,7 +28,7 @@ class Direct:
         _KNOWN[id(self)] = self
 
     def __reduce__(self) -> Any:
-        return _KNOWN.__getitem__, (id(self),)
+        return _known, (id(self),)
 
     def send(self, method: str, *args: Any) -> None:
         self.call(method, *args)
@@ -51,6 +51,10 @@ class Direct:
         if isinstance(started, Exception):
             raise started
         return started
+
+
+def _known(number: int) -> Direct:
+    return _KNOWN[number]
 
 
 def _sent(value: Any) -> Any:

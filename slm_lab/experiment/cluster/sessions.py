@@ -28,6 +28,8 @@ _CLOSE_SECONDS = 10.0
 """Time that a Session has to close its envs after it has ended."""
 _LOST = 10
 """Maximum number of processes of a Session that die with their node before they have built it."""
+SERVER_OPTIONS: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}
+"""Options of Ray for a process of a parameter server. Events are what Ray's dashboard shows of each call."""
 _PENDING_SECONDS = 20.0
 """Time after which a Session that waits for a free core is a notice."""
 
@@ -111,7 +113,8 @@ class _ClusterSessions:
         assert meta.random_seed is not None
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
         strategy = "SPREAD" if number else on_node(self.cluster.own, soft=True)
-        remote = self._ray.remote(num_cpus=0, max_restarts=meta.max_restart, max_task_retries=-1, scheduling_strategy=strategy)
+        limits = {"max_restarts": meta.max_restart, "max_task_retries": -1}
+        remote = self._ray.remote(**SERVER_OPTIONS, **limits, scheduling_strategy=strategy)
         return RemoteActor(remote(ParameterServer).remote(job.spec, seeds, number))
 
     def _checkpoint(self) -> Path | None:

@@ -14,7 +14,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.cluster_model import spec_of
+from bench.cluster_model import _Echo, spec_of
 from slm_lab.experiment.cluster.arrays import RemoteArrays
 from slm_lab.experiment.cluster.connect import connected
 from slm_lab.experiment.cluster.remote import RemoteActor
@@ -41,17 +44,6 @@ from slm_lab.lib.rng import session_seeds
 HIDDEN = 918
 """Units of each hidden layer of the two nets that have 1.7 M parameters together."""
 WORKERS = 2
-
-
-class _Echo:
-    """Answers with so many numbers."""
-
-    def __init__(self, size: int) -> None:
-        self.answer = np.zeros(size, np.float32)
-
-    def echo(self, values: np.ndarray) -> np.ndarray:
-        values.copy()
-        return self.answer
 
 
 @contextmanager
@@ -85,6 +77,8 @@ def rate(call: Callable[[], object], seconds: float = 3.0) -> float:
 
 def pushes(processes: int | None) -> float:
     """Return the pushes and pulls per second through a server of so many processes; None: as many as a trial would have."""
+    from bench.cluster_rates import _Divided  # by the name that other processes find it by
+
     spec = spec_of(HIDDEN)
 
     def start(number: int) -> RemoteActor:
@@ -93,7 +87,8 @@ def pushes(processes: int | None) -> float:
         server: Any = ray.remote(**SERVER_OPTIONS)(_Divided)
         return RemoteActor(server.remote(processes, spec, session_seeds(0, 0, 0), number))
 
-    with connected("local", None), divided_among(processes):
+    divide_among(processes)
+    with connected("local", None):
         servers = ParameterServers(start, lambda: None, lambda number: None)
         session = Session(spec)
         session.store = RemoteArrays(servers.first, spec, 0, lambda: session.info)
@@ -110,23 +105,17 @@ def pushes(processes: int | None) -> float:
     return found
 
 
-@contextmanager
-def divided_among(processes: int | None) -> Iterator[None]:
-    """Let vectors of HIDDEN's size be divided among so many processes."""
-    before = store._RANGE
+def divide_among(processes: int | None) -> None:
+    """Let this process divide vectors of HIDDEN's size among so many."""
     if processes is not None:
         store._RANGE = -(-1_710_000 // processes)
-    try:
-        yield
-    finally:
-        store._RANGE = before
 
 
 class _Divided(ParameterServer):
-    """Divides as `divided_among` says, in a process of its own."""
+    """Divides as `divide_among` says, in a process of its own."""
 
     def __init__(self, processes: int | None, *arguments: Any) -> None:
-        divided_among(processes).__enter__()
+        divide_among(processes)
         super().__init__(*arguments)
 
 
@@ -137,7 +126,7 @@ def bare_calls() -> float:
         import ray
 
         anything: Any = ray
-        actor = anything.remote(**SERVER_OPTIONS)(_Echo).remote(len(sent))
+        actor = anything.remote(**SERVER_OPTIONS)(_Echo).remote(sent.nbytes)
         return rate(lambda: anything.get(actor.echo.remote(sent)).copy())
 
 
@@ -161,12 +150,18 @@ def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base:
     for number in range(rounds):
         names = list(cases)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(cases[name]())
+            found[name].append(apart(cases[name]))
             say(f"round {number}: {name}: {found[name][-1]:,.1f} {unit}/s (load {os.getloadavg()[0]:.1f})")
     for name, rates in found.items():
         ratios = [one / other for one, other in zip(rates, found[base], strict=True)]
         spread = f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f}) {unit}/s"
         say(f"{name}: {spread}, {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) × {base}")
+
+
+def apart(case: Callable[[], float]) -> float:
+    """Call a function in a process of its own: one process cannot have two clusters, whose tokens differ, one after the other."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(case).result()
 
 
 def say(text: str) -> None:
@@ -184,12 +179,12 @@ def main() -> None:
     arguments = parser.parse_args()
     say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
     if not arguments.cases or "push" in arguments.cases:
-        cases: dict[str, Callable[[], float]] = {"bare call": bare_calls, "push": lambda: pushes(None)}
-        cases |= {f"push, {number} processes": lambda number=number: pushes(number) for number in arguments.processes}
+        cases: dict[str, Callable[[], float]] = {"bare call": bare_calls, "push": partial(pushes, None)}
+        cases |= {f"push, {number} processes": partial(pushes, number) for number in arguments.processes}
         compare(cases, arguments.rounds, "calls", "bare call")
     if not arguments.cases or "a3c" in arguments.cases:
         frames = arguments.frames
-        runs: dict[str, Callable[[], float]] = {"shared memory": lambda: a3c(None, frames), "through Ray": lambda: a3c("local", frames)}
+        runs: dict[str, Callable[[], float]] = {"shared memory": partial(a3c, None, frames), "through Ray": partial(a3c, "local", frames)}
         compare(runs, arguments.rounds, "frames", "shared memory")
 
 

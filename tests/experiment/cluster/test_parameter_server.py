@@ -65,7 +65,8 @@ def served(servers: list[Served]) -> Callable[..., list[RemoteArrays]]:
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the vectors of these small nets are divided."""
     if request.param:
-        monkeypatch.setattr(store_module, "_RANGE", 70)
+        monkeypatch.setattr(store_module, "_RANGE", 20)
+        monkeypatch.setattr(store_module, "_VECTOR", 16)  # as many as the widest instructions take
     return bool(request.param)
 
 

@@ -160,7 +160,7 @@ class _Timed:
         result = getattr(self.server, method)(*sent)
         end = perf_counter()
         back, answer = _bytes(result)
-        if method == "run" and args[2] == "receive":
+        if (method == "run" and args[2] == "receive") or (method == "run_packed" and b"receive" in args[0]):
             self.served.append(end - middle)
             self.push, self.pull = request, answer
         return back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,13 +11,17 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from slm_lab.experiment.cluster.remote import Remote
-from slm_lab.experiment.cluster.server import Answer, Attached, NotAttached, Status
+from slm_lab.experiment.cluster.server import PACKED, Answer, Attached, NotAttached, Status
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
 from slm_lab.spec.spec import Spec
 
 _POLL = 0.05
 """Seconds between two attempts to save while another Session saves, or to be attached while the server is not ready."""
+
+
+_ARGS = 3
+"""Place of the section's arguments in those of ParameterServer.run."""
 
 
 class _Call(NamedTuple):
@@ -98,11 +103,12 @@ class _Copies:
 
     def _together(self, method: str, calls: Sequence[_Call]) -> list[Any]:
         """Call a method of several processes at once; return the results in order. Raises NotAttached if one does, after all answers."""
-        pending = [(self.servers[process], self.servers[process].start(method, *arguments)) for process, arguments in calls]
+        pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
-        for server, one in pending:
+        for (process, _), one in zip(calls, pending, strict=True):
             try:
-                results.append(server.result(one))
+                result = self.servers[process].result(one)
+                results.append(pickle.loads(result) if isinstance(result, bytes) else result)
             except NotAttached as error:
                 refusal = error
         if refusal is not None:
@@ -137,6 +143,14 @@ class _Copies:
     def write(self, arrays: Arrays) -> None:
         """Overwrite arrays of the server."""
         self.ask("write", [_Call(process, (self.pieces(arrays, process),)) for process in range(len(self.servers))])
+
+
+def _start(server: Remote, method: str, arguments: tuple[Any, ...]) -> Any:
+    if method == "run" and not any(isinstance(arg, np.ndarray) and arg.nbytes > PACKED for arg in arguments[_ARGS]):
+        message = pickle.dumps(arguments, 5)
+        if len(message) < 2 * PACKED:
+            return server.start("run_packed", message)
+    return server.start(method, *arguments)
 
 
 class RemoteArrays:

@@ -11,6 +11,7 @@ and calls the same methods of them. The first process has everything else too.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file
 from slm_lab.spec.spec import Spec
 
+PACKED = 2**16
+"""Bytes of arrays up to which a message is one string of bytes, which Ray passes on as it is. Larger arrays go apart, without a copy: to a
+process of the same node through shared memory."""
 _SMALL = 64
 """Bytes up to which an array, of "own" ones the row of a process, comes with every answer."""
 
@@ -192,6 +196,11 @@ class ParameterServer:
         view = self._with_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
         return Answer(result, view.answer(part))
+
+    def run_packed(self, message: bytes) -> bytes | Answer:
+        """Do what `run` does; the arguments are pickled, and the answer too, unless it is large."""
+        answer = self.run(*pickle.loads(message))
+        return pickle.dumps(answer, 5) if sum(array.nbytes for array in answer.arrays.values()) <= PACKED else answer
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
         """Answer with the part's arrays."""

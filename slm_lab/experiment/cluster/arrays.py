@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -65,11 +65,13 @@ class _Copies:
         while True:
             statuses: list[Status] = self._together("status", [_Call(process) for process in range(len(self.servers))])
             self.servers[1:] = statuses[0].others
-            if len({status.generation for status in statuses}) == 1 and statuses[0].generation is not None:
-                calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
-                attached: list[Attached] = self._together("attach", calls)
-                if len(attached) == processes and len({one.generation for one in attached}) == 1:
-                    break
+            begun = {status.generation for status in statuses}
+            if len(statuses) == len(self.servers) and len(begun) == 1 and None not in begun:
+                with suppress(NotAttached):  # a process died meanwhile
+                    calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
+                    attached: list[Attached] = self._together("attach", calls)
+                    if len(attached) == processes and len({one.generation for one in attached}) == 1:
+                        break
             time.sleep(_POLL)
         own = {name: array for name, array in attached[0].arrays.items() if self.named[name].combine == "own"}
         self.sent = {name: np.array(array[self.index]) for name, array in own.items()}

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from slm_lab.experiment import state
@@ -143,18 +142,18 @@ def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, 
         {
             "name": "a3c",
             "agent": {**A3C["agent"], "net": net},
-            "env": {**A3C["env"], "max_frame": 60_000},
+            "env": {**A3C["env"], "max_frame": 30_000},
             "meta": {**A3C["meta"], "max_session": 2},
         }
     )
     trial = Trial(spec, plan=plan(nodes, tmp_path))
     pids: list[int] = []
-    run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 1, 6000)))
+    run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 1, 3000)))
     assert len(pids) > 1
     assert trial.paths is not None
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
-    assert int(arrays["clock/frames"].sum()) == 60_000
-    assert int(arrays["agent/trainer/updates"].sum()) < 60_000 / (4 * 32) + 2  # those since the checkpoint were lost
-    assert all(np.isfinite(array).all() for array in arrays.values())
+    assert int(arrays["clock/frames"].sum()) == 30_000
+    assert int(arrays["agent/trainer/updates"].sum()) < 30_000 / (4 * 32) + 2  # those since the checkpoint were lost
+    assert all(bool(array.isfinite().all()) for array in arrays.values())
     assert min(float(row["bytes_pushed"]) for row in complete_rows(trial.paths.session_df(0))) > 4 * 2_100_000

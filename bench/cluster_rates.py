@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -134,7 +134,8 @@ def a3c(cluster: str | None, frames: int) -> float:
     """Return the frames per second of A3C from the first row of each worker to its last."""
     with TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
         trial = Trial(spec_of(64, WORKERS, frames), plan=Plan(data_dir=Path(folder), cluster=cluster))
-        trial.run()
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            trial.run()
         assert trial.paths is not None
         total = 0.0
         for index in range(WORKERS):

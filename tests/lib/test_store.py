@@ -57,13 +57,13 @@ def test_a_restarted_process_finds_the_values(fd: int) -> None:
 
 def test_a_vector_is_divided_by_its_size_alone() -> None:
     assert divided(0).bounds == (0, 0)
-    assert divided(2**20).bounds == (0, 2**20)
-    assert divided(2**20 + 1).bounds == (0, 2**19, 2**20 + 1)
+    assert divided(2**21).bounds == (0, 2**21)
+    assert divided(2**21 + 1).bounds == (0, 2**20, 2**21 + 1)
     assert divided(10**9).processes == 8
-    starts = (0, 1_000_001, 2_500_007)
-    bounds = divided(3_700_000, starts).bounds
+    starts = (0, 2_000_001, 5_000_007)
+    bounds = divided(7_400_000, starts).bounds
     assert len(bounds) == 5
-    assert (bounds[0], bounds[-1]) == (0, 3_700_000)
+    assert (bounds[0], bounds[-1]) == (0, 7_400_000)
     for bound in bounds[1:-1]:  # aligned in the part that it divides
         assert (bound - max(start for start in starts if start <= bound)) % 64 == 0
     sizes = [end - begin for begin, end in pairwise(bounds)]

@@ -53,8 +53,8 @@ _SAVED = f"saved{MOMENT}"
 _ALIGNMENT = 64
 """Bytes; a cache line."""
 _RANGE = 2**21
-"""Number of elements up to which a vector is not divided among processes. Each further process is a message more: pushes of 1.7 M parameters
-on two busy cores took 1.4 times as long with two processes as with one."""
+"""Number of elements up to which a vector is not divided among processes. Each further process is a message more: on two busy cores, pushes
+of 1.7 M parameters to two processes took 1.4 times as long as to one."""
 _PROCESSES = 8
 """Largest number of processes that a vector is divided among."""
 _VECTOR = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class ParameterServers:
         self.generation = 0
         self.servers: list[Remote] = []
         self._asked: list[Any] = []
-        """Status of each process that is under way; None for one that is dead for good."""
+        """Status of each process, under way."""
         self._add()
 
     @property
@@ -34,12 +35,10 @@ class ParameterServers:
     def look(self) -> None:
         """Handle what has happened, without waiting unless a process was started again."""
         statuses: dict[int, Status] = {}
-        for number, server in enumerate(self.servers):
-            if self._asked[number] is not None and server.done(self._asked[number]):
-                try:
-                    statuses[number] = server.result(self._asked[number])
-                except Exception:  # it has died too often; Sessions fail with the same error
-                    self._asked[number] = None
+        done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
+        for number in done:
+            with suppress(Exception):  # it has died too often; Sessions fail with the same error
+                statuses[number] = self.servers[number].result(self._asked[number])
         processes = max((status.processes for status in statuses.values()), default=1)
         if restarted := [number for number, status in statuses.items() if status.generation is None]:
             self._begin_anew(restarted)
@@ -47,7 +46,7 @@ class ParameterServers:
             while len(self.servers) < processes:
                 self._add()
             self.first.send("join", self.servers[1:])
-        for number in statuses:
+        for number in done:
             self._asked[number] = self.servers[number].start("status")
 
     def _add(self) -> None:
@@ -67,7 +66,7 @@ class ParameterServers:
             arrays = {name: tensor.numpy() for name, tensor in state.load(path)["arrays"].items()}
         self.generation += 1
         for number in sorted(range(len(self.servers)), key=lambda number: (number in restarted, number)):
-            if self._asked[number] is not None:
+            with suppress(Exception):  # as in look
                 self.servers[number].call("begin", self.generation, arrays)
         if len(self.servers) > 1:
             self.first.send("join", self.servers[1:])

@@ -18,16 +18,18 @@ import pickle
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from slm_lab.experiment.cluster.server import ParameterServer, closing
+from slm_lab.experiment.cluster.servers import ParameterServers
 from slm_lab.experiment.session import Session
 from slm_lab.lib.environment import environment
 from slm_lab.lib.rng import session_seeds
@@ -47,19 +49,22 @@ class Times:
     gradient: float
     """From the rollout to the gradient."""
     server: float
-    """In the parameter server, for one push: the optimizer's step and the answer, without the message."""
+    """In a process of the parameter server, for one push: the optimizer's step and the answer, without the message."""
     message: float
-    """Of a call and its answer between two processes with as many bytes as a push and its answer have."""
+    """Of a call and its answer between two processes with as many bytes as a push to one process and its answer have."""
     sender: float
     """Processor time of the worker for such a message, all threads."""
     receiver: float
-    """The same of the server."""
+    """The same of the server's process."""
     push: int
     pull: int
+    """Bytes of a push to all processes of the server, and of their answers."""
+    processes: int = 1
+    """Number of processes of the server, each with a range of the net's parameters."""
     frames: int = ENVS * ROWS
     """Of a rollout."""
     bandwidth: float = 10 * GIGABIT
-    """Of the network at the server or learner."""
+    """Of the network at each process of the server, or at the learner."""
     latency: float = 0.0
     """Of the network, there and back; 0 on one machine, some 1e-4 in one rack."""
 
@@ -83,10 +88,11 @@ def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
     Args: cores: of the machine on which all of them run, and the server too; infinity: each has a core of its own.
     """
     service = times.server + times.receiver
-    network = (times.push + times.pull) / times.bandwidth
-    think = times.rollout + times.gradient + max(times.message - times.receiver, times.sender) + times.latency
+    network = (times.push + times.pull) / times.processes / times.bandwidth
+    sender = times.processes * times.sender
+    think = times.rollout + times.gradient + max(times.message - times.receiver, sender) + times.latency
     rate = closed_queue(workers, think, max(service, network))
-    work = times.rollout + times.gradient + times.sender + service
+    work = times.rollout + times.gradient + sender + times.processes * service
     return times.frames * min(rate, cores / work)
 
 
@@ -119,27 +125,52 @@ def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
 
 
 class _Timed:
-    """A parameter server in this process that measures itself, and what its messages weigh."""
+    """A process of a parameter server, in this one, that measures itself, and what its messages weigh."""
 
     node = "here"
 
     def __init__(self, server: ParameterServer) -> None:
         self.server = server
+        self.look: Callable[[], None] | None = None
+        """The driver's turn while the Session waits for further processes."""
         self.served: list[float] = []
         self.push = self.pull = 0
 
     def send(self, method: str, *args: Any) -> None: ...
 
     def call(self, method: str, *args: Any) -> Any:
+        return self.start(method, *args)
+
+    def done(self, started: Any) -> bool:
+        return True
+
+    def result(self, started: Any) -> Any:
+        return started
+
+    def __reduce__(self) -> Any:  # a handle, of which a copy would be another server
+        return _handle, (id(self),)
+
+    def start(self, method: str, *args: Any) -> Any:
+        if method == "status" and self.look is not None:
+            look, self.look = self.look, None
+            look()
+            self.look = look
         sent, request = _bytes(args)
         middle = perf_counter()
         result = getattr(self.server, method)(*sent)
         end = perf_counter()
         back, answer = _bytes(result)
-        if method == "run" and args[2] == "receive":
+        if (method == "run" and args[2] == "receive") or (method == "run_packed" and b"receive" in args[0]):
             self.served.append(end - middle)
             self.push, self.pull = request, answer
         return back
+
+
+_HANDLES: dict[int, _Timed] = {}
+
+
+def _handle(number: int) -> _Timed:
+    return _HANDLES[number]
 
 
 def _bytes(value: Any) -> tuple[Any, int]:
@@ -158,8 +189,16 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
     from slm_lab.experiment.cluster.arrays import RemoteArrays
 
     spec = spec_of(hidden, frames=updates * ENVS * ROWS)
-    with closing(ParameterServer(spec, session_seeds(0, 0, 0))) as server:
-        remote = _Timed(server)
+    with ExitStack() as stack:
+
+        def start(number: int) -> _Timed:
+            remote = _Timed(stack.enter_context(closing(ParameterServer(spec, session_seeds(0, 0, 0), number))))
+            _HANDLES[id(remote)] = remote
+            return remote
+
+        servers = ParameterServers(start, lambda: None, lambda number: None)
+        remote = cast("_Timed", servers.first)
+        remote.look = servers.look
         session = Session(spec)
         session.store = RemoteArrays(remote, spec, 0, lambda: session.info)
         session.build()
@@ -167,12 +206,12 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         rollouts_s: list[float] = []
         ended = [0.0]
         trainer = session.agent.algorithm.trainer
-        update, push = session.agent.update, trainer.shared.push
+        update, push_update = session.agent.update, trainer.shared.push
         pushing = [0.0]
 
         def timed_push(*arguments: Any) -> None:
             begin = perf_counter()
-            push(*arguments)
+            push_update(*arguments)
             pushing[0] = perf_counter() - begin
 
         def timed_update() -> Any:
@@ -186,7 +225,9 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         trainer.shared.push, session.agent.update = timed_push, timed_update
         session.run()
     rollout, gradient = statistics.median(rollouts_s), statistics.median(updates_s)
-    return Times(rollout, gradient, statistics.median(remote.served), *message(remote.push, remote.pull), remote.push, remote.pull)
+    processes, (push, pull) = len(servers.servers), (remote.push, remote.pull)
+    _HANDLES.clear()
+    return Times(rollout, gradient, statistics.median(remote.served), *message(push, pull), processes * push, processes * pull, processes)
 
 
 def ray_message(address: str = "local", calls: int = 300) -> Message:
@@ -226,35 +267,6 @@ class _Echo:
 
     def processor(self) -> float:
         return process_time()
-
-
-def bare_push(hidden: int, calls: int = 100) -> float:
-    """Return the pushes per second, one after the other, of a net through Ray: gradient, optimizer's step, parameters."""
-    from slm_lab.experiment.cluster.arrays import RemoteArrays
-    from slm_lab.experiment.cluster.connect import connected
-    from slm_lab.experiment.cluster.remote import RemoteActor
-
-    spec = spec_of(hidden)
-    with connected("local", None):
-        import ray
-
-        anything: Any = ray
-        actor = anything.remote(num_cpus=0)(ParameterServer).remote(spec, session_seeds(0, 0, 0))
-        session = Session(spec)
-        session.store = RemoteArrays(RemoteActor(actor), spec, 0, lambda: session.info)
-        session.build()
-        trainer = session.agent.algorithm.trainer
-        trainer.flat.grad.copy_(torch.from_numpy(np.random.default_rng(0).normal(size=trainer.flat.size).astype(np.float32)))
-        push: Callable[[], None] = lambda: trainer.shared.push(trainer.receive, [1e-3])  # noqa: E731
-        for _ in range(5):
-            push()
-        begin = perf_counter()
-        for _ in range(calls):
-            push()
-        seconds = perf_counter() - begin
-        session.close()
-    _say(f"{trainer.flat.size:,} parameters, Adam: {calls / seconds:.0f} pushes and pulls/s")
-    return calls / seconds
 
 
 def table(times: Times, what: Callable[..., float]) -> list[str]:
@@ -308,7 +320,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
     parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine, and compare")
-    parser.add_argument("--push", action="store_true", help="also measure pushes of a net with 1.7 M parameters")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=200_000)
     arguments = parser.parse_args()
@@ -321,8 +332,6 @@ def main() -> None:
     far = replace(times, latency=1e-4)
     _say("\n| workers | frames/s, each on a core of its own, 10 Gbit/s, 0.1 ms there and back |\n|---|---|")
     _say("\n".join(table(far, hogwild)))
-    if arguments.push:
-        bare_push(1300)
 
 
 if __name__ == "__main__":

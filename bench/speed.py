@@ -1,4 +1,4 @@
-"""Training frames per second against Stable-Baselines3, SBX and Sample Factory: `python -m bench.speed` (or `make bench`).
+"""Training frames per second against Stable-Baselines3, SBX, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
 Each case runs in a fresh process per side, ours and the peers' in rotation, with one torch thread in each process (ppo_pong: two). Cases of
 one process and thread run on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to
@@ -38,6 +38,7 @@ GYMNASIUM = "gymnasium[mujoco]==1.4.0"
 ATARI = ("gymnasium[atari]==1.4.0", "opencv-python")
 SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI))
 SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
+RLLIB = Peer("RLlib", "rllib", "peer_rllib.py", ("ray[rllib]==2.60.0", "torch==2.13.0"), constrained=False)
 SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
 
 
@@ -49,6 +50,8 @@ class Case:
     one_core: bool = True
     threads: int = 1
     """Of torch in each process; several: on all cores."""
+    cluster: str = ""
+    """--cluster of ours; empty: no Ray."""
     peer_case: str | None = None
     """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
 
@@ -66,6 +69,8 @@ CASES = {
     "a3c_cartpole": Case((SB3,), one_core=False, peer_case="a2c_cartpole"),
     "a3c_one_env": Case((SB3,), one_core=False, peer_case="a2c_one_env"),
     "appo_cartpole": Case((SF,), one_core=False),
+    "cluster_ppo": Case((RLLIB,), one_core=False, cluster="local"),
+    "cluster_impala": Case((RLLIB,), one_core=False, cluster="local"),
 }
 
 
@@ -97,7 +102,7 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 def run_case(name: str, rounds: int) -> dict[str, Any]:
     """Run all sides in rotation. Return frames per second of every round, and frames and versions of each side."""
     case = CASES[name]
-    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name, "", str(case.threads) if case.threads > 1 else ""]}
+    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name, "", str(case.threads) if case.threads > 1 else "", case.cluster]}
     for peer in case.peers:
         sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or name, str(case.threads)]
     fps: dict[str, list[float]] = {side: [] for side in sides}

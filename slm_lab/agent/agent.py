@@ -38,7 +38,8 @@ class Agent:
     ) -> None:
         self.policy, self.algorithm, self.clock = policy, algorithm, clock
         self.observe, self.ready, self.end_step = algorithm.observe, algorithm.ready, algorithm.end_step
-        """Store one step; whether `update` has something to learn from; finish a vector step that was observed, after its update."""
+        """The algorithm's own methods: `observe` stores a vector step, `ready` tells whether `update` can learn from what is stored,
+        `end_step` is called after each vector step, after the updates that followed it."""
         self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
         self.threads = 1

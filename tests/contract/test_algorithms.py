@@ -37,6 +37,10 @@ every_second_case = pytest.mark.parametrize(
 """For tests that take long; the others are slow tests."""
 
 
+SENT = ("staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
+"""What an update reports if several processes train the net."""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -142,7 +146,7 @@ def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced:
     for _, _, _, extra in updates(trace):
         assert dict(extra)["staleness"] == 0.0
         assert dict(extra)["lock_wait"] >= 0.0
-    without = [item if len(item) != 4 else (*item[:3], [x for x in item[3] if x[0] not in ("staleness", "lock_wait")]) for item in trace]
+    without = [item if len(item) != 4 else (*item[:3], [x for x in item[3] if x[0] not in SENT]) for item in trace]
     assert len(updates(trace)) > 2
     assert_equal(without, plain_trace)
     assert_equal(state, plain_state)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, prefixed, shared_file
+from slm_lab.lib.store import Arrays, Division, Named, SharedArray, SharedArrays, divided, prefixed, shared_file
 
 
 class Part:
@@ -52,3 +53,24 @@ def test_a_restarted_process_finds_the_values(fd: int) -> None:
     SharedArrays(fd, fresh=False).attach({"clock": later, "part": again})
     assert again.weights.tolist() == [2.0, 2.0, 2.0]
     assert (later.frame, later.prev_frame) == (8, 8)
+
+
+def test_a_vector_is_divided_by_its_size_alone() -> None:
+    assert divided(0).bounds == (0, 0)
+    assert divided(2**21).bounds == (0, 2**21)
+    assert divided(2**21 + 1).bounds == (0, 2**20, 2**21 + 1)
+    assert divided(10**9).processes == 8
+    starts = (0, 2_000_001, 5_000_007)
+    bounds = divided(7_400_000, starts).bounds
+    assert len(bounds) == 5
+    assert (bounds[0], bounds[-1]) == (0, 7_400_000)
+    for bound in bounds[1:-1]:  # aligned in the part that it divides
+        assert (bound - max(start for start in starts if start <= bound)) % 64 == 0
+    sizes = [end - begin for begin, end in pairwise(bounds)]
+    assert max(sizes) - min(sizes) <= 2 * 64
+
+
+def test_the_parts_of_a_divided_array() -> None:
+    """Of an array that begins inside the vector, each process has what lies in its range."""
+    array = SharedArray(np.arange(10, 16), "step", Division((0, 4, 12, 20)), begin=10)
+    assert [array.values[array.part(process)].tolist() for process in range(4)] == [[], [10, 11], [12, 13, 14, 15], []]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.lib.store import Arrays, Named, SharedArray
+from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 _ALIGNMENT = 4
 """Floats in 16 bytes."""
@@ -37,7 +37,8 @@ class FlatParams:
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, the part of each group.
     Optimizers step `master` by `master_grad`: the same vectors for a lone Session, else the shared array on the CPU (`attach`), of which
     `param` is then a copy. `master_buffer` likewise. The module's own vectors never move, so views of them (numpy fast paths) stay valid.
-    `size` is the number of parameters, `kept` [size] their places in `param`; None: no zeros lie between them.
+    `size` is the number of parameters, `kept` [size] their places in `param`; None: no zeros lie between them. `division` says how the
+    processes of a parameter server divide the vector; None: each has all of it.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -58,6 +59,7 @@ class FlatParams:
         if missing:
             raise ValueError(f"parameters without an optimizer group: {', '.join(missing)}")
         self.params, self.size = ordered, sum(p.numel() for p in ordered)
+        self.division: Division | None = None
         self._packed_parts = list(_slices(ordered))
         self._parts = list(_slices(ordered, _ALIGNMENT)) if is_asynchronous(where) else self._packed_parts
         self.slices, self._packed_slices = ([_join(parts[part]) for part in bounds] for parts in (self._parts, self._packed_parts))
@@ -89,6 +91,11 @@ class FlatParams:
         else:
             self.param[self.kept] = packed.to(self.param.device)
 
+    @property
+    def starts(self) -> list[int]:
+        """The first place of each group in a vector without zeros between parameters."""
+        return [part.start for part in self._packed_slices]
+
     def master_slice(self, index: int) -> slice:
         """Return the part of a group in `master`."""
         return (self.slices if self.master is self.param else self._packed_slices)[index]
@@ -107,17 +114,35 @@ class FlatParams:
         return _join(self._parts[places[0] : places[-1] + 1])
 
     def shared_arrays(self) -> Named:
-        named = {"params": SharedArray(_array(self.packed(self.param)), "step")}
+        named = {"params": SharedArray(_array(self.packed(self.param)), "step", self.division)}
         return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})
 
-    def use_master(self, arrays: Arrays) -> None:
-        """Let optimizers step these shared arrays from now on; the module computes on a copy of them. To be called once."""
-        self.master = torch.from_numpy(arrays["params"])
-        if self.param.device != self.master.device or self.kept is not None:
-            self.master_grad = torch.zeros_like(self.master)
+    def use_master(self, arrays: Arrays, serves: int | None = None) -> None:
+        """Let optimizers step these shared arrays from now on; the module computes on a copy of them. To be called once.
+
+        Args: serves: number of this process among those of a parameter server: the arrays are its range, and nothing is computed here.
+        """
+        master = torch.from_numpy(arrays["params"])
+        if serves is not None:
+            self._serve(master, slice(0, self.size) if self.division is None else self.division.range(serves))
+        elif master.data_ptr() != self.param.data_ptr():  # else the store keeps its copy in this process's vector
+            self.master = master
+            if self.param.device != self.master.device or self.kept is not None:
+                self.master_grad = torch.zeros_like(self.master)
         if self.buffer.numel():
             self.master_buffer = torch.from_numpy(arrays["buffers"])
         self.pull()
+
+    def _serve(self, master: Tensor, part: slice) -> None:
+        """Keep the elements `part` of the vector, in `master`, and none of the module's own memory."""
+        assert self.kept is None
+        self.param = self.master = master
+        self.grad = self.master_grad = torch.zeros_like(master)  # takes memory once it is written
+        self.size = len(master)
+        for p, place in zip(self.params, self._parts, strict=True):
+            inside = part.start <= place.start and place.stop <= part.stop
+            p.grad, p.data = None, master[_shifted(place, part)].view(p.shape) if inside else p.data.new_empty(0)
+        self._packed_slices = self.slices = [_shifted(own, part) for own in self._packed_slices]
 
     def group(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
@@ -196,6 +221,11 @@ class FlatParams:
 
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
+
+
+def _shifted(own: slice, part: slice) -> slice:
+    """Return the place in `part` of what `own` and `part` have in common."""
+    return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
 
 
 def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:

@@ -32,6 +32,11 @@ class FlatOptimizer(ABC):
     def step(self) -> None:
         """Take one step."""
 
+    def step_along(self, grad: Tensor) -> None:
+        """Take one step along `grad` [P], in place of the gradient."""
+        self.grad.copy_(grad)
+        self.step()
+
     def step_unless(self, bad: Tensor) -> None:
         """Take one step unless `bad` [], a bool on the device, is true. Waits for it; FlatAdam and FlatRMSprop do not."""
         if not bad.item():
@@ -51,7 +56,18 @@ class FlatOptimizer(ABC):
             tensor.copy_(state[name])
 
 
-class FlatAdam(FlatOptimizer):
+class _KernelOptimizer(FlatOptimizer):
+    """Reads the gradient where it is."""
+
+    def step_along(self, grad: Tensor) -> None:
+        own, self.grad = self.grad, grad
+        try:
+            self.step()
+        finally:
+            self.grad = own
+
+
+class FlatAdam(_KernelOptimizer):
     """Adam (arXiv:1412.6980, Algorithm 1), equal to torch.optim.Adam(fused=True).
 
     Args: weight_decay: L2 penalty added to the gradient. Raises ValueError if a rate is out of range.
@@ -122,7 +138,7 @@ class FlatAdamW(FlatAdam):
         super().__init__(param, grad, lr, betas, eps, weight_decay)
 
 
-class FlatRMSprop(FlatOptimizer):
+class FlatRMSprop(_KernelOptimizer):
     """RMSprop (Tieleman & Hinton 2012), equal to torch.optim.RMSprop.
 
     Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError if a rate is out of range.

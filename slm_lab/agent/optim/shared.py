@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,18 +13,6 @@ from slm_lab.lib.store import Store
 
 _FRESH_SECONDS = 0.02
 """Age of parameters that "shared" mode tolerates if they are in another process: it takes a message to look for newer ones."""
-
-
-class Gradient(NamedTuple):
-    """An update of a process whose store is elsewhere."""
-
-    grad: np.ndarray
-    lr_G: list[float]
-    """Learning rate of each group."""
-    pulled: int
-    """Version of the parameters that it was computed with."""
-    buffers: list[np.ndarray] | None
-    """The buffers after the update and as they were pulled; None for a net without."""
 
 
 class SharedParams:
@@ -48,9 +35,9 @@ class SharedParams:
 
     def __init__(self, flat: FlatParams, store: Store, updates_W: np.ndarray) -> None:
         self.flat, self.store, self.updates_W = flat, store, updates_W
-        self.report = {"staleness": 0.0, "lock_wait": 0.0}
+        self.report = {"staleness": 0.0, "lock_wait": 0.0, "bytes_pushed": 0.0, "bytes_pulled": 0.0}
         """Of the last update: updates by others between pull and push; milliseconds it waited for the lock, or for the answer of a store in
-        another process."""
+        another process; bytes sent to that process and received from it since the update before."""
         self._pulled_buffer = flat.buffer.clone()
         self.pull()
 
@@ -61,11 +48,11 @@ class SharedParams:
 
     def refresh(self) -> None:
         """Pull before a read, in "shared" mode."""
-        if not self.store.synced:
-            if self.store.remote:
-                self.store.pull(_FRESH_SECONDS)
-            if self.version != self._pulled:
-                self._copy()
+        if self.store.synced:
+            return
+        newer = self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled
+        if newer:
+            self._copy()
 
     def pull(self) -> None:
         """Bring this process's copy up to date."""
@@ -87,31 +74,35 @@ class SharedParams:
         with self.store.update():
             waited = 1e3 * (perf_counter() - asked) if self.store.locked else 0.0
             staleness = self.version - self._pulled
-            self.report = {"staleness": float(staleness), "lock_wait": waited}
+            self.report |= {"staleness": float(staleness), "lock_wait": waited}
             yield
             self._combine_buffers(staleness)
             self.updates_W[self.store.index] += 1
             if copy:
                 self._copy()
 
-    def push(self, section: Callable[[Gradient], float], lr_G: list[float]) -> None:
+    def push(self, section: Callable[..., float], lr_G: list[float]) -> None:
         """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters."""
         flat, asked = self.flat, perf_counter()
         grad = flat.packed(flat.grad).cpu().numpy()
-        buffers = [flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()] if flat.buffer.numel() else None
-        staleness = self.store.run("update", section, Gradient(grad, lr_G, self._pulled, buffers))
-        self.report = {"staleness": staleness, "lock_wait": 1e3 * (perf_counter() - asked)}
+        buffers = (flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()) if flat.buffer.numel() else ()
+        staleness = self.store.step(section, grad, lr_G, self._pulled, *buffers)
+        pushed, pulled = self.store.take_traffic()
+        waited = 1e3 * (perf_counter() - asked)
+        self.report = {"staleness": staleness, "lock_wait": waited, "bytes_pushed": float(pushed), "bytes_pulled": float(pulled)}
         self._copy()
 
-    def receive(self, gradient: Gradient, step: Callable[[], None]) -> float:
-        """Take the update of a process elsewhere, with a step of `flat.master`; return its staleness."""
+    def receive(self, step: Callable[[], None], pulled: int, buffers: Sequence[np.ndarray]) -> float:
+        """Take the update of a process elsewhere, with a step of `flat.master`; return its staleness.
+
+        Args:
+            pulled: version of the parameters that it was computed with.
+            buffers: those after the update and as they were pulled; empty for a net without.
+        """
         flat = self.flat
-        flat.master_grad.numpy()[:] = gradient.grad
-        if flat.master_grad is not flat.grad:
-            flat.grad.copy_(flat.master_grad)
-        if gradient.buffers is not None:
-            flat.buffer.numpy()[:], self._pulled_buffer.numpy()[:] = gradient.buffers
-        self._pulled = min(gradient.pulled, self.version)  # less after the store was restored from a snapshot
+        if buffers:
+            flat.buffer.numpy()[:], self._pulled_buffer.numpy()[:] = buffers
+        self._pulled = min(pulled, self.version)  # less after the store was restored from a snapshot
         with self.updating(copy=False):
             step()
         return self.report["staleness"]

@@ -14,9 +14,9 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
 from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
-from slm_lab.agent.optim.shared import Gradient, SharedParams
+from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, prefixed
 from slm_lab.spec.net import NetSpec
 
 
@@ -40,6 +40,7 @@ class Group:
         self.counts_calls = scheduler is not None and scheduler.counts_calls
         """Whether the learning rate depends on the number of training calls."""
         self.lr_at: LRSchedule = build_lr_schedule(scheduler, lr, f"agent.net.{key}") if scheduler else lambda frame: lr
+        self._store: Store | None = None
 
     def build_optimizer(self) -> None:
         """Build the optimizer of the present `flat.master`, without statistics."""
@@ -52,8 +53,16 @@ class Group:
         """Set the learning rate of `frame`, after so many training calls, times `factor`."""
         self.optimizer.lr = factor * self.lr_at(calls if self.counts_calls else frame)
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether processes that train the net share all that the optimizer knows."""
+        return self.optim.name.startswith("Global") and bool(self.optimizer.statistics)
+
     def shared_arrays(self) -> Named:
-        return shared_statistics(self._packed(self.optimizer.statistics)) if self.optim.name.startswith("Global") else {}
+        if not self.shares_all:
+            return {}
+        named, begin = shared_statistics(self._packed(self.optimizer.statistics)), self.flat.starts[self.index]
+        return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
 
     def _packed(self, state: Any) -> Any:
         """Return statistics without the zeros between parameters."""
@@ -62,6 +71,8 @@ class Group:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of the optimizer."""
+        if self._store is not None and self._store.remote:
+            self._store.pull()
         state: dict[str, Any] = self._packed(self.optimizer.state_dict())
         return state
 
@@ -74,12 +85,14 @@ class Group:
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         state = self.state_dict()
+        self._store = store
         self.build_optimizer()
-        if store.fresh:  # else the statistics belong to weights that are gone
-            self.load_state_dict(state)
         if arrays:
             self.optimizer.use_statistics(arrays)
-        elif self.optim.name.startswith("Global"):
+            return
+        if store.fresh:  # else the statistics belong to weights that are gone
+            self.load_state_dict(state)
+        if self.optim.name.startswith("Global"):
             notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between sessions")
 
 
@@ -113,11 +126,22 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._skipped_there = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
+        if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
+            flat.division = divided(flat.size, flat.starts)
         self._clipped = [flat.grad[part] for part in (flat.slices if nets is None else map(flat.span, nets))]
         """The gradients that are clipped, each by its own norm."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
         """Index of this process, and training calls of each process that trains the net."""
+
+    @property
+    def _shares_all(self) -> bool:
+        return all(group.shares_all for group in self.groups)
+
+    @property
+    def _elsewhere(self) -> Store | None:
+        """The store, if statistics of optimizers are in its process alone."""
+        return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
     def _parts(self) -> dict[str, Group]:
         return {f"optim{group.index}": group for group in self.groups}
@@ -128,7 +152,7 @@ class Trainer:
         return self.flat.shared_arrays() | updates | calls | prefixed(self._parts())
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        self.flat.use_master(arrays)
+        self.flat.use_master(arrays, store.serves)
         if self.counts_calls:
             self._index, self._calls_W = store.index, arrays["calls"][:, 0]
         attach_parts(self._parts(), store, arrays)
@@ -230,12 +254,17 @@ class Trainer:
         for group in self.groups:
             group.optimizer.step()
 
-    def receive(self, gradient: Gradient) -> float:
-        """Step along the gradient of a process elsewhere; return its staleness, in updates."""
+    def receive(self, grad: np.ndarray, lr_G: Sequence[float], pulled: int, *buffers: np.ndarray) -> float:
+        """Step along the gradient of a process elsewhere, read-only; return its staleness, in updates. See SharedParams.receive."""
         assert self.shared is not None
-        for group, lr in zip(self.groups, gradient.lr_G, strict=True):
-            group.optimizer.lr = lr
-        return self.shared.receive(gradient, self._step)
+        received = torch.from_numpy(grad)
+
+        def step() -> None:
+            for group, lr in zip(self.groups, lr_G, strict=True):
+                group.optimizer.lr = lr
+                group.optimizer.step_along(received[self.flat.master_slice(group.index)])
+
+        return self.shared.receive(step, pulled, buffers)
 
     def _skip(self) -> None:
         self._finite = True
@@ -251,8 +280,8 @@ class Trainer:
         notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
 
     def state_dict(self) -> dict[str, Any]:
-        if self.shared is not None and self.shared.store.remote:
-            return self.shared.store.run("update", self._pulled_state)
+        if (store := self._elsewhere) is not None:
+            return store.run("update", self._pulled_state)
         self.refresh()
         optimizers = [group.state_dict() for group in self.groups]
         calls = {"calls": int(self._calls_W[self._index])} if self.counts_calls else {}
@@ -264,8 +293,8 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
-        if self.shared is not None and self.shared.store.remote:
-            self.shared.store.run("update", self.load_state_dict, state)
+        if (store := self._elsewhere) is not None:
+            store.run("update", self.load_state_dict, state)
         self.flat.load_state_dict(state)
         self._calls_W[self._index] = state.get("calls", 0)
         for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
@@ -275,14 +304,14 @@ class Trainer:
 
     def own_state(self) -> dict[str, Any]:
         """Return the statistics of optimizers that are not shared."""
-        if self.shared is not None and self.shared.store.remote:
-            return self.shared.store.run("update", self.own_state)
+        if (store := self._elsewhere) is not None:
+            return store.run("update", self.own_state)
         return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Load what `own_state` returned."""
-        if self.shared is not None and self.shared.store.remote:
-            return self.shared.store.run("update", self.load_own_state, state)
+        if (store := self._elsewhere) is not None:
+            return store.run("update", self.load_own_state, state)
         for group, saved in zip(self.groups, state["optimizers"], strict=True):
             if saved is not None:
                 group.load_state_dict(saved)

@@ -19,6 +19,15 @@ class Remote(Protocol):
     def call(self, method: str, *args: Any) -> Any:
         """Call a method and return its result. Raises what it raises, or an error if the process has died."""
 
+    def start(self, method: str, *args: Any) -> Any:
+        """Call a method; return what `done` and `result` take."""
+
+    def done(self, started: Any) -> bool:
+        """Return whether a call has ended."""
+
+    def result(self, started: Any) -> Any:
+        """Wait for a call, and do what `call` does."""
+
 
 @dataclass(frozen=True)
 class RemoteActor:
@@ -36,10 +45,21 @@ class RemoteActor:
         getattr(self.actor, method).remote(*args)
 
     def call(self, method: str, *args: Any) -> Any:
+        return self.result(self.start(method, *args))
+
+    def start(self, method: str, *args: Any) -> Any:
+        return getattr(self.actor, method).remote(*args)
+
+    def done(self, started: Any) -> bool:
+        import ray
+
+        return bool(ray.wait([started], timeout=0)[0])
+
+    def result(self, started: Any) -> Any:
         import ray
 
         try:
-            return ray.get(getattr(self.actor, method).remote(*args))
+            return ray.get(started)
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
 

@@ -13,6 +13,7 @@ from slm_lab.experiment.cluster.connect import Cluster, connected, on_node
 from slm_lab.experiment.cluster.pool import with_local_inference
 from slm_lab.experiment.cluster.remote import LOST_NODE, RemoteActor, died
 from slm_lab.experiment.cluster.server import ParameterServer
+from slm_lab.experiment.cluster.servers import ParameterServers
 from slm_lab.experiment.cluster.sink import SinkServer
 from slm_lab.experiment.cluster.worker import ClusterTask, Ready, SessionWorker
 from slm_lab.experiment.events import End, Notice
@@ -29,6 +30,8 @@ _CLOSE_SECONDS = 10.0
 """Time that a Session has to close its envs after it has ended."""
 _LOST = 10
 """Maximum number of processes of a Session that die with their node before they have built it."""
+SERVER_OPTIONS: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}
+"""Options of Ray for a process of a parameter server. Events are what Ray's dashboard shows of each call."""
 _PENDING_SECONDS = 20.0
 """Time after which a Session that waits for a free core is a notice."""
 
@@ -89,7 +92,7 @@ class _ClusterSessions:
             cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", session_processes(job.spec.meta))
         local = self._ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=on_node(cluster.own))
         self.sink = local(SinkServer).remote()
-        self.server = self._serve() if job.spec.meta.distributed else None
+        self.servers = ParameterServers(self._serve, self._checkpoint, self._restarted) if job.spec.meta.distributed else None
         resources = {"num_cpus": 1, "num_gpus": self.gpus}
         remote = self._ray.remote(**resources, max_restarts=0, scheduling_strategy="SPREAD", concurrency_groups={"control": 1})
         self.worker = remote(SessionWorker)
@@ -112,18 +115,28 @@ class _ClusterSessions:
             for one in self.running:
                 self._ray.kill(one.actor)
             self._ray.kill(self.sink)
-            if self.server is not None:
-                self._ray.kill(self.server)
+            for server in self.servers.servers if self.servers is not None else ():
+                assert isinstance(server, RemoteActor)
+                self._ray.kill(server.actor)
         return self.ends
 
-    def _serve(self) -> Any:
-        """Start the parameter server. If it dies, Ray starts it again, and the Sessions continue with its last checkpoint."""
+    def _serve(self, number: int) -> RemoteActor:
+        """Start a process of the parameter server. If it dies, Ray starts it again."""
         job, meta = self.job, self.job.spec.meta
         assert meta.random_seed is not None
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
-        strategy = on_node(self.cluster.own, soft=True)
-        remote = self._ray.remote(num_cpus=0, max_restarts=meta.max_restart, max_task_retries=-1, scheduling_strategy=strategy)
-        return remote(ParameterServer).remote(job.spec, seeds)
+        strategy = "SPREAD" if number else on_node(self.cluster.own, soft=True)
+        limits = {"max_restarts": meta.max_restart, "max_task_retries": -1}
+        remote = self._ray.remote(**SERVER_OPTIONS, **limits, scheduling_strategy=strategy)
+        return RemoteActor(remote(ParameterServer).remote(job.spec, seeds, number))
+
+    def _checkpoint(self) -> Location | None:
+        paths = self.paths or self.job.resumed
+        return None if paths is None else paths.trial_checkpoint(self.job.trial)
+
+    def _restarted(self, number: int) -> None:
+        name = f"process {number} of the parameter server" if number else "the parameter server"
+        self.job.emit(Notice(f"{name} ended and was restarted; the sessions continue from the last checkpoint"))
 
     def _task(self, index: int) -> ClusterTask:
         job = self.job
@@ -133,7 +146,7 @@ class _ClusterSessions:
         return ClusterTask(job.spec, index, job.trial, plan, Path(os.getcwd()), resumed=job.resumed)
 
     def _start(self, task: ClusterTask) -> _Running:
-        server = None if self.server is None else RemoteActor(self.server)
+        server = None if self.servers is None else self.servers.first
         actor = self.worker.remote(task, RemoteActor(self.sink), server)
         return _Running(task, actor, actor.build.remote(), time.monotonic())
 
@@ -145,6 +158,8 @@ class _ClusterSessions:
         else:
             time.sleep(_POLL)
             done = []
+        if self.servers is not None:
+            self.servers.look()
         self._emit_events()
         for future in done:
             one = pending[future]

@@ -74,7 +74,6 @@ class SessionWorker:
     def __init__(self, task: ClusterTask, sink: Remote, server: Remote | None = None) -> None:
         self.task, self.sink, self.server = task, sink, server
         self.node = sink.node
-        self._store: RemoteArrays | None = None
         self._stop, self._heartbeat = Stop(), Heartbeat()
         self._session: Any = None
         with suppress(OSError):  # this node has no such folder
@@ -97,17 +96,16 @@ class SessionWorker:
         from slm_lab.experiment.session import Session
 
         task = self.task
+        store: RemoteArrays | None = None
         if self.server is not None:
-            self._store = RemoteArrays(self.server, task.spec, task.index, lambda: session.info, fresh=task.fresh)
-            if task.begun:
-                self._keep_checkpoint(task.resumed)
+            store = RemoteArrays(self.server, task.spec, task.index, lambda: session.info, fresh=task.fresh)
         self._session = session = Session(
             task.spec,
             task.index,
             task.plan,
             trial=task.trial,
             stop=self._stop,
-            store=self._store,
+            store=store,
             restart=0 if task.fresh else task.restart,
             resumed=task.resumed is not None and task.fresh,
             beat=self._heartbeat.beat,
@@ -125,14 +123,9 @@ class SessionWorker:
         self._heartbeat.beat(WAITING)
         return Ready(os.getpid(), session.choices)
 
-    def _keep_checkpoint(self, paths: RunPaths | None) -> None:
-        if self._store is not None and paths is not None:
-            self._store.checkpoint(paths.trial_checkpoint(self.task.trial))
-
     def train(self, paths: RunPaths) -> End:
         """Train to the end."""
         task, session = self.task, self._session
-        self._keep_checkpoint(paths)
         log = _Log(self.sink, paths.session_log(task.index, task.trial))
         log.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger.addHandler(log)

@@ -24,9 +24,10 @@ COLUMNS = (
 """Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
 return of the episodes since the row before. All three are over the episodes of all Sessions that train the net. In a row of evaluation
 all are those of its episodes."""
-SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait")
+SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
 """Further columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; means
-per update of the global updates by others between pull and push, and of the milliseconds that the update waited for the lock."""
+per update of the global updates by others between pull and push, of the milliseconds that the update waited for the lock, and of the
+bytes that went to the parameter server and came from it (0 in shared memory)."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),

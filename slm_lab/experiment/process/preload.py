@@ -19,6 +19,7 @@ from pickle import UnpicklingError
 from types import ModuleType, TracebackType
 
 from slm_lab.experiment.process.server import PRELOAD, default_signals, restore_environment
+from slm_lab.lib.garbage import freeze_objects, postpone_collection
 
 _SERVER = os.getpid()
 
@@ -63,12 +64,13 @@ def _load() -> None:
     null, streams = os.open(os.devnull, os.O_RDWR), [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
         os.dup2(null, number)
+    postpone_collection()
     for name in PRELOAD:
         import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a preloaded module has started a thread, and a process with threads cannot be forked")
     gc.collect()
-    gc.freeze()
+    freeze_objects()
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
     for fd in (null, *streams):

@@ -29,6 +29,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.folder = tempfile.mkdtemp(prefix="slm_", dir="/tmp")  # short, for the paths of sockets
+        os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)  # where Cluster writes its address
         self.cluster: Any = Cluster(shutdown_at_exit=False)
         try:
             self.head = self.add(head, temp_dir=self.folder)

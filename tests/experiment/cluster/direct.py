@@ -2,27 +2,106 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
+
+from slm_lab.experiment.cluster.remote import Remote
+from slm_lab.experiment.cluster.server import ParameterServer
+from slm_lab.experiment.cluster.servers import ParameterServers
+from slm_lab.lib.rng import Seeds
+from slm_lab.spec.spec import Spec
+
+_KNOWN: WeakValueDictionary[int, Direct] = WeakValueDictionary()
 
 
 class Direct:
-    """Calls of an object in this process. Arrays arrive read-only, as Ray's do."""
+    """Calls of an object in this process. Arrays arrive read-only, as Ray's do; a Direct arrives as itself, as Ray's handles do."""
 
-    def __init__(self, target: Any) -> None:
-        self.target = target
+    def __init__(self, target: Any, before: Callable[[str], None] = lambda method: None) -> None:
+        self.target, self.before = target, before
         self.calls: list[str] = []
         self.node = "here"
+        _KNOWN[id(self)] = self
+
+    def __reduce__(self) -> Any:
+        return _known, (id(self),)
 
     def send(self, method: str, *args: Any) -> None:
         self.call(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
+        return self.result(self.start(method, *args))
+
+    def start(self, method: str, *args: Any) -> Any:
+        self.before(method)
         self.calls.append(method)
-        return _sent(getattr(self.target, method)(*_sent(args)))
+        try:
+            return _sent(getattr(self.target, method)(*_sent(args)))
+        except Exception as error:
+            return error
+
+    def done(self, started: Any) -> bool:
+        return True
+
+    def result(self, started: Any) -> Any:
+        if isinstance(started, Exception):
+            raise started
+        return started
+
+
+def _known(number: int) -> Direct:
+    return _KNOWN[number]
 
 
 def _sent(value: Any) -> Any:
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(data, buffers=[bytes(buffer.raw()) for buffer in buffers])
+
+
+class Served:
+    """A parameter server in this process, with as many processes as the net needs, and its driver."""
+
+    def __init__(self, spec: Spec, seeds: Seeds) -> None:
+        self.spec, self.seeds = spec, seeds
+        self.saved: Path | None = None
+        """The last checkpoint."""
+        self.restarted: list[int] = []
+        self._looking = False
+        self.driver = ParameterServers(self._start, lambda: self.saved, self.restarted.append)
+
+    def _start(self, number: int) -> Remote:
+        return Direct(ParameterServer(self.spec, self.seeds, number), self._look)
+
+    def _look(self, method: str) -> None:
+        """Let the driver look when a Session asks whether the server is ready."""
+        if method == "status" and not self._looking and hasattr(self, "driver"):
+            self._looking = True
+            self.driver.look()
+            self._looking = False
+
+    @property
+    def first(self) -> Remote:
+        return self.driver.first
+
+    def server(self, number: int) -> ParameterServer:
+        remote = self.driver.servers[number]
+        assert isinstance(remote, Direct)
+        assert isinstance(remote.target, ParameterServer)
+        return remote.target
+
+    def kill(self, number: int) -> None:
+        """Let a new process take the place of one."""
+        os.close(self.server(number).fd)
+        remote = self.driver.servers[number]
+        assert isinstance(remote, Direct)
+        remote.target = ParameterServer(self.spec, self.seeds, number)
+        self.driver._asked[number] = remote.start("status")  # Ray sends the call that was under way to the new process
+
+    def close(self) -> None:
+        for number in range(len(self.driver.servers)):
+            os.close(self.server(number).fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from slm_lab.agent.build import build_agent
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.experiment import state
 from slm_lab.experiment.cluster.arrays import RemoteArrays
-from slm_lab.experiment.cluster.server import ParameterServer, closing
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.resume import load_session
 from slm_lab.experiment.session import Session, shared_parts
 from slm_lab.experiment.session_process import shared_arrays
 from slm_lab.experiment.sink import LocalSink
+from slm_lab.lib import store as store_module
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import EnvInfo
@@ -29,8 +30,8 @@ from slm_lab.lib.store import Store, shared_file
 from slm_lab.spec.spec import Spec
 from tests.agent.test_hogwild import Worker
 from tests.contract.combinations import Case
-from tests.contract.test_algorithms import Beat, assert_equal, drive, every_second_case, updates
-from tests.experiment.cluster.direct import Direct
+from tests.contract.test_algorithms import SENT, Beat, assert_equal, drive, every_second_case, updates
+from tests.experiment.cluster.direct import Served
 from tests.experiment.commands import rows
 
 SEEDS = session_seeds(0, 0, 0)
@@ -41,17 +42,37 @@ def distributed(spec: Spec, workers: int, mode: str = "synced") -> Spec:
 
 
 @pytest.fixture
-def served() -> Iterator[Callable[..., list[RemoteArrays]]]:
+def servers() -> Iterator[list[Served]]:
+    """Those that `served` made."""
+    made: list[Served] = []
+    yield made
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def served(servers: list[Served]) -> Callable[..., list[RemoteArrays]]:
     """served(spec, info): the stores of all its Sessions, with one server."""
-    servers: list[ParameterServer] = []
 
     def make(spec: Spec, info: EnvInfo) -> list[RemoteArrays]:
-        servers.append(ParameterServer(spec, SEEDS))
-        return [RemoteArrays(Direct(servers[-1]), spec, index, lambda: info) for index in range(spec.meta.max_session)]
+        servers.append(Served(spec, SEEDS))
+        return [RemoteArrays(servers[-1].first, spec, index, lambda: info) for index in range(spec.meta.max_session)]
 
-    yield make
-    for server in servers:
-        os.close(server.fd)
+    return make
+
+
+@pytest.fixture(params=[False, True], ids=["one process", "several processes"])
+def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the vectors of these small nets are divided."""
+    if request.param:
+        monkeypatch.setattr(store_module, "_RANGE", 20)
+        monkeypatch.setattr(store_module, "_VECTOR", 16)  # as many as the widest instructions take
+    return bool(request.param)
+
+
+def processes(servers: list[Served]) -> list[int]:
+    """Number of processes of each server."""
+    return [len(server.driver.servers) for server in servers]
 
 
 class Part:
@@ -66,7 +87,9 @@ class Part:
 
 
 @every_second_case
-def test_one_synced_worker_equals_plain_training(case: Case, served: Callable[..., list[RemoteArrays]]) -> None:
+def test_one_synced_worker_equals_plain_training(
+    case: Case, several: bool, served: Callable[..., list[RemoteArrays]], servers: list[Served]
+) -> None:
     """In all that it learns, reports and saves; for every algorithm with the memories and nets that go with it."""
 
     def state_and_trace(optimizer: str, remote: bool) -> tuple[dict[str, Any], list[Any]]:
@@ -79,11 +102,14 @@ def test_one_synced_worker_equals_plain_training(case: Case, served: Callable[..
 
     state, trace = state_and_trace("GlobalAdam", True)
     plain_state, plain_trace = state_and_trace("Adam", False)
-    without = [item if len(item) != 4 else (*item[:3], [x for x in item[3] if x[0] not in ("staleness", "lock_wait")]) for item in trace]
+    without = [item if len(item) != 4 else (*item[:3], [x for x in item[3] if x[0] not in SENT]) for item in trace]
     assert len(updates(trace)) > 2
     assert all(dict(extra)["staleness"] == 0.0 for _, _, _, extra in updates(trace))
     assert_equal(without, plain_trace)
     assert_equal(state, plain_state)
+    assert (processes(servers)[0] > 1) == several
+    sent = [dict(extra) for _, _, _, extra in updates(trace)]
+    assert all(one["bytes_pushed"] > 0.0 and one["bytes_pulled"] > 0.0 for one in sent)
 
 
 CASES = [
@@ -97,7 +123,7 @@ CASES = [
 
 @pytest.mark.parametrize(("algorithm", "memory", "net", "optimizer"), CASES)
 def test_two_workers_in_a_fixed_order_equal_shared_memory(
-    algorithm: str, memory: str, net: str, optimizer: str, served: Callable[..., list[RemoteArrays]]
+    algorithm: str, memory: str, net: str, optimizer: str, several: bool, served: Callable[..., list[RemoteArrays]], servers: list[Served]
 ) -> None:
     case = Case(algorithm, memory, net, continuous=algorithm in ("SoftActorCritic", "CrossQ"))
     spec = distributed(case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}}), 2)
@@ -118,6 +144,7 @@ def test_two_workers_in_a_fixed_order_equal_shared_memory(
         results.append((metrics, states, weights, {name: array.copy() for name, array in stores[0].snapshot().items()}))
     os.close(fd)
     (metrics, states, weights, arrays), (shared_metrics, shared_states, shared_weights, shared) = results
+    assert (processes(servers)[0] > 1) == (several and optimizer == "GlobalAdam")
     assert_equal(metrics, shared_metrics)
     assert max(staleness for *_, staleness in metrics) > 0
     assert_equal(states, shared_states)
@@ -153,33 +180,43 @@ def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., l
     assert one.normalizers.state_dict()["obs_stats"] == alone.state_dict()["obs_stats"]
 
 
-def test_a_server_that_was_restarted_continues_from_the_checkpoint(served: Callable[..., list[RemoteArrays]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_a_process_that_was_restarted_sets_all_back_to_the_checkpoint(
+    killed: int, served: Callable[..., list[RemoteArrays]], servers: list[Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_RANGE", 400)
     case = Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")
-    spec = distributed(case.spec(2, {"optim_spec": {"name": "GlobalAdam", "lr": 0.01}}), 2)
+    spec = distributed(case.spec(2, {"optim_spec": {"name": "GlobalAdam", "lr": 0.01}, "hid_layers": [32, 32]}), 2)
     stores = served(spec, case.info(2))
     workers = [Worker(Part(spec, case.info(2), store).agent, seed) for seed, store in enumerate(stores)]
     for worker in workers:
         worker.update()
     with stores[1].saving(10.0) as due, stores[0].saving(10.0) as again:
         assert (due, again) == (True, False)
-        arrays = {name: torch.from_numpy(array) for name, array in stores[1].snapshot().items()}
+        saved = stores[1].snapshot()
+        arrays = {name: torch.from_numpy(array) for name, array in saved.items()}
         state.save(tmp_path / "shared.pt", {"version": state.VERSION, "arrays": arrays})
     with stores[0].saving(10.0) as due:
         assert not due
     workers[0].update()
     frames = workers[0].agent.clock.frame
-    for store in stores:
-        store.checkpoint(tmp_path / "shared.pt")
-    with closing(ParameterServer(spec, SEEDS)) as server:
-        for store in stores:
-            store._copies.server.target = server  # type: ignore[attr-defined]
-        metrics = workers[1].update()
-        assert metrics.extra["staleness"] == 0.0
-        saved = arrays["agent/trainer/updates"].numpy()
-        assert (server._views[1].arrays["agent/trainer/updates"] - saved).tolist() == [[0], [1]]
-        workers[0].update()
-        assert workers[0].agent.clock.global_frame == sum(worker.agent.clock.frame for worker in workers)
-        assert workers[0].agent.clock.frame > frames
+    (server,) = servers
+    assert len(server.driver.servers) >= 3
+    server.saved = tmp_path / "shared.pt"
+    server.kill(killed)
+    restored = stores[1].snapshot()
+    assert server.restarted == [killed]
+    for name, array in saved.items():
+        if not name.startswith(("clock/", "episodes/")):  # rows of the Sessions, which have gone on
+            np.testing.assert_array_equal(restored[name], array, err_msg=name)
+    metrics = workers[1].update()
+    assert metrics.extra["staleness"] == 0.0
+    for number in range(len(server.driver.servers)):
+        (updates,) = (array for name, array in server.server(number)._views[1].arrays.items() if name.endswith("/trainer/updates"))
+        assert (updates - saved["agent/trainer/updates"]).tolist() == [[0], [1]], number
+    workers[0].update()
+    assert workers[0].agent.clock.global_frame == sum(worker.agent.clock.frame for worker in workers)
+    assert workers[0].agent.clock.frame > frames
 
 
 def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
@@ -196,9 +233,9 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         paths.make_dirs()
         spec = Spec.model_validate(body | {"meta": meta, "env": {**body["env"], "max_frame": frames}})  # type: ignore[dict-item]
         fd = shared_file()
-        with closing(ParameterServer(spec, session_seeds(5, 0, 0))) as server:
+        with closing(Served(spec, session_seeds(5, 0, 0))) as server:
             session = Session(spec, resumed=resumed)
-            session.store = RemoteArrays(Direct(server), spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
+            session.store = RemoteArrays(server.first, spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
             session.build()
             if resumed:
                 load_session(session, paths)
@@ -213,7 +250,7 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         part(folder, 1000, False, remotes[0])
         continued = part(folder, 2000, True, remotes[1])
         different = {key for one, other in zip(continued, straight, strict=True) for key in one if one[key] != other[key]}
-        assert different <= {"lock_wait"}, folder
+        assert different <= {"lock_wait", *SENT[2:]}, folder
 
 
 def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec]) -> None:
@@ -226,13 +263,13 @@ def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spe
     meta = {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}
     spec = Spec.model_validate(body | {"meta": meta})
     fd = shared_file()
-    with closing(ParameterServer(spec, session_seeds(5, 0, 0))) as server:
+    with closing(Served(spec, session_seeds(5, 0, 0))) as server:
         session = Session(spec)
-        session.store = RemoteArrays(Direct(server), spec, 0, lambda: session.info)
+        session.store = RemoteArrays(server.first, spec, 0, lambda: session.info)
         ours = session.run()
         theirs = Session(spec, store=shared_arrays(spec, fd)).run()
     os.close(fd)
-    changing = ("wall_t", "fps", "lock_wait")
+    changing = ("wall_t", "fps", *SENT[1:])
     assert len(ours.rows) == 8
     for one, other in zip(ours.rows, theirs.rows, strict=True):
         assert {key: value for key, value in one.items() if key not in changing} == {

@@ -135,35 +135,63 @@ def test_a3c_learns_while_a_node_is_killed_and_another_comes(nodes: Nodes, tmp_p
     assert max(float(row["staleness"]) for row in complete_rows(trial.paths.session_df(0))) > 0
 
 
-def server_pid(nodes: Nodes) -> int:
-    """The process of the parameter server on these nodes; 0: there is none."""
+def server_pids(nodes: Nodes) -> list[int]:
+    """The processes of the parameter server on these nodes, in the order of their start."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             if (entry / "cmdline").read_text().startswith("ray::ParameterServer"):
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
                 if nodes.folder in Path(f"/proc/{parent}/cmdline").read_text():
-                    return int(entry.name)
-    return 0
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def kill_a_server(trial: Trial, nodes: Nodes, number: int, frame: int) -> list[int]:
+    """Kill a process of the parameter server once both Sessions have come to a frame; return all its processes."""
+    until(lambda: all(frame_of(trial.paths, index) >= frame for index in range(2)))
+    assert trial.paths is not None
+    until(trial.paths.trial_checkpoint().exists)
+    pids = server_pids(nodes)
+    os.kill(pids[number], signal.SIGKILL)
+    return pids
 
 
 @pytest.mark.slow
 def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
     spec = Spec.model_validate({"name": "a3c", **A3C, "meta": {**A3C["meta"], "max_session": 2}})
     trial = Trial(spec, plan=plan(nodes, tmp_path))
-    killed: list[int] = []
-
-    def deed(trial: Trial) -> None:
-        until(lambda: all(frame_of(trial.paths, index) >= 6000 for index in range(2)))
-        assert trial.paths is not None
-        until(trial.paths.trial_checkpoint().exists)
-        killed.append(server_pid(nodes))
-        os.kill(killed[0], signal.SIGKILL)
-
-    metrics = run_while(trial, deed).metrics
-    assert killed[0] > 0
+    pids: list[int] = []
+    metrics = run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 0, 6000))).metrics
+    assert len(pids) == 1
     assert trial.paths is not None
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions went on
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 150_000
     assert metrics["final_return"] > 100
     assert int(arrays["agent/trainer/updates"].sum()) < 150_000 / (4 * 32) + 2  # those since the checkpoint were lost
+
+
+@pytest.mark.slow
+def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    """A net of 2.1 M parameters is divided; all ranges go back to one checkpoint, and the Sessions go on."""
+    net = {**A3C["agent"]["net"], "hid_layers": [1024, 1024]}
+    spec = Spec.model_validate(
+        {
+            "name": "a3c",
+            "agent": {**A3C["agent"], "net": net},
+            "env": {**A3C["env"], "max_frame": 30_000},
+            "meta": {**A3C["meta"], "max_session": 2},
+        }
+    )
+    trial = Trial(spec, plan=plan(nodes, tmp_path))
+    pids: list[int] = []
+    run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 1, 3000)))
+    assert len(pids) > 1
+    assert trial.paths is not None
+    assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]
+    arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
+    assert int(arrays["clock/frames"].sum()) == 30_000
+    assert int(arrays["agent/trainer/updates"].sum()) < 30_000 / (4 * 32) + 2  # those since the checkpoint were lost
+    assert all(bool(array.isfinite().all()) for array in arrays.values())
+    assert min(float(row["bytes_pushed"]) for row in complete_rows(trial.paths.session_df(0))) > 4 * 2_100_000

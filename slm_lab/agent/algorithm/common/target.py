@@ -29,6 +29,7 @@ class TargetNet(Generic[Net]):
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
         self.net, self.source, self.spec = net, source, spec
         self.flat = FlatParams(net, device=device)
+        self.flat.division = source.division
         self.copy_source()
         for parameter in net.parameters():
             parameter.requires_grad_(False)
@@ -51,7 +52,7 @@ class TargetNet(Generic[Net]):
     def attach(self, store: Store, arrays: Arrays) -> None:
         self._store, self._crossed, self._updates_done = store, arrays["followed"], arrays["updates"]
         self._pulled = self.updates_done
-        self.flat.use_master(arrays)
+        self.flat.use_master(arrays, store.serves)
 
     def copy_source(self) -> None:
         """Copy the parameters of the source net."""

@@ -1,0 +1,30 @@
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from slm_lab.lib.garbage import freeze_objects, postpone_collection
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[tuple[int, int, int]]:
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_collections_are_rare_until_objects_are_frozen() -> None:
+    gc.set_threshold(500, 5, 7)
+    postpone_collection()
+    postpone_collection()
+    assert gc.get_threshold()[0] > 100_000
+    freeze_objects()
+    assert gc.get_threshold() == (500, 5, 7)
+    assert gc.get_freeze_count() > 0
+
+
+def test_thresholds_of_a_program_that_did_not_postpone_stay() -> None:
+    gc.set_threshold(600, 5, 7)
+    freeze_objects()
+    assert gc.get_threshold() == (600, 5, 7)

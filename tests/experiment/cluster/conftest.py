@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +18,16 @@ from slm_lab.lib.environment import environment
 
 
 class Nodes:
-    """Nodes with a core each; the first one, where the driver is, has none but for `head` cores."""
+    """Nodes with so many cores each; the driver is on the first one."""
 
-    def __init__(self, count: int, head: int = 1) -> None:
+    def __init__(self, count: int, cores: int = 1) -> None:
         from ray.cluster_utils import Cluster
 
         self.folder = tempfile.mkdtemp(prefix="slm_", dir="/tmp")  # short, for the paths of sockets
         self.cluster: Any = Cluster(shutdown_at_exit=False)
         try:
-            self.head = self.add(head, temp_dir=self.folder)
-            self.others = [self.add() for _ in range(count - 1)]
+            self.head = self.add(cores, temp_dir=self.folder)
+            self.others = [self.add(cores) for _ in range(count - 1)]
         except BaseException:
             self.close()
             raise
@@ -50,18 +51,32 @@ class Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    """Three nodes."""
+@contextmanager
+def three_nodes(cores: int) -> Iterator[Nodes]:
+    """Three nodes with so many cores each."""
     pytest.importorskip("ray")
     root = str(Path(__file__).parents[3])
-    values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "PYTHONPATH": root}
+    values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with environment(values | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}):
-        made = Nodes(3)
+        made = Nodes(3, cores)
         try:
             yield made
         finally:
             made.close()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """Three nodes with a core each."""
+    with three_nodes(1) as made:
+        yield made
+
+
+@pytest.fixture
+def wide_nodes() -> Iterator[Nodes]:
+    """Three nodes with two cores each."""
+    with three_nodes(2) as made:
+        yield made
 
 
 class Started(NamedTuple):

@@ -23,17 +23,17 @@ from tests.experiment.commands import until
 
 
 class Nodes:
-    """Nodes with a core each; the first one, where the driver is, has none but for `head` cores."""
+    """Nodes with so many cores each; the driver is on the first one."""
 
-    def __init__(self, count: int, head: int = 1) -> None:
+    def __init__(self, count: int, cores: int = 1) -> None:
         from ray.cluster_utils import Cluster
 
         self.folder = tempfile.mkdtemp(prefix="slm_", dir="/tmp")  # short, for the paths of sockets
         os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)  # where Cluster writes its address
         self.cluster: Any = Cluster(shutdown_at_exit=False)
         try:
-            self.head = self.add(head, temp_dir=self.folder)
-            self.others = [self.add() for _ in range(count - 1)]
+            self.head = self.add(cores, temp_dir=self.folder)
+            self.others = [self.add(cores) for _ in range(count - 1)]
         except BaseException:
             self.close()
             raise
@@ -71,8 +71,18 @@ def ray_environment() -> Iterator[None]:
 
 @pytest.fixture
 def nodes(ray_environment: None) -> Iterator[Nodes]:
-    """Three nodes."""
+    """Three nodes with a core each."""
     made = Nodes(3)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def wide_nodes(ray_environment: None) -> Iterator[Nodes]:
+    """Three nodes with two cores each."""
+    made = Nodes(3, 2)
     try:
         yield made
     finally:

@@ -3,13 +3,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from slm_lab.lib import garbage
 from slm_lab.lib.garbage import freeze_objects, postpone_collection
 
 
 @pytest.fixture(autouse=True)
-def thresholds() -> Iterator[tuple[int, int, int]]:
+def thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is postponed, whatever other tests have done, and everything is as before at the end."""
+    monkeypatch.setattr(garbage, "_thresholds", None)
     before = gc.get_threshold()
-    yield before
+    yield
     gc.set_threshold(*before)
     gc.unfreeze()
 

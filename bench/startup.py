@@ -59,6 +59,7 @@ def training(checkout: Path, spec: dict[str, Any], *options: str) -> Iterator[tu
         file = Path(folder) / "spec.json"
         file.write_text(json.dumps({"case": spec}))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)])}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles the package again
         command = [sys.executable, str(checkout / "run_lab.py"), str(file), "case", "train", "--data-dir", folder, *options]
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

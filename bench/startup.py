@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 _TIMEOUT = 120.0
 _POLL = 0.002
-_A3C_FRAMES = 128_000
+_A3C_FRAMES = 512_000
 
 
 def ppo(**meta: Any) -> dict[str, Any]:

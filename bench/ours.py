@@ -1,11 +1,16 @@
-"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES [THREADS [CLUSTER]]]`.
+"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES [THREADS [CORES]]]`.
+
+CORES: the case runs on a Ray cluster of one node, this machine, which is given so many cores.
 
 Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
 
 import csv
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,11 +30,28 @@ def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
     return frames - resets, float(last["wall_t"]) - float(first["wall_t"])
 
 
-def main(case: str, frames: str = "", threads: str = "", cluster: str = "") -> None:
+@contextmanager
+def cluster_of(cores: int) -> Iterator[str | None]:
+    """Start a node with so many cores; yield its address, None without cores."""
+    if not cores:
+        yield None
+        return
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.getcwd()}
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(shutdown_at_exit=False)
+    try:
+        cluster.add_node(num_cpus=cores, include_dashboard=False)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def main(case: str, frames: str = "", threads: str = "", cores: str = "") -> None:
     sets = [f"{key}={value}" for key, value in (("env.max_frame", frames), ("meta.threads", threads)) if value]
     spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case, sets)
-    with TemporaryDirectory() as folder:
-        slm_lab.Trial(spec, plan=Plan(data_dir=Path(folder), cluster=cluster or None)).run()
+    with TemporaryDirectory() as folder, cluster_of(int(cores or 0)) as cluster:
+        slm_lab.Trial(spec, plan=Plan(data_dir=Path(folder), cluster=cluster)).run()
         sessions = [frames_and_seconds(table) for table in Path(folder).glob("*/info/*_session_df_train.csv")]
     fps, frames = sum(frames / seconds for frames, seconds in sessions), sum(frames for frames, _ in sessions)
     sys.stdout.write(json.dumps({"fps": fps, "frames": frames, "version": slm_lab.__version__}) + "\n")

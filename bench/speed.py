@@ -51,7 +51,7 @@ class Case:
     threads: int = 1
     """Of torch in each process; several: on all cores."""
     cluster: str = ""
-    """--cluster of ours; empty: no Ray."""
+    """Cores of a Ray cluster on this machine, on which ours runs; empty: no Ray."""
     peer_case: str | None = None
     """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
 
@@ -69,8 +69,8 @@ CASES = {
     "a3c_cartpole": Case((SB3,), one_core=False, peer_case="a2c_cartpole"),
     "a3c_one_env": Case((SB3,), one_core=False, peer_case="a2c_one_env"),
     "appo_cartpole": Case((SF,), one_core=False),
-    "cluster_ppo": Case((RLLIB,), one_core=False, cluster="local"),
-    "cluster_impala": Case((RLLIB,), one_core=False, cluster="local"),
+    "cluster_ppo": Case((RLLIB,), one_core=False, cluster="4"),
+    "cluster_impala": Case((RLLIB,), one_core=False, cluster="4"),
 }
 
 

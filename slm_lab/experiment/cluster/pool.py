@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from slm_lab.experiment.cluster.remote import LOST_NODE, died
-from slm_lab.experiment.cluster.rollout_worker import Broadcast, RolloutActor, SentRollout, Weights
+from slm_lab.experiment.cluster.rollout_worker import Broadcast, RolloutActor, SentRollout, Weights, pack, unpack
 from slm_lab.experiment.collect.workers import pool as local
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
@@ -102,7 +102,9 @@ class RayPool:
         assert sampler is not None
         self._ray: Any = ray
         self.spec, self.stop, self.beat, self.turns = config.spec, stop, beat, not sampler.async_rl
-        remote = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD", concurrency_groups={"control": 1})
+        remote = self._ray.remote(
+            num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD", concurrency_groups={"control": 1}, enable_task_events=False
+        )
         self._actor: Any = remote(RolloutActor)
         self.workers = [self._start(replace(config, index=index)) for index in range(sampler.num_workers)]
         self._info: EnvInfo | None = None
@@ -229,8 +231,6 @@ class RayPool:
             time.sleep(seconds)
             return
         done, _ = self._ray.wait(list(pending), num_returns=1, timeout=seconds)
-        if done:  # what else there is
-            done, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         for future in done:
             worker = pending[future]
             if worker not in self.workers:  # restarted meanwhile
@@ -255,7 +255,7 @@ class RayPool:
             worker.connected, worker.ready = None, True
         else:
             _, slot = worker.orders.popleft()
-            self._arrived(worker.index, slot, result)
+            self._arrived(worker.index, slot, unpack(result))
 
     def _arrived(self, index: int, slot: int, sent: SentRollout) -> None:
         """Let the assembler have a rollout, where it is, in Ray's object store. Times are those of this process's clock."""
@@ -295,12 +295,13 @@ class RayPool:
             self.due += self.assembler.rounds
 
     def _renew_broadcast(self) -> None:
-        """Put the newest weights in the object store if they are new, and send them to the workers that are not being sent some."""
+        """Send the newest weights to the workers that are not being sent some; large ones are in the object store, once per node."""
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published or self._broadcast is None:
             self._published, self._number = published, self._number + 1
             newest = Broadcast([Weights(*weights.newest()) for weights in self.arrays.weights], self.arrays.active_P.copy())
-            self._broadcast = self._ray.put(newest)
+            packed = pack(newest, (array for weights in newest.weights for array in weights[1:]))
+            self._broadcast = packed if isinstance(packed, bytes) else self._ray.put(newest)
         for worker in self.workers:
             if worker.ready and worker.sending is None and worker.sent < self._number:
                 worker.sent = self._number

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from slm_lab.experiment.state import set_rng_state, to_tensors
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import worker_seeds
 from slm_lab.spec.base import SpecError
+
+Content = TypeVar("Content")
 
 
 class Weights(NamedTuple):
@@ -43,6 +47,24 @@ class SentRollout(NamedTuple):
     report: Collected
     groups: list[dict[str, np.ndarray]]
     """For each group of envs: the arrays of its slot by name."""
+
+
+PACKED = 2**16
+"""Bytes of arrays up to which rollouts and weights are one string of bytes in a message. Ray passes it on as it is, which takes less
+processor time than arrays in its object store."""
+
+
+def pack(content: Content, arrays: Iterable[np.ndarray]) -> Content | bytes:
+    """Return the content of a message, which has these arrays, as bytes if they are small."""
+    return pickle.dumps(content, 5) if sum(array.nbytes for array in arrays) <= PACKED else content
+
+
+def unpack(content: Content | bytes) -> Content:
+    """Return what `pack` was given."""
+    if isinstance(content, bytes):
+        unpacked: Content = pickle.loads(content)
+        return unpacked
+    return content
 
 
 class RolloutActor:
@@ -72,7 +94,7 @@ class RolloutActor:
             return error
         return self._worker.info
 
-    def connect(self, newest: Broadcast, saved: dict[str, Any] | None = None, resumes: int = 0) -> None:
+    def connect(self, newest: Broadcast | bytes, saved: dict[str, Any] | None = None, resumes: int = 0) -> None:
         """Make the policies, begin episodes, and continue from a state if there is one; see RolloutWorker.resume."""
         worker = self._worker
         policies = build_policies(self.config, worker.info)
@@ -83,16 +105,18 @@ class RolloutActor:
             assert saved is not None
             set_rng_state(to_tensors(saved["rng"]), "cpu")
 
-    def take(self, newest: Broadcast) -> None:
+    def take(self, newest: Broadcast | bytes) -> None:
         """Act with these weights from the next step on."""
+        newest = unpack(newest)
         for mine, weights in zip(self._arrays.weights, newest.weights, strict=True):
             mine.write(*weights)
         self._arrays.active_P[:] = newest.active_P
 
-    def collect(self) -> SentRollout:
+    def collect(self) -> SentRollout | bytes:
         """Collect a rollout of every group."""
         report = self._worker.collect(0)
-        return SentRollout(report, [slot.arrays() for slot in self._worker.slots[0]])
+        sent = SentRollout(report, [slot.arrays() for slot in self._worker.slots[0]])
+        return pack(sent, (array for arrays in sent.groups for array in arrays.values()))
 
     def state(self) -> dict[str, Any] | None:
         """Return the state between two rollouts; None if the backend cannot save open episodes."""

@@ -144,6 +144,8 @@ class ShellCluster:
         words = [sys.executable, "-c", code, "start", *options, *sizes, *local, "--block"]
         if hidden is not None:
             words = [*_private_mounts(), "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "sh", str(hidden), *words]
+        if shutil.which("setpriv") is not None:  # the node ends with this process, however that ends
+            words = ["setpriv", "--pdeathsig", "TERM", *words]
         node = self._run(words, environ)
         if "timed out during startup" in node.log.read_text():  # on a machine with much else to do
             node.kill()

@@ -231,6 +231,8 @@ class RayPool:
             time.sleep(seconds)
             return
         done, _ = self._ray.wait(list(pending), num_returns=1, timeout=seconds)
+        if done:  # what else there is, or the first worker would always come first
+            done, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
         for future in done:
             worker = pending[future]
             if worker not in self.workers:  # restarted meanwhile

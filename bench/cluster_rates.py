@@ -48,7 +48,7 @@ WORKERS = 2
 
 @contextmanager
 def looked_after(servers: ParameterServers) -> Iterator[None]:
-    """Do in a thread what the driver of a trial does for the processes of a server."""
+    """Poll the processes of a server in a thread, as the driver of a trial does."""
     ended = threading.Event()
 
     def look() -> None:

@@ -1,8 +1,8 @@
 """Training frames per second against Stable-Baselines3, SBX, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
-Each case runs in a fresh process per side, ours and the peers' in rotation, with one torch thread in each process (ppo_pong: two). Cases of
-one process and thread run on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to
-the last. Medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
+Each library runs a case in a new process, in turns, with one torch thread per process (ppo_pong: two). Cases of one process and thread run
+on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last. Medians over the
+rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
 import argparse

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from slm_lab.experiment.cluster.remote import Remote
-from slm_lab.experiment.cluster.server import PACKED, Answer, Attached, NotAttached, Status
+from slm_lab.experiment.cluster.remote import PACKED, Remote, unpack
+from slm_lab.experiment.cluster.server import Answer, Attached, NotAttached, Status
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
 from slm_lab.spec.spec import Spec
@@ -32,7 +32,7 @@ class _Call(NamedTuple):
 
 
 class _Copies:
-    """A Session's copies of the arrays, and the connection to the processes of the server."""
+    """A Session's copies of the shared arrays, and its connections to the server's processes."""
 
     def __init__(self, first: Remote, index: int, workers: int) -> None:
         self.servers, self.index, self.workers = [first], index, workers
@@ -109,8 +109,7 @@ class _Copies:
         results, refusal = [], None
         for (process, _), one in zip(calls, pending, strict=True):
             try:
-                result = self.servers[process].result(one)
-                results.append(pickle.loads(result) if isinstance(result, bytes) else result)
+                results.append(unpack(self.servers[process].result(one)))
             except NotAttached as error:
                 refusal = error
         if refusal is not None:

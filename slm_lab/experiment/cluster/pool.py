@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from slm_lab.experiment.cluster.remote import LOST_NODE, died
-from slm_lab.experiment.cluster.rollout_worker import Broadcast, RolloutActor, SentRollout, Weights, pack, unpack
+from slm_lab.experiment.cluster.remote import LOST_NODE, died, pack, unpack
+from slm_lab.experiment.cluster.rollout_worker import Broadcast, RolloutActor, SentRollout, Weights
 from slm_lab.experiment.collect.workers import pool as local
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
@@ -297,7 +297,7 @@ class RayPool:
             self.due += self.assembler.rounds
 
     def _renew_broadcast(self) -> None:
-        """Send the newest weights to the workers that are not being sent some; large ones are in the object store, once per node."""
+        """Send the newest weights to each worker that has received the last ones; large ones go through the object store."""
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published or self._broadcast is None:
             self._published, self._number = published, self._number + 1

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+PACKED = 2**16
+"""Size in bytes of the arrays of a message up to which the message is sent as one bytes object, which takes Ray less processor time. Larger
+arrays are sent apart, without a copy to a process of the same node."""
+Content = TypeVar("Content")
+
+
+def pack(content: Content, arrays: Iterable[np.ndarray]) -> Content | bytes:
+    """Return the content of a message, which contains `arrays`: as bytes if these are small, else as it is."""
+    return pickle.dumps(content, 5) if sum(array.nbytes for array in arrays) <= PACKED else content
+
+
+def unpack(content: Content | bytes) -> Content:
+    """Return what `pack` was given."""
+    if isinstance(content, bytes):
+        unpacked: Content = pickle.loads(content)
+        return unpacked
+    return content
 
 
 class Remote(Protocol):

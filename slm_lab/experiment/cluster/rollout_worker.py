@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from slm_lab.experiment.cluster.remote import pack, unpack
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies, extras_count
 from slm_lab.experiment.state import set_rng_state, to_tensors
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import worker_seeds
 from slm_lab.spec.base import SpecError
-
-Content = TypeVar("Content")
 
 
 class Weights(NamedTuple):
@@ -47,24 +44,6 @@ class SentRollout(NamedTuple):
     report: Collected
     groups: list[dict[str, np.ndarray]]
     """For each group of envs: the arrays of its slot by name."""
-
-
-PACKED = 2**16
-"""Bytes of arrays up to which rollouts and weights are one string of bytes in a message. Ray passes it on as it is, which takes less
-processor time than arrays in its object store."""
-
-
-def pack(content: Content, arrays: Iterable[np.ndarray]) -> Content | bytes:
-    """Return the content of a message, which has these arrays, as bytes if they are small."""
-    return pickle.dumps(content, 5) if sum(array.nbytes for array in arrays) <= PACKED else content
-
-
-def unpack(content: Content | bytes) -> Content:
-    """Return what `pack` was given."""
-    if isinstance(content, bytes):
-        unpacked: Content = pickle.loads(content)
-        return unpacked
-    return content
 
 
 class RolloutActor:

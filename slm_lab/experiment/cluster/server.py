@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from slm_lab.experiment.cluster.remote import Remote
+from slm_lab.experiment.cluster.remote import Remote, pack
 from slm_lab.experiment.session_process import shared_arrays
 from slm_lab.lib.errors import PlainError
 from slm_lab.lib.records import EnvInfo
@@ -28,15 +28,12 @@ from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file
 from slm_lab.spec.spec import Spec
 
-PACKED = 2**16
-"""Bytes of arrays up to which a message is one string of bytes, which Ray passes on as it is. Larger arrays go apart, without a copy: to a
-process of the same node through shared memory."""
 _SMALL = 64
 """Bytes up to which an array, of "own" ones the row of a process, comes with every answer."""
 
 
 class NotAttached(PlainError):
-    """The server has begun anew and does not know the Session any more."""
+    """The server was restarted and does not know the Session any more."""
 
 
 class Status(NamedTuple):
@@ -200,7 +197,7 @@ class ParameterServer:
     def run_packed(self, message: bytes) -> bytes | Answer:
         """Do what `run` does; the arguments are pickled, and the answer too, unless it is large."""
         answer = self.run(*pickle.loads(message))
-        return pickle.dumps(answer, 5) if sum(array.nbytes for array in answer.arrays.values()) <= PACKED else answer
+        return pack(answer, answer.arrays.values())
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
         """Answer with the part's arrays."""

@@ -77,7 +77,7 @@ class RemoteSink:
     def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int) -> None:
         self.server, self.session, self.restart = server, session, restart
         self.files = LocalSink(paths, trial)
-        """For checkpoints, where this node sees them."""
+        """Writes checkpoints, from this node."""
         server.call("begin", session, restart, paths, trial)
 
     def __call__(self, event: Event) -> None:

@@ -78,7 +78,7 @@ class Served:
         return Direct(ParameterServer(self.spec, self.seeds, number), self._look)
 
     def _look(self, method: str) -> None:
-        """Let the driver look when a Session asks whether the server is ready."""
+        """Call the driver's `look` whenever a Session asks for the status of the server."""
         if method == "status" and not self._looking and hasattr(self, "driver"):
             self._looking = True
             self.driver.look()

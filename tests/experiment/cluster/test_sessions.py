@@ -65,7 +65,7 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
 def test_sessions_on_nodes_without_the_data_folder(
     shell_cluster: Callable[..., ShellCluster], make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their checkpoints are at a URL, from which one continues when its node is killed, and `train@` of the run; tables are here alone."""
+    """Checkpoints are at a URL. A Session whose node is killed continues from there, and so does `train@`. Tables are local."""
     data, cluster = tmp_path / "data", shell_cluster()
     data.mkdir()
     node = cluster.add(hidden=data)
@@ -174,7 +174,7 @@ def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: 
 
 @pytest.mark.slow
 def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, tmp_path: Path) -> None:
-    """A net of 2.1 M parameters is divided; all ranges go back to one checkpoint, and the Sessions go on."""
+    """A net of 2.1 M parameters is divided; when a process dies, all restore the same checkpoint and training continues."""
     net = {**A3C["agent"]["net"], "hid_layers": [1024, 1024]}
     spec = Spec.model_validate(
         {

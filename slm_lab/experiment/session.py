@@ -391,8 +391,6 @@ class Session:
             learner.begin(self.plan, sink, partial(self.playable, learner), self._timer, self.stop, self.beat)
             if loaded is not None:
                 learner.load_observers(loaded["policies"][number]["observers"])
-            if self._shared_loaded and not same_moment:
-                learner.resume_tables(rebuild=True)
         if self.restart:
             self._restore_after_restart()
         sampler = self.spec.meta.sampler
@@ -402,7 +400,11 @@ class Session:
             self.source.population = Population(sampler.pbt, self.learners, self._seeds(0).update, self.index, sink, population)
         self.source.begin()
         for learner in self.learners:
-            learner.clock.begin()
+            learner.clock.begin()  # before the tables: a row that is due is written at once, with the time
+            if self.restart:
+                learner.resume_tables()
+            elif self._shared_loaded and not same_moment:
+                learner.resume_tables(rebuild=True)
         if loaded is not None and not self._shares:
             state.set_rng_state(loaded["rng"], self.device)
             for learner in self.learners:
@@ -416,14 +418,13 @@ class Session:
         return self.store is not None and self.store.workers > 1
 
     def _restore_after_restart(self) -> None:
-        """Continue from the last checkpoint of the process that died, and from the rows that it wrote after it."""
+        """Continue from the last checkpoint of the process that died."""
         assert self.sink is not None
         (learner,) = self.learners
         bundle = self.sink.load(learner.table, "last")
         if bundle is not None and bundle["version"] == state.VERSION:
             learner.resume_counts(bundle["policies"][0])
             learner.load_observers(bundle["policies"][0]["observers"])
-        learner.resume_tables()
 
     def save(self, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
         """Save the state of the Session, or a `bundle` of it. `done`: no frame is left to collect, and the last rows are written."""

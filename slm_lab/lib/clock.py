@@ -18,7 +18,7 @@ class Clock:
     With `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
     """
 
-    __slots__ = ("_frames_W", "_index", "_moment", "_start", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
+    __slots__ = ("_frames_W", "_index", "_moment", "_started", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
 
     def __init__(self) -> None:
         self._index = 0
@@ -32,7 +32,9 @@ class Clock:
         self.epi = 0
         self.opt_step = 0
         self._wall_before = 0.0
-        self._start = perf_counter()
+        """Seconds of earlier processes."""
+        self._started: float | None = None
+        """This process's entry in `_started_W`; None until `begin`."""
         self._moment: float | None = None
 
     def shared_arrays(self) -> Named:
@@ -58,8 +60,8 @@ class Clock:
 
     @property
     def wall_t(self) -> float:
-        """Seconds since the start, resumed parts included."""
-        return self._wall_before + self.moment - self._start
+        """Seconds since the start, resumed parts included; before `begin`, those of the resumed parts."""
+        return self._wall_before if self._started is None else self.moment - self._started
 
     @property
     def global_frame(self) -> int:
@@ -68,9 +70,17 @@ class Clock:
 
     def begin(self) -> None:
         """Continue wall time from here, or for a restarted process as if it had never stopped."""
-        now = perf_counter()
-        self._started_W[self._index] = self._started_W[self._index] or now - self._wall_before
-        self._wall_before, self._start = now - float(self._started_W[self._index]), now
+        self._started = float(self._started_W[self._index]) or perf_counter() - self._wall_before
+        self._started_W[self._index] = self._started
+
+    def advance_to(self, wall_t: float) -> None:
+        """Make the wall time at least `wall_t` seconds: that of a row which was written after the state that was loaded."""
+        missing = max(0.0, wall_t - self.wall_t)
+        if self._started is None:
+            self._wall_before += missing
+        else:
+            self._started -= missing
+            self._started_W[self._index] = self._started
 
     def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
         """Load what `state_dict` returned, but for the frames: those are in shared memory. What is missing counts as 0."""
@@ -97,4 +107,3 @@ class Clock:
             setattr(self, name, int(state[name]))
         self._frames_W[self._index] = self.frame
         self._wall_before = float(state["wall_t"])
-        self._start = perf_counter()

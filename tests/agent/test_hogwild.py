@@ -361,6 +361,10 @@ def test_a_session_goes_on_from_the_count_of_the_one_before(stores: Stores) -> N
     after.begin()
     assert (after.frame, after.prev_frame, after.global_frame) == (8, 8, 12)
     assert after.wall_t >= clock.wall_t - 0.01
+    after.advance_to(50.0)
+    assert 50.0 <= after.wall_t < 51.0
+    after.advance_to(10.0)
+    assert after.wall_t >= 50.0
 
 
 def test_a_new_process_leaves_the_global_net_as_it_is(stores: Stores) -> None:

@@ -443,15 +443,19 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
 
 
 def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
-    """The row that a killed process was writing is cut off, and made again where it is due."""
+    """The row that a killed process was writing is cut off, and made again where it is due, with the time since the first process began."""
     paths, fd = new_run(tmp_path, "small"), shared_file()
     half, spec = spec_of(frames=200), spec_of(frames=400)
-    Session(half, 0, store=shared_arrays(half, fd, 0)).run(LocalSink(paths))
+    killed = Session(half, 0, store=shared_arrays(half, fd, 0))
+    killed.run(LocalSink(paths))
+    killed.store.arrays["clock/started_moment"][0] -= 100  # type: ignore[union-attr]  # as if it had begun 100 s earlier
     paths.checkpoint(0, "last").unlink()
     header, row = paths.session_df(0).read_bytes().splitlines(keepends=True)
     paths.session_df(0).write_bytes(header + row.rstrip()[:-3])
     Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1).run(LocalSink(paths))
-    assert [row["frame"] for row in table(paths, 0)] == [200, 400]
+    rows = table(paths, 0)
+    assert [row["frame"] for row in rows] == [200, 400]
+    assert rows[0]["wall_t"] >= 100  # type: ignore[operator]
     os.close(fd)
 
 

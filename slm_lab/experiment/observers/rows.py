@@ -59,6 +59,7 @@ class Table:
         for row in rows:
             if int(row["frame"]) > self.frame:
                 self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
+                self.clock.advance_to(self.wall_t)
                 for name in ("epi", "t", "opt_step"):
                     setattr(self.clock, name, max(getattr(self.clock, name), int(row[name])))
                 if row["total_reward"]:

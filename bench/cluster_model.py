@@ -7,7 +7,8 @@ serves one message after the other, and waits for the answer. Mean value analysi
 Rollout workers for one learner are a pipeline: its rate is that of the slowest of all workers together, the learner, and its network.
 
 `measure` takes the service times from this machine: the parts without Ray in this process, and a message of Ray between two processes.
-`--check` trains A3C on 1, 2 and 3 nodes of this machine and prints the measured rate beside the prediction from the times of the round.
+`--check` trains A3C on 1, 2 and 3 nodes of this machine and prints the measured rate beside the prediction from the times of the round, and
+from what the machine's cores do when all are busy (see `with_messages`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import pickle
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
@@ -36,6 +39,8 @@ from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 
 ENVS, ROWS = 4, 32
+_UPDATES = 1000
+"""Number of updates of a measurement with messages."""
 GIGABIT = 125e6
 """Bytes per second of a network of 1 Gbit/s."""
 
@@ -48,6 +53,8 @@ class Times:
     """Env steps and inference of a rollout."""
     gradient: float
     """From the rollout to the gradient."""
+    client: float
+    """Of the worker, to make a message of a gradient, and parameters of the answer."""
     server: float
     """In a process of the parameter server, for one push: the optimizer's step and the answer, without the message."""
     message: float
@@ -85,14 +92,14 @@ def closed_queue(workers: int, think: float, service: float) -> float:
 def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
     """Return the frames per second of `workers` that push gradients to one parameter server.
 
-    Args: cores: of the machine on which all of them run, and the server too; infinity: each has a core of its own.
+    Args: cores: how many cores' work the machine does on which all of them run, and the server too; infinity: each has a core of its own.
     """
     service = times.server + times.receiver
     network = (times.push + times.pull) / times.processes / times.bandwidth
     sender = times.processes * times.sender
-    think = times.rollout + times.gradient + max(times.message - times.receiver, sender) + times.latency
+    think = times.rollout + times.gradient + times.client + max(times.message - times.receiver, sender) + times.latency
     rate = closed_queue(workers, think, max(service, network))
-    work = times.rollout + times.gradient + sender + times.processes * service
+    work = times.rollout + times.gradient + times.client + sender + times.processes * service
     return times.frames * min(rate, cores / work)
 
 
@@ -134,6 +141,8 @@ class _Timed:
         self.look: Callable[[], None] | None = None
         """The driver's turn while the Session waits for further processes."""
         self.served: list[float] = []
+        self.inside = 0.0
+        """Seconds in `start`."""
         self.push = self.pull = 0
 
     def send(self, method: str, *args: Any) -> None: ...
@@ -151,6 +160,7 @@ class _Timed:
         return _handle, (id(self),)
 
     def start(self, method: str, *args: Any) -> Any:
+        begin = perf_counter()
         if method == "status" and self.look is not None:
             look, self.look = self.look, None
             look()
@@ -163,6 +173,7 @@ class _Timed:
         if (method == "run" and args[2] == "receive") or (method == "run_packed" and b"receive" in args[0]):
             self.served.append(end - middle)
             self.push, self.pull = request, answer
+        self.inside += perf_counter() - begin
         return back
 
 
@@ -207,12 +218,14 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         ended = [0.0]
         trainer = session.agent.algorithm.trainer
         update, push_update = session.agent.update, trainer.shared.push
+        clients_s: list[float] = []
         pushing = [0.0]
 
         def timed_push(*arguments: Any) -> None:
-            begin = perf_counter()
+            begin, inside = perf_counter(), sum(one.inside for one in _HANDLES.values())
             push_update(*arguments)
             pushing[0] = perf_counter() - begin
+            clients_s.append(pushing[0] - sum(one.inside for one in _HANDLES.values()) + inside)
 
         def timed_update() -> Any:
             begin = perf_counter()
@@ -227,7 +240,8 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
     rollout, gradient = statistics.median(rollouts_s), statistics.median(updates_s)
     processes, (push, pull) = len(servers.servers), (remote.push, remote.pull)
     _HANDLES.clear()
-    return Times(rollout, gradient, statistics.median(remote.served), *message(push, pull), processes * push, processes * pull, processes)
+    server, client = statistics.median(remote.served), statistics.median(clients_s)
+    return Times(rollout, gradient, client, server, *message(push, pull), processes * push, processes * pull, processes)
 
 
 def ray_message(address: str = "local", calls: int = 300) -> Message:
@@ -274,6 +288,65 @@ def table(times: Times, what: Callable[..., float]) -> list[str]:
     return [f"| {workers:,} | {what(times, workers):,.0f} |" for workers in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)]
 
 
+def _train(hidden: int, address: str, there: int, back: int, together: Any) -> tuple[float, float, float]:
+    """Train alone with a message to another process after each update, begun when all of `together` are ready.
+
+    Returns the updates per second, and the medians of a rollout and of a gradient in seconds.
+    """
+    from bench.cluster_model import _Echo  # by the name that other processes find it by
+    from slm_lab.experiment.cluster.connect import connected
+
+    with connected(address, None):
+        import ray
+
+        anything: Any = ray
+        actor = anything.remote(num_cpus=0)(_Echo).remote(back)
+        sent = np.zeros(there // 4, np.float32)
+        anything.get(actor.echo.remote(sent))
+        session = Session(spec_of(hidden, frames=_UPDATES * ENVS * ROWS)).build()
+        update, ended = session.agent.update, [0.0]
+        rollouts_s: list[float] = []
+        gradients_s: list[float] = []
+
+        def update_and_call() -> Any:
+            begin = perf_counter()
+            metrics = update()
+            gradients_s.append(perf_counter() - begin)
+            rollouts_s.append(begin - ended[0])
+            anything.get(actor.echo.remote(sent)).copy()
+            ended[0] = perf_counter()
+            return metrics
+
+        session.agent.update = update_and_call
+        together.wait()
+        begin = ended[0] = perf_counter()
+        session.run()
+        rate = _UPDATES / (perf_counter() - begin)
+        anything.kill(actor)
+    return rate, statistics.median(rollouts_s), statistics.median(gradients_s)
+
+
+def with_messages(times: Times, hidden: int, address: str, cores: int) -> tuple[Times, float]:
+    """Return the times of a rollout and a gradient with a message after each, and how many cores' work the machine does when all are busy.
+
+    Both differ from what their parts take alone: caches hold less of one's own, and threads wait for each other. The second is the rate of
+    one process more than cores, each with one that answers, times the processor time that a single one takes.
+    """
+    context = get_context("spawn")
+    with context.Manager() as manager:
+
+        def run(processes: int) -> list[tuple[float, float, float]]:
+            together = manager.Barrier(processes)
+            arguments = [hidden, address, times.push // times.processes, times.pull // times.processes, together]
+            with ProcessPoolExecutor(processes, context) as pool:
+                return list(pool.map(_train, *([one] * processes for one in arguments)))
+
+        ((_, rollout, gradient),) = run(1)
+        rates = [rate for rate, _, _ in run(cores + 1)]
+    work = rollout + gradient + times.sender + times.receiver
+    return replace(times, rollout=rollout, gradient=gradient), min(cores, sum(rates) * work)
+
+
 def check(hidden: int, rounds: int, frames: int) -> None:
     """Train on 1, 2 and 3 nodes of this machine; print measured and predicted frames per second of each round."""
     from ray.cluster_utils import Cluster
@@ -282,7 +355,7 @@ def check(hidden: int, rounds: int, frames: int) -> None:
     from slm_lab.experiment.sink import complete_rows
     from slm_lab.experiment.trial import Trial
 
-    cores = float(len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
     values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     ratios: dict[int, list[float]] = {1: [], 2: [], 3: []}
     with environment(values), TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
@@ -293,6 +366,8 @@ def check(hidden: int, rounds: int, frames: int) -> None:
                     cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
                     if workers == 1:
                         times = measure(hidden, ray_message(str(cluster.address)))
+                        times, busy = with_messages(times, hidden, str(cluster.address), cores)
+                        _say(f"{times}; {cores} busy cores do the work of {busy:.2f}")
                     trial = Trial(spec_of(hidden, workers, frames), plan=Plan(data_dir=Path(folder), cluster=str(cluster.address)))
                     trial.run()
                     assert trial.paths is not None
@@ -301,7 +376,7 @@ def check(hidden: int, rounds: int, frames: int) -> None:
                         rows = complete_rows(trial.paths.session_df(index))
                         seconds = float(rows[-1]["wall_t"]) - float(rows[0]["wall_t"])
                         measured += (float(rows[-1]["frame"]) - float(rows[0]["frame"])) / seconds
-                    predicted = hogwild(times, workers, cores)
+                    predicted = hogwild(times, workers, busy)
                     ratios[workers].append(predicted / measured)
                     _say(f"round {number}, {workers} nodes: measured {measured:,.0f}, predicted {predicted:,.0f} frames/s")
             finally:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.cluster_model import Times, closed_queue, hogwild, impala, measure
 
-TIMES = Times(rollout=2e-3, gradient=1e-3, server=2e-4, message=1e-3, sender=3e-4, receiver=4e-4, push=40_000, pull=40_000)
+TIMES = Times(rollout=2e-3, gradient=9e-4, client=1e-4, server=2e-4, message=1e-3, sender=3e-4, receiver=4e-4, push=40_000, pull=40_000)
 
 
 def test_a_closed_queue() -> None:
@@ -29,5 +29,5 @@ def test_what_limits() -> None:
 
 def test_service_times_are_measured() -> None:
     times = measure(16, lambda there, back: (1e-3, 3e-4, 4e-4), updates=20)
-    assert min(times.rollout, times.gradient, times.server) > 0.0
+    assert min(times.rollout, times.gradient, times.client, times.server) > 0.0
     assert 2_000 < times.pull < times.push < 12_000

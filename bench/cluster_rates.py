@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.cluster_model import _Echo, spec_of
+from bench.cluster_times import Echo, spec_of
 from slm_lab.experiment.cluster.arrays import RemoteArrays
 from slm_lab.experiment.cluster.connect import connected
 from slm_lab.experiment.cluster.remote import RemoteActor
@@ -126,7 +126,7 @@ def bare_calls() -> float:
         import ray
 
         anything: Any = ray
-        actor = anything.remote(**SERVER_OPTIONS)(_Echo).remote(sent.nbytes)
+        actor = anything.remote(**SERVER_OPTIONS)(Echo).remote(sent.nbytes)
         return rate(lambda: anything.get(actor.echo.remote(sent)).copy())
 
 

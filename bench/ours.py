@@ -1,6 +1,6 @@
 """One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES [THREADS [CORES]]]`.
 
-CORES: the case runs on a Ray cluster of one node, this machine, which is given so many cores.
+CORES: number of cores of a Ray cluster of one node on this machine, on which the case then runs.
 
 Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
@@ -32,7 +32,7 @@ def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
 
 @contextmanager
 def cluster_of(cores: int) -> Iterator[str | None]:
-    """Start a node with so many cores; yield its address, None without cores."""
+    """Start a Ray cluster of one node with `cores` cores and yield its address; yield None if `cores` is 0."""
     if not cores:
         yield None
         return

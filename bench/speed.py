@@ -1,8 +1,8 @@
 """Training frames per second against Stable-Baselines3, SBX, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
-Each library runs a case in a new process, in turns, with one torch thread per process (ppo_pong: two). Cases of one process and thread run
-on one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last. Medians over the
-rounds, their spread and the ratios are printed and saved in bench/results/.
+Libraries take turns: each run of a case is a new process, with one torch thread per process (ppo_pong: two). A case of one process and one
+thread is pinned to one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last.
+Medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
 import argparse
@@ -50,8 +50,8 @@ class Case:
     one_core: bool = True
     threads: int = 1
     """Of torch in each process; several: on all cores."""
-    cluster: str = ""
-    """Cores of a Ray cluster on this machine, on which ours runs; empty: no Ray."""
+    cluster_cores: str = ""
+    """slm_lab runs on a Ray cluster on this machine with this number of cores; empty: without Ray."""
     peer_case: str | None = None
     """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
 
@@ -69,8 +69,8 @@ CASES = {
     "a3c_cartpole": Case((SB3,), one_core=False, peer_case="a2c_cartpole"),
     "a3c_one_env": Case((SB3,), one_core=False, peer_case="a2c_one_env"),
     "appo_cartpole": Case((SF,), one_core=False),
-    "cluster_ppo": Case((RLLIB,), one_core=False, cluster="4"),
-    "cluster_impala": Case((RLLIB,), one_core=False, cluster="4"),
+    "cluster_ppo": Case((RLLIB,), one_core=False, cluster_cores="4"),
+    "cluster_impala": Case((RLLIB,), one_core=False, cluster_cores="4"),
 }
 
 
@@ -102,7 +102,7 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 def run_case(name: str, rounds: int) -> dict[str, Any]:
     """Run all sides in rotation. Return frames per second of every round, and frames and versions of each side."""
     case = CASES[name]
-    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name, "", str(case.threads) if case.threads > 1 else "", case.cluster]}
+    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name, "", str(case.threads) if case.threads > 1 else "", case.cluster_cores]}
     for peer in case.peers:
         sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or name, str(case.threads)]
     fps: dict[str, list[float]] = {side: [] for side in sides}

@@ -400,7 +400,7 @@ class Session:
             self.source.population = Population(sampler.pbt, self.learners, self._seeds(0).update, self.index, sink, population)
         self.source.begin()
         for learner in self.learners:
-            learner.clock.begin()  # before the tables: a row that is due is written at once, with the time
+            learner.clock.begin()  # before the tables, since resume_tables may write a row, which contains the wall time
             if self.restart:
                 learner.resume_tables()
             elif self._shared_loaded and not same_moment:
@@ -418,7 +418,7 @@ class Session:
         return self.store is not None and self.store.workers > 1
 
     def _restore_after_restart(self) -> None:
-        """Continue from the last checkpoint of the process that died."""
+        """Load counts and observers from the last checkpoint of the process that died, if there is one. The net is in shared memory."""
         assert self.sink is not None
         (learner,) = self.learners
         bundle = self.sink.load(learner.table, "last")

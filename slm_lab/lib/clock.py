@@ -18,7 +18,7 @@ class Clock:
     With `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
     """
 
-    __slots__ = ("_frames_W", "_index", "_moment", "_started", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
+    __slots__ = ("_frames_W", "_index", "_moment", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
 
     def __init__(self) -> None:
         self._index = 0
@@ -26,15 +26,13 @@ class Clock:
         """Frames of each process that trains the same net."""
         self._started_W = np.zeros(1)
         """When each process started first, in perf_counter's seconds, which all processes of a machine share; for a continued run, when
-        it would have started had there been no break."""
+        it would have started had there been no break. 0: not started."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
         self.opt_step = 0
         self._wall_before = 0.0
-        """Seconds of earlier processes."""
-        self._started: float | None = None
-        """This process's entry in `_started_W`; None until `begin`."""
+        """Wall time of earlier starts of the run; of no effect once `_started_W` has an entry for this process."""
         self._moment: float | None = None
 
     def shared_arrays(self) -> Named:
@@ -61,7 +59,8 @@ class Clock:
     @property
     def wall_t(self) -> float:
         """Seconds since the start, resumed parts included; before `begin`, those of the resumed parts."""
-        return self._wall_before if self._started is None else self.moment - self._started
+        started = float(self._started_W[self._index])
+        return self.moment - started if started else self._wall_before
 
     @property
     def global_frame(self) -> int:
@@ -70,17 +69,15 @@ class Clock:
 
     def begin(self) -> None:
         """Continue wall time from here, or for a restarted process as if it had never stopped."""
-        self._started = float(self._started_W[self._index]) or perf_counter() - self._wall_before
-        self._started_W[self._index] = self._started
+        if not self._started_W[self._index]:
+            self._started_W[self._index] = perf_counter() - self._wall_before
 
     def advance_to(self, wall_t: float) -> None:
-        """Make the wall time at least `wall_t` seconds: that of a row which was written after the state that was loaded."""
+        """Increase the wall time to `wall_t` seconds if it is less: a row may have been written after the state that was loaded."""
         missing = max(0.0, wall_t - self.wall_t)
-        if self._started is None:
-            self._wall_before += missing
-        else:
-            self._started -= missing
-            self._started_W[self._index] = self._started
+        self._wall_before += missing
+        if self._started_W[self._index]:
+            self._started_W[self._index] -= missing
 
     def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
         """Load what `state_dict` returned, but for the frames: those are in shared memory. What is missing counts as 0."""

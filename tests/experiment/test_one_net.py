@@ -170,3 +170,17 @@ def test_the_state_of_an_older_version_has_no_count() -> None:
     clock.tick(10)
     recorder.on_step([Episode(0, 9.0, 1)])
     assert (rows[0].values["total_reward"], rows[0].values["epi_new"], rows[0].values["return_new"]) == (5.0, 1, 9.0)
+
+
+def test_the_wall_time_continues_after_the_rows_in_the_file() -> None:
+    """A row may have been written after the state that a run is continued from."""
+    clock, rows = Clock(), list[Row]()
+    recorder = Recorder(clock, Rates(), 10, rows.append)
+    clock.begin()
+    clock.tick(10)
+    counts = dict.fromkeys(("epi", "t", "opt_step"), "1")
+    recorder.resume([{"frame": "10", "wall_t": "70.5", "total_reward": "", **counts}])
+    clock.tick(10)
+    recorder.on_step([])
+    assert rows[0].values["frame"] == 20
+    assert rows[0].values["wall_t"] > 70.5  # type: ignore[operator]

@@ -10,18 +10,18 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 PACKED = 2**16
-"""Size in bytes of the arrays of a message up to which the message is sent as one bytes object, which takes Ray less processor time. Larger
-arrays are sent apart, without a copy to a process of the same node."""
+"""A message whose arrays have at most this many bytes in all is pickled to one bytes object, which takes Ray less processor time. Larger
+arrays are sent as they are, so that processes of the same node read them without a copy."""
 Content = TypeVar("Content")
 
 
 def pack(content: Content, arrays: Iterable[np.ndarray]) -> Content | bytes:
-    """Return the content of a message, which contains `arrays`: as bytes if these are small, else as it is."""
+    """Return `content` pickled to bytes if its `arrays` have at most PACKED bytes in all; otherwise `content` itself."""
     return pickle.dumps(content, 5) if sum(array.nbytes for array in arrays) <= PACKED else content
 
 
 def unpack(content: Content | bytes) -> Content:
-    """Return what `pack` was given."""
+    """Return the content that was passed to `pack`."""
     if isinstance(content, bytes):
         unpacked: Content = pickle.loads(content)
         return unpacked

@@ -77,7 +77,7 @@ class RemoteSink:
     def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int) -> None:
         self.server, self.session, self.restart = server, session, restart
         self.files = LocalSink(paths, trial)
-        """Writes checkpoints, from this node."""
+        """Writes checkpoints directly from this node; rows and logs go to the server."""
         server.call("begin", session, restart, paths, trial)
 
     def __call__(self, event: Event) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cluster_model import Times, closed_queue, hogwild, impala, measure
+from bench.cluster_model import closed_queue, hogwild, impala
+from bench.cluster_times import Times, measure
 
 TIMES = Times(rollout=2e-3, gradient=9e-4, client=1e-4, server=2e-4, message=1e-3, sender=3e-4, receiver=4e-4, push=40_000, pull=40_000)
 

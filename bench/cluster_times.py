@@ -1,0 +1,288 @@
+"""Service times of the parts of A3C on a cluster, measured on this machine."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any, cast
+
+import numpy as np
+
+from slm_lab.experiment.cluster.server import ParameterServer, closing
+from slm_lab.experiment.cluster.servers import ParameterServers
+from slm_lab.experiment.session import Session
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.spec import Spec
+
+ENVS, ROWS = 4, 32
+GIGABIT = 125e6
+"""Bytes per second of a network of 1 Gbit/s."""
+_UPDATES = 1000
+"""Updates of each process that `with_messages` starts."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Service times, in seconds, and sizes, in bytes, of one worker."""
+
+    rollout: float
+    """Env steps and inference of a rollout."""
+    gradient: float
+    """From the rollout to the gradient."""
+    client: float
+    """Of the worker, to make a message of a gradient, and parameters of the answer."""
+    server: float
+    """In a process of the parameter server, for one push: the optimizer's step and the answer, without the message."""
+    message: float
+    """Of a call and its answer between two processes with as many bytes as a push to one process and its answer have."""
+    sender: float
+    """Processor time of the worker for such a message, all threads."""
+    receiver: float
+    """The same of the server's process."""
+    push: int
+    pull: int
+    """Bytes of a push to all processes of the server, and of their answers."""
+    processes: int = 1
+    """Number of processes of the server, each with a range of the net's parameters."""
+    frames: int = ENVS * ROWS
+    """Of a rollout."""
+    bandwidth: float = 10 * GIGABIT
+    """Of the network at each process of the server, or at the learner."""
+    latency: float = 0.0
+    """Of the network, there and back; 0 on one machine, some 1e-4 in one rack."""
+
+
+def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
+    """Return A3C of CartPole."""
+    net = {
+        "name": "MLPNet",
+        "hid_layers": [hidden, hidden],
+        "hid_layers_activation": "tanh",
+        "optim_spec": {"name": "GlobalAdam", "lr": 1e-3},
+    }
+    algorithm = {"name": "ActorCritic", "lam": 0.95, "training_frequency": ROWS}
+    return Spec.model_validate(
+        {
+            "name": "a3c",
+            "agent": {"algorithm": algorithm, "memory": {"name": "OnPolicyBatchReplay"}, "net": net},
+            "env": {"name": "CartPole-v1", "num_envs": ENVS, "max_frame": frames},
+            "meta": {"random_seed": 0, "distributed": "synced", "max_session": workers, "log_frequency": frames // (4 * workers)},
+        }
+    )
+
+
+class _Timed:
+    """A process of a parameter server, here in this process, that measures its time and the size of its messages."""
+
+    node = "here"
+
+    def __init__(self, server: ParameterServer) -> None:
+        self.server = server
+        self.look: Callable[[], None] | None = None
+        """What the driver calls while the Session waits for further processes."""
+        self.served: list[float] = []
+        self.inside = 0.0
+        """Seconds in `start`."""
+        self.push = self.pull = 0
+
+    def send(self, method: str, *args: Any) -> None:
+        self.start(method, *args)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return self.start(method, *args)
+
+    def done(self, started: Any) -> bool:
+        return True
+
+    def result(self, started: Any) -> Any:
+        return started
+
+    def __reduce__(self) -> Any:  # a handle, of which a copy would be another server
+        return _handle, (id(self),)
+
+    def start(self, method: str, *args: Any) -> Any:
+        begin = perf_counter()
+        if method == "status" and self.look is not None:
+            look, self.look = self.look, None
+            look()
+            self.look = look
+        sent, request = _bytes(args)
+        middle = perf_counter()
+        result = getattr(self.server, method)(*sent)
+        end = perf_counter()
+        back, answer = _bytes(result)
+        if (method == "run" and args[2] == "receive") or (method == "run_packed" and b"receive" in args[0]):
+            self.served.append(end - middle)
+            self.push, self.pull = request, answer
+        self.inside += perf_counter() - begin
+        return back
+
+
+_HANDLES: dict[int, _Timed] = {}
+
+
+def _handle(number: int) -> _Timed:
+    return _HANDLES[number]
+
+
+def _bytes(value: Any) -> tuple[Any, int]:
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    raw = [bytes(buffer.raw()) for buffer in buffers]
+    return pickle.loads(data, buffers=raw), len(data) + sum(map(len, raw))
+
+
+Message = Callable[[int, int], tuple[float, float, float]]
+"""message(bytes sent, bytes returned): Times.message, sender and receiver."""
+
+
+def time_updates(session: Session, after: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
+    """Time a session that has been built; return two lists, to which it adds the seconds of each rollout and of each update.
+
+    Args: after: called after each update; its time counts for neither.
+    """
+    rollouts_s: list[float] = []
+    updates_s: list[float] = []
+    update, ended = session.agent.update, perf_counter()
+
+    def timed_update() -> Any:
+        nonlocal ended
+        begin = perf_counter()
+        metrics = update()
+        updates_s.append(perf_counter() - begin)
+        rollouts_s.append(begin - ended)
+        after()
+        ended = perf_counter()
+        return metrics
+
+    session.agent.update = timed_update
+    return rollouts_s, updates_s
+
+
+def measure(hidden: int, message: Message, updates: int = 200) -> Times:
+    """Return the service times of A3C with a net of two hidden layers: medians."""
+    from slm_lab.experiment.cluster.arrays import RemoteArrays
+
+    spec = spec_of(hidden, frames=updates * ENVS * ROWS)
+    with ExitStack() as stack:
+
+        def start(number: int) -> _Timed:
+            remote = _Timed(stack.enter_context(closing(ParameterServer(spec, session_seeds(0, 0, 0), number))))
+            _HANDLES[id(remote)] = remote
+            return remote
+
+        servers = ParameterServers(start, lambda: None, lambda number: None)
+        remote = cast("_Timed", servers.first)
+        remote.look = servers.look
+        session = Session(spec)
+        session.store = RemoteArrays(remote, spec, 0, lambda: session.info)
+        session.build()
+        push_update = session.agent.algorithm.trainer.shared.push
+        pushes_s: list[float] = []
+        clients_s: list[float] = []
+
+        def timed_push(*arguments: Any) -> None:
+            begin, inside = perf_counter(), sum(one.inside for one in _HANDLES.values())
+            push_update(*arguments)
+            pushes_s.append(perf_counter() - begin)
+            clients_s.append(pushes_s[-1] - sum(one.inside for one in _HANDLES.values()) + inside)
+
+        session.agent.algorithm.trainer.shared.push = timed_push
+        rollouts_s, updates_s = time_updates(session)
+        session.run()
+    gradient = median(update - push for update, push in zip(updates_s, pushes_s, strict=True))
+    processes, (push, pull) = len(servers.servers), (remote.push, remote.pull)
+    _HANDLES.clear()
+    parts = median(rollouts_s), gradient, median(clients_s), median(remote.served)
+    return Times(*parts, *message(push, pull), processes * push, processes * pull, processes)
+
+
+class Echo:
+    """Answers with so many bytes."""
+
+    def __init__(self, back: int) -> None:
+        self.answer = np.zeros(back // 4, np.float32)
+
+    def echo(self, values: np.ndarray) -> np.ndarray:
+        values.copy()
+        return self.answer
+
+    def processor(self) -> float:
+        return process_time()
+
+
+@contextmanager
+def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], object], Callable[[], float]]]:
+    """Start an Echo on a cluster. Yield a call of it, with `there` bytes sent and `back` bytes returned, and its processor time."""
+    from slm_lab.experiment.cluster.connect import connected
+
+    with connected(address, None):
+        import ray
+
+        anything: Any = ray
+        actor = anything.remote(num_cpus=0)(Echo).remote(back)
+        sent = np.zeros(there // 4, np.float32)
+        yield lambda: anything.get(actor.echo.remote(sent)).copy(), lambda: anything.get(actor.processor.remote())
+        anything.kill(actor)
+
+
+def ray_message(address: str = "local", calls: int = 300) -> Message:
+    """Return what measures messages with Ray between two processes of this machine."""
+
+    def message(there: int, back: int) -> tuple[float, float, float]:
+        with echo(address, there, back) as (call, processor):
+            for _ in range(20):
+                call()
+            before, spans, own = processor(), [], process_time()
+            for _ in range(calls):
+                begin = perf_counter()
+                call()
+                spans.append(perf_counter() - begin)
+            used = process_time() - own, processor() - before
+        return median(spans), used[0] / calls, used[1] / calls
+
+    return message
+
+
+def _train(hidden: int, address: str, there: int, back: int, together: Any) -> tuple[float, float, float]:
+    """Train a net of this process's own and call an Echo after each update. Training begins when all processes of a barrier are ready.
+
+    Returns the updates per second, and the medians of a rollout and of an update in seconds.
+    """
+    with echo(address, there, back) as (call, _):
+        call()
+        session = Session(spec_of(hidden, frames=_UPDATES * ENVS * ROWS)).build()
+        rollouts_s, updates_s = time_updates(session, call)
+        together.wait()
+        begin = perf_counter()
+        session.run()
+        rate = _UPDATES / (perf_counter() - begin)
+    return rate, median(rollouts_s), median(updates_s)
+
+
+def with_messages(times: Times, hidden: int, address: str, cores: int) -> tuple[Times, float]:
+    """Return the service times with a message after each update, and the capacity of this machine's cores when all are busy.
+
+    A rollout and a gradient take longer with messages between them than alone, since the processor's caches then hold other data too. For
+    the capacity, one process more than there are cores trains, each with an Echo of its own. Their updates per second times the processor
+    time of one update, measured with a single process, is the number of cores that they have in effect: fewer than `cores`.
+    """
+    context = get_context("spawn")
+    with context.Manager() as manager:
+
+        def run(processes: int) -> list[tuple[float, float, float]]:
+            together = manager.Barrier(processes)
+            arguments = [hidden, address, times.push // times.processes, times.pull // times.processes, together]
+            with ProcessPoolExecutor(processes, context) as pool:
+                return list(pool.map(_train, *([one] * processes for one in arguments)))
+
+        ((_, rollout, gradient),) = run(1)
+        rates = [rate for rate, _, _ in run(cores + 1)]
+    work = rollout + gradient + times.sender + times.receiver
+    return replace(times, rollout=rollout, gradient=gradient), min(cores, sum(rates) * work)

@@ -125,16 +125,6 @@ def test_reinforce_update_by_hand(keys: dict[str, Any]) -> None:
     assert agent.update().loss == pytest.approx(loss.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
-def test_small_nets_learn_in_numpy(algorithm: dict[str, Any]) -> None:
-    agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
-    net = agent.policy.net
-    assert net.actor_numpy is not None
-    assert (net.critic_numpy is None) == (algorithm is REINFORCE)
-    grad = agent.algorithm.trainer.flat.grad
-    assert all(np.shares_memory(layer[2], grad.numpy()) for layer in net.actor_numpy.layers)
-
-
 def test_ppo_first_step_has_ratio_one() -> None:
     """With one epoch of one minibatch old and new policy agree: the surrogate is −mean Â = 0 for standardised Â."""
     agent = gathered(

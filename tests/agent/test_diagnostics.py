@@ -10,7 +10,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net import fused, numpy_mlp, q_critics
+from slm_lab.agent.net import direct, fused, q_critics
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
 from slm_lab.agent.policy import acting
@@ -81,8 +81,11 @@ def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
     [
         (acting, "NUMPY_ACTING", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
         (acting, "NUMPY_ACTING", Case("DQN", "Replay", "MLPNet")),
-        (numpy_mlp, "NUMPY_LEARNING", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
-        (numpy_mlp, "NUMPY_LEARNING", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
+        *((direct, "DIRECT", case) for case in PLAIN),
+        (direct, "DIRECT", Case("SoftActorCritic", "PrioritizedReplay", "MLPNet")),
+        (direct, "DIRECT", Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)),
+        (direct, "DIRECT", Case("DQN", "PrioritizedReplay", "MLPNet")),
+        (direct, "DIRECT", Case("DoubleDQN", "Replay", "DuelingMLPNet")),
         (objective, "CLOSED_FORM", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
         (objective, "CLOSED_FORM", Case("PPO", "OnPolicyBatchReplay", "MLPNet", continuous=True)),
         (objective, "CLOSED_FORM", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
@@ -100,8 +103,8 @@ def test_fast_paths_agree_with_plain_torch(module: Any, switch: str, case: Case,
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
     if switch == "NUMPY_ACTING":
         assert agent.policy._numpy_actor is None
-    elif switch == "NUMPY_LEARNING":
-        assert agent.policy.net.actor_numpy is None  # type: ignore[union-attr]
+    elif switch == "DIRECT":
+        assert not [x for x in np.atleast_1d(vars(agent.algorithm).get("_direct", ())) if x is not None]
     elif module is objective:
         assert agent.algorithm.objective is None  # type: ignore[attr-defined]
     elif module is fused:

@@ -1,4 +1,4 @@
-"""Actor and critic without an autograd graph, against those with one."""
+"""Nets without an autograd graph, against those with one."""
 
 from typing import Any
 
@@ -6,55 +6,102 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net import direct, numpy_mlp
+from slm_lab.agent.net import direct
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.direct import DirectPass, direct_mlps, direct_pass
+from slm_lab.agent.net.direct import (
+    SMALL,
+    SMALL_ROWS,
+    DirectActionValues,
+    DirectActorCritic,
+    DirectCritics,
+    DirectMLP,
+    DirectOutputs,
+    GraphCritics,
+    SeparateOutputs,
+    StackedOutputs,
+    direct_actor,
+)
+from slm_lab.agent.net.in_place import SLOPES
+from slm_lab.agent.net.q_critics import build_critics
+from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.net import MLPNetSpec
-from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, gathered
+from slm_lab.lib.records import ActionSpace, ObservationSpace
+from slm_lab.spec.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, REINFORCE, gathered
 
 VECTOR = ObservationSpace((5,))
+CONTINUOUS, DISCRETE = ActionSpace("continuous", (), 2), ActionSpace("discrete", (3,), 1)
 
 
-def build(**keys: Any) -> tuple[ActorCriticNet, FlatParams, torch.Tensor]:
+def build(rows: int = 150, critic: bool = True, **keys: Any) -> tuple[ActorCriticNet, FlatParams, torch.Tensor]:
     torch.manual_seed(2)
-    net = ActorCriticNet(MLPNetSpec.model_validate({"name": "MLPNet", "hid_layers": [160, 144], **keys}), VECTOR, 3)
-    return net, FlatParams(net), torch.randn(150, 5)
+    net = ActorCriticNet(MLPNetSpec.model_validate({"name": "MLPNet", "hid_layers": [160, 144], **keys}), VECTOR, 3, critic=critic)
+    return net, FlatParams(net), torch.randn(rows, 5)
 
 
-@pytest.mark.parametrize("onednn", [False, True])
-@pytest.mark.parametrize("keys", [{}, {"hid_layers_activation": "tanh", "out_layer_activation": "tanh"}, {"hid_layers": [7]}], ids=str)
-def test_outputs_and_gradients_are_those_of_autograd(keys: dict[str, Any], onednn: bool) -> None:
-    """Also of some rows only, and added to what is there."""
+def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
+    """Equal to rounding in sums of some hundred terms."""
+    scale = max(1.0, float(expected.detach().abs().max()))
+    np.testing.assert_allclose(array(found), expected.detach().numpy(), rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("products", [Products(), Products(onednn=True)], ids=["torch", "onednn"])
+@pytest.mark.parametrize("small", [True, False], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"hid_layers": [7]}, *({"hid_layers_activation": kind.__name__.lower(), "out_layer_activation": "tanh"} for kind in SLOPES)],
+    ids=str,
+)
+def test_outputs_and_gradients_are_those_of_autograd(
+    keys: dict[str, Any], small: bool, products: Products, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of some rows only, added to what is there, and after the parameters have changed."""
+    monkeypatch.setattr(direct, "SMALL_ROWS", 512 if small else 0)
     net, flat, obs = build(**keys)
     for body in net.bodies:
-        body.products = Products(onednn=onednn)
+        body.products = products
+    passes = DirectActorCritic.of(net)
+    assert passes is not None
+    flat.param.mul_(1.1)
     of_params, of_value, some = torch.randn(150, 3), torch.randn(150), np.array([0, 3, 149])
     outputs = net(obs)
     torch.autograd.backward(outputs, [of_params, of_value])
     torch.autograd.backward([x[some] for x in net(obs)], [of_params[some], of_value[some]])
     expected = flat.grad.clone()
     flat.grad.zero_()
-    found = direct_pass(direct_mlps(net), obs)
+    found, again = passes.record(obs.numpy()), passes.record(obs.numpy())
     assert found is not None
-    np.testing.assert_allclose(found.params_BP, outputs[0].detach().numpy(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found.value_B, outputs[1].detach().numpy(), rtol=1e-4, atol=1e-5)
+    assert again is not None
+    near(found.params_BP, outputs[0])
+    near(found.value_B, outputs[1])
     found.backward(of_params.numpy().copy(), of_value.numpy().copy())
-    again = DirectPass(*(direct_mlps(net) or ()), obs).select(slice(150)).select(some)
+    again = again.select(slice(150)).select(some)
     assert again.params_BP.shape == (3, 3)
     again.backward(of_params.numpy()[some], of_value.numpy()[some])
-    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-3)
+    near(flat.grad, expected)
 
 
-@pytest.mark.parametrize("algorithm", [ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
+def test_which_products_are_small() -> None:
+    def rows(*sizes: int) -> int:
+        net = torch.nn.Sequential(torch.nn.Linear(*sizes))
+        flat = FlatParams(net)
+        mlp = DirectMLP.from_modules(list(net), Products())
+        assert mlp is not None
+        return mlp.layers[0].small_rows if flat.size else 0
+
+    assert rows(64, 64) == SMALL // 64**2
+    assert rows(8, 8) == SMALL_ROWS
+    assert rows(256, 256) == 32
+
+
+@pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
 def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_mlp, "NUMPY_LEARNING", False)
     after = []
     for on in (True, False):
         monkeypatch.setattr(direct, "DIRECT", on)
-        agent = gathered(algorithm, "OnPolicyBatchReplay")
+        agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
         assert (agent.algorithm.record(np.zeros((2, 4), np.float32)) is not None) == on
         metrics = agent.update()
         after.append((metrics.loss, metrics.grad_norm, agent.weights()))
@@ -63,29 +110,148 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: p
         torch.testing.assert_close(value, after[1][2][name], rtol=1e-4, atol=1e-5)
 
 
+def critic_specs() -> list[NetSpec]:
+    layers: list[dict[str, Any]] = [
+        {"LazyLinear": {"out_features": 40}},
+        {"ReLU": None},
+        {"LazyLinear": {"out_features": 30}},
+        {"Tanh": None},
+    ]
+    arc = {"modules": {"body": {"Sequential": layers}}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
+    return [
+        MLPNetSpec(name="MLPNet", hid_layers=[40, 30]),
+        MLPNetSpec(name="MLPNet", hid_layers=[40, 30], hid_layers_activation="tanh"),
+        TorchArcNetSpec.model_validate({"name": "TorchArcNet", "arc": arc}),
+    ]
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "stacked"])
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+@pytest.mark.parametrize("spec", critic_specs(), ids=["relu", "tanh", "arc"])
+def test_critics_are_those_of_autograd(spec: NetSpec, action: ActionSpace, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, gradients of weights, and those of actions: all rows of one critic, some of each, and none."""
+    monkeypatch.setattr(direct, "APART", 0 if apart else 2**40)
+    torch.manual_seed(1)
+    critics = build_critics(spec, VECTOR, action)
+    flat = FlatParams(critics)
+    obs, actions = torch.randn(21, 5), torch.randn(21, 2) if action is CONTINUOUS else None
+    ours, graph = DirectCritics.of(critics), GraphCritics(critics)
+    assert ours is not None
+    assert ours.usable
+    found, expected = ours.record(obs, actions), graph.record(obs, actions)
+    assert type(found) is (SeparateOutputs if apart or isinstance(spec, TorchArcNetSpec) else StackedOutputs)
+    near(found.out, expected.out)  # type: ignore[arg-type]
+    grads = []
+    for one in (found, expected):
+        flat.grad.fill_(0.5)  # gradients add up
+        one.backward(torch.ones_like(one.out).cumsum(1))  # type: ignore[arg-type]
+        grads.append(flat.grad.clone())
+    near(grads[0], grads[1])
+    if actions is None:
+        return
+    flat.grad.zero_()
+    some = (torch.arange(21) % 3 == 0).float()
+    for of_q in (torch.stack((some, 1.0 - some)), torch.stack((torch.ones(21), torch.zeros(21))), torch.randn(2, 21)):
+        own, theirs = (one.record(obs, actions, of_actions=True).action_grad(of_q.clone()) for one in (ours, graph))
+        near(own, theirs)
+    assert not flat.grad.any(), "weights take no gradient"
+    assert all(parameter.requires_grad for parameter in critics.parameters())
+
+
+@pytest.mark.parametrize("rows", [20, 700])
+def test_values_of_the_actions_taken(rows: int) -> None:
+    torch.manual_seed(0)
+    net = QNet(MLPNetSpec(name="MLPNet", hid_layers=[16]), VECTOR, (3,))
+    flat, obs, action, of_q = FlatParams(net), torch.randn(rows, 5), torch.randint(3, (rows,)), torch.randn(rows)
+    mlp = direct_actor(net.actor_body, net.actor_head)
+    assert mlp is not None
+    expected = net.critic(obs).gather(1, action.unsqueeze(1)).squeeze(1)
+    expected.backward(of_q)
+    grad = flat.grad.clone()
+    flat.grad.zero_()
+    found = DirectActionValues(mlp, obs, action)
+    near(found.out, expected)
+    found.backward(of_q.numpy())
+    near(flat.grad, grad)
+
+
 @pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook"])
 def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
     net, flat, obs = build()
-    mlps = direct_mlps(net)
-    assert direct_pass(mlps, obs) is not None
+    passes = DirectActorCritic.of(net)
+    assert passes is not None
+    assert passes.record(obs.numpy()) is not None
     if change == "frozen":
         net.critic_parameters()[0].requires_grad_(False)
     elif change == "hook":
-        net.actor_body.layers[0].register_forward_hook(lambda *args: None)
+        handle = net.actor_body.layers[0].register_forward_hook(lambda *args: None)
     else:
-        net.actor_body.layers[0].register_forward_pre_hook(lambda *args: None)
-    assert direct_pass(mlps, obs) is None
+        handle = net.actor_body.layers[0].register_forward_pre_hook(lambda *args: None)
+    assert passes.record(obs.numpy()) is None
+    if change != "frozen":
+        handle.remove()
+        assert passes.record(obs.numpy()) is not None
     del flat
 
 
-@pytest.mark.parametrize(
-    "keys", [{"shared": True}, {"hid_layers_activation": "elu"}, {"layer_norm": True}, {"batch_norm": True}, {"dtype": "bfloat16"}], ids=str
-)
+@pytest.mark.parametrize("keys", [{"shared": True}, {"hid_layers_activation": "elu"}, {"layer_norm": True}, {"batch_norm": True}], ids=str)
 def test_other_nets_take_a_graph(keys: dict[str, Any]) -> None:
     net, flat, _ = build(**keys)
-    assert direct_mlps(net) is None
+    assert DirectActorCritic.of(net) is None
     del flat
 
 
-def test_a_net_that_is_not_flattened_takes_a_graph() -> None:
-    assert direct_mlps(ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)) is None
+def test_recurrent_nets_and_nets_that_are_not_flattened_take_a_graph() -> None:
+    assert DirectActorCritic.of(ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)) is None
+    net = ActorCriticNet(RecurrentNetSpec(name="RecurrentNet"), VECTOR, 3)
+    flat = FlatParams(net)
+    assert DirectActorCritic.of(net) is None
+    del flat
+
+
+def test_an_actor_alone_has_values_of_zero() -> None:
+    net, flat, obs = build(critic=False)
+    passes = DirectActorCritic.of(net)
+    assert passes is not None
+    found = passes.record(obs.numpy())
+    assert found is not None
+    assert not found.value_B.any()
+    of_params = torch.randn(150, 3)
+    net.actor(obs).backward(of_params)
+    expected = flat.grad.clone()
+    flat.grad.zero_()
+    found.backward(of_params.numpy(), np.zeros(150, np.float32))
+    near(flat.grad, expected)
+
+
+def test_products_in_bfloat16_are_near() -> None:
+    """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
+    net, flat, obs = build(dtype="bfloat16")
+    mlp = direct_actor(net.actor_body, net.actor_head)
+    assert mlp is not None
+    assert [layer.products.bfloat16 for layer in mlp.layers] == [True, True, False]
+    for body in net.bodies:
+        body.products = Products()
+        vars(body).pop("fused", None)
+    expected, of_out = net.actor(obs), torch.randn(150, 3)
+    expected.backward(of_out)
+    grad = flat.grad.clone()
+    flat.grad.zero_()
+    found = DirectOutputs(mlp, obs)
+    near(found.out, expected, 2e-2)
+    found.backward(of_out.clone())
+    assert float((flat.grad - grad).norm() / grad.norm()) < 5e-2
+
+
+def test_numbers_that_are_not_finite_raise_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    net, flat, obs = build(hid_layers=[8], rows=5)
+    passes = DirectActorCritic.of(net)
+    assert passes is not None
+    for size in (torch.nan, 1e38):
+        flat.param.fill_(size).neg_()
+        with silent():
+            found = passes.record(obs.numpy())
+            assert found is not None
+            found.backward(found.params_BP.copy(), found.value_B.copy())
+        assert not flat.grad.isfinite().all()
+    assert not recwarn.list

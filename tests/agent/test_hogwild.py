@@ -15,7 +15,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net.numpy_mlp import NumpyPass
+from slm_lab.agent.net.direct import DirectPass
 from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop, shared_statistics
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -228,14 +228,14 @@ def test_a_shared_gradient_is_that_of_one_net(stores: Stores, monkeypatch: pytes
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     alone = Worker(session(a3c(), None), 0)
     grads, expected = gradients(one.agent), gradients(alone.agent)
-    backward = NumpyPass.backward
+    backward = DirectPass.backward
 
-    def late(numpy_pass: NumpyPass, *grads: np.ndarray) -> None:
-        monkeypatch.setattr(NumpyPass, "backward", backward)
+    def late(direct_pass: DirectPass, *grads: np.ndarray) -> None:
+        monkeypatch.setattr(DirectPass, "backward", backward)
         other.update()
-        backward(numpy_pass, *grads)
+        backward(direct_pass, *grads)
 
-    monkeypatch.setattr(NumpyPass, "backward", late)
+    monkeypatch.setattr(DirectPass, "backward", late)
     metrics = one.update()
     alone.update()
     assert torch.equal(grads[0], expected[0])

@@ -1,11 +1,45 @@
-"""Losses against hand-worked numbers."""
+"""Losses against hand-worked numbers, and their gradients against autograd."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from slm_lab.agent.algorithm.common.losses import LOSSES, ValueLoss
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symexp, symlog
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.net import LossSpec
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [*((name, {}) for name in LOSSES), ("SmoothL1Loss", {"beta": 0.3}), ("SmoothL1Loss", {"beta": 0.0}), ("HuberLoss", {"delta": 0.4})],
+    ids=str,
+)
+def test_gradient_of_a_regression_loss_is_that_of_autograd(name: str, arguments: dict[str, Any], weighted: bool) -> None:
+    loss = ValueLoss(LossSpec(name=name, **arguments))
+    rng = torch.Generator().manual_seed(0)
+    target, weight = torch.randn(2, 9, generator=rng), torch.rand(9, generator=rng)
+    prediction = (target + torch.linspace(-2.0, 2.0, 9)).requires_grad_()  # an error of 0 too
+    expected = (loss(prediction, target, "none") * (weight if weighted else 1.0)).sum() / 9
+    (grad,) = torch.autograd.grad(expected, prediction)
+    rows = prediction.detach(), target, weight
+    for found, own in (
+        loss.with_gradient(rows[0], rows[1], 9, rows[2] if weighted else None),
+        loss.with_gradient(rows[0].numpy(), rows[1].numpy(), 9, rows[2].numpy() if weighted else None),
+    ):
+        assert float(found) == pytest.approx(float(expected.detach()), rel=1e-5)
+        np.testing.assert_allclose(own, grad, rtol=1e-5, atol=1e-7)
+
+
+def test_invalid_arguments_of_a_loss() -> None:
+    for arguments in ({"beta": -1.0}, {"delta": 1.0}):
+        with pytest.raises(SpecError) as caught:
+            ValueLoss(LossSpec(name="SmoothL1Loss", **arguments))
+        assert [problem.path for problem in caught.value.problems] == ["agent.net.loss_spec"]
 
 
 def test_policy_gradient() -> None:

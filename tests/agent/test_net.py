@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.numpy_mlp import ACTIVATIONS, LEARNING_ROWS, LEARNING_SMALL, SLOPES, NumpyMLP, add_numpy_mlps
+from slm_lab.agent.net.in_place import IN_PLACE
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
@@ -29,7 +29,7 @@ def obs(space: ObservationSpace, *batch: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(rng.normal(size=(*batch, *space.shape)).astype(np.float32))
 
 
-@pytest.mark.parametrize("activation", [kind.__name__ for kind in ACTIVATIONS])
+@pytest.mark.parametrize("activation", [kind.__name__ for kind in IN_PLACE])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
     spec = MLPNetSpec(name="MLPNet", hid_layers=[16, 8], hid_layers_activation=activation.lower(), layer_norm=layer_norm)
@@ -54,106 +54,6 @@ def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
 def test_what_has_no_numpy_actor_acts_through_torch(spec: Any) -> None:
     net = ActorCriticNet(spec, VECTOR, 2)
     assert fast_actor(net.actor_body, net.actor_head) is None
-
-
-def gradients(net: ActorCriticNet, flat: FlatParams, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs of actor and critic, and the gradient of a loss of both over some of the rows."""
-    flat.grad.zero_()
-    params_BP, value_B = net(x)
-    loss = params_BP[:-2].log_softmax(1).square().mean() + (value_B.index_select(0, torch.tensor([0, 3])) - 1.0).square().sum()
-    loss.backward()
-    return params_BP.detach().clone(), value_B.detach().clone(), flat.grad.clone()
-
-
-@pytest.mark.parametrize("activation", [kind.__name__ for kind in SLOPES])
-@pytest.mark.parametrize("keys", [{}, {"out_layer_activation": "tanh"}, {"hid_layers": [7]}], ids=str)
-def test_numpy_mlp_has_the_gradients_of_autograd(activation: str, keys: dict[str, Any]) -> None:
-    spec = MLPNetSpec.model_validate({"name": "MLPNet", "hid_layers": [16, 8], "hid_layers_activation": activation.lower(), **keys})
-    net = ActorCriticNet(spec, VECTOR, 3)
-    flat = FlatParams(net)
-    x = obs(VECTOR, 9)
-    expected = gradients(net, flat, x)
-    add_numpy_mlps(net)
-    assert net.actor_numpy is not None
-    assert net.critic_numpy is not None
-    for _ in range(2):
-        for ours, torchs in zip(gradients(net, flat, x), expected, strict=True):
-            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
-        flat.param.add_(0.1)  # numpy sees the change, being the same memory
-        net.actor_numpy, net.critic_numpy, (actor, critic) = None, None, (net.actor_numpy, net.critic_numpy)
-        expected = gradients(net, flat, x)
-        net.actor_numpy, net.critic_numpy = actor, critic
-    flat.grad.zero_()
-    net.actor(x).sum().backward()  # a gradient of one number, expanded
-    own, net.actor_numpy = flat.grad.clone(), None
-    flat.grad.zero_()
-    net.actor(x).sum().backward()
-    torch.testing.assert_close(own, flat.grad, rtol=1e-5, atol=1e-5)
-    before = flat.grad.clone()
-    net(x)[1].sum().backward()
-    net(x)[1].sum().backward()
-    grown = flat.grad - before
-    flat.grad.zero_()
-    net(x)[1].sum().backward()
-    torch.testing.assert_close(grown, 2 * flat.grad, rtol=1e-5, atol=1e-5)  # gradients add up
-    with torch.no_grad():
-        assert not net(x)[0].requires_grad
-
-
-def test_numpy_mlp_works_on_small_batches_only() -> None:
-    net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[64, 64]), VECTOR, 2)
-    FlatParams(net)
-    add_numpy_mlps(net)
-    assert net.actor_numpy is not None
-    assert net.actor_numpy.most_rows == LEARNING_SMALL // 64**2
-    rows: list[int] = []
-    net.actor_body.register_forward_hook(lambda module, args, out: rows.append(len(out)))
-    for count in (net.actor_numpy.most_rows, net.actor_numpy.most_rows + 1):
-        net.actor(obs(VECTOR, count))
-    assert rows == [net.actor_numpy.most_rows + 1]
-
-
-def test_narrow_nets_learn_through_torch_from_512_rows_on() -> None:
-    net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[8]), VECTOR, 2)
-    FlatParams(net)
-    add_numpy_mlps(net)
-    assert net.actor_numpy is not None
-    assert net.actor_numpy.most_rows == LEARNING_ROWS == 512
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        MLPNetSpec(name="MLPNet", layer_norm=True),
-        MLPNetSpec(name="MLPNet", batch_norm=True),
-        MLPNetSpec(name="MLPNet", hid_layers_activation="elu"),
-        MLPNetSpec(name="MLPNet", shared=True),
-        RecurrentNetSpec(name="RecurrentNet"),
-    ],
-    ids=str,
-)
-def test_what_has_no_numpy_mlp_learns_through_torch(spec: Any) -> None:
-    net = ActorCriticNet(spec, VECTOR, 2)
-    FlatParams(net)
-    add_numpy_mlps(net)
-    assert (net.actor_numpy, net.critic_numpy) == (None, None)
-    layer = torch.nn.Linear(2, 2)
-    assert NumpyMLP.from_modules([layer]) is None, "no gradients to add to yet"
-    layer.weight.grad, layer.bias.grad = torch.zeros(2, 2), torch.zeros(2)
-    assert NumpyMLP.from_modules([layer]) is not None
-    assert NumpyMLP.from_modules([layer.requires_grad_(False)]) is None
-
-
-def test_what_diverges_is_told_elsewhere(recwarn: pytest.WarningsRecorder) -> None:
-    net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=[8]), VECTOR, 2)
-    flat = FlatParams(net)
-    add_numpy_mlps(net)
-    (net.critic(obs(VECTOR, 5)).sum() * torch.inf).backward()
-    assert not flat.grad.isfinite().all()
-    for size in (torch.nan, 1e38):
-        flat.param.fill_(size).neg_()
-        net.critic(obs(VECTOR, 5)).sum().backward()
-    assert not recwarn.list
 
 
 def test_shared_and_separate_bodies() -> None:

@@ -107,7 +107,7 @@ def test_log_prob_is_the_change_of_variables() -> None:
     distribution = SquashedNormal(CONTINUOUS)
     rng = torch.Generator().manual_seed(0)
     params, noise = torch.randn(64, 4, generator=rng).clamp(max=1.5), torch.randn(64, 2, generator=rng)
-    action, logp = distribution.rsample(params, noise)
+    action, logp, *_ = distribution.rsample(params, noise)
     loc, std = params[:, :2].double(), params[:, 2:].double().exp()
     u = loc + std * noise.double()
     expected = (torch.distributions.Normal(loc, std).log_prob(u) - torch.log(1.0 - torch.tanh(u) ** 2)).sum(1)
@@ -119,7 +119,7 @@ def test_log_prob_is_the_change_of_variables() -> None:
 
 def test_log_prob_holds_far_out() -> None:
     distribution = SquashedNormal(ActionSpace("continuous", (), 1))
-    action, logp = distribution.rsample(torch.tensor([[30.0, 0.0], [-30.0, 0.0]]), torch.zeros(2, 1))
+    action, logp, *_ = distribution.rsample(torch.tensor([[30.0, 0.0], [-30.0, 0.0]]), torch.zeros(2, 1))
     # log(1 - tanh²(u)) → 2 log 2 - 2 |u|
     torch.testing.assert_close(logp, torch.full((2,), -0.5 * math.log(2 * math.pi) - 2 * math.log(2) + 60.0))
     assert torch.isfinite(distribution.log_prob(torch.zeros(2, 2), action)).all()
@@ -130,29 +130,34 @@ def test_numpy_draws_are_the_same_distribution() -> None:
     params = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     action, logp = distribution.sample(params, np.random.default_rng(1))
     noise = np.random.default_rng(1).standard_normal((5, 2), np.float32)
-    same, same_logp = distribution.rsample(torch.from_numpy(params), torch.from_numpy(noise))
+    same, same_logp, *_ = distribution.rsample(torch.from_numpy(params), torch.from_numpy(noise))
     np.testing.assert_allclose(action, same, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(logp, same_logp, rtol=1e-4, atol=1e-5)
     assert action.dtype == logp.dtype == np.float32
     np.testing.assert_allclose(distribution.mode(params), np.tanh(params[:, :2]), rtol=1e-6)
 
 
-def test_rsample_has_the_derivative() -> None:
-    distribution = SquashedNormal(ActionSpace("continuous", (), 1))
-    noise = torch.tensor([[0.3]])
-
-    def logp(loc: float, log_std: float) -> float:
-        return float(distribution.rsample(torch.tensor([[loc, log_std]]), noise)[1])
-
-    params = torch.tensor([[0.4, -0.2]], requires_grad=True)
-    distribution.rsample(params, noise)[1].sum().backward()
-    assert params.grad is not None
-    step = 1e-2
-    expected = [
-        (logp(0.4 + step, -0.2) - logp(0.4 - step, -0.2)) / (2 * step),
-        (logp(0.4, -0.2 + step) - logp(0.4, -0.2 - step)) / (2 * step),
-    ]
-    np.testing.assert_allclose(params.grad[0], expected, rtol=1e-2, atol=1e-3)
+@pytest.mark.parametrize("of_state", [True, False])
+def test_rsample_has_the_derivative(of_state: bool) -> None:
+    """Of actions and log-probabilities, against autograd through torch's Normal; no gradient flows to a log σ beyond its bounds."""
+    rng = torch.Generator().manual_seed(3)
+    noise, of_action, of_logp = torch.randn(5, 2, generator=rng), torch.randn(5, 2, generator=rng), 0.7
+    params = torch.randn(5, 4 if of_state else 2, generator=rng).requires_grad_()
+    free = None if of_state else torch.tensor([-0.3, 2.5], requires_grad=True)
+    with torch.no_grad():
+        params[0, -1] += 9.0
+    distribution = SquashedNormal(CONTINUOUS, None if free is None else free.detach())
+    sample = distribution.rsample(params.detach(), noise)
+    found, of_free = sample.gradient(of_action, of_logp)
+    loc, log_std = params.chunk(2, dim=1) if free is None else (params, free)
+    normal = torch.distributions.Normal(loc, log_std.clamp(-5.0, 2.0).exp())
+    u = normal.loc + normal.scale * noise
+    correction = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
+    loss = (of_action * u.tanh()).sum() + of_logp * (normal.log_prob(u) - correction).sum()
+    expected = torch.autograd.grad(loss, [params] if free is None else [params, free])
+    torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
+    if of_free is not None:
+        torch.testing.assert_close(of_free, expected[1], rtol=1e-4, atol=1e-5)
 
 
 # critics
@@ -365,7 +370,7 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -
     critics, actor = algorithm.trainer.flat.param.clone(), algorithm.actor_trainer.flat.param.clone()
     with torch.no_grad():
         params = algorithm.net.actor(batch.obs_B)
-        action, logp = SquashedNormal(CONTINUOUS).rsample(params, torch.from_numpy(noise.astype(np.float32)))
+        action, logp, *_ = SquashedNormal(CONTINUOUS).rsample(params, torch.from_numpy(noise.astype(np.float32)))
     q = q_of(algorithm, batch.obs_B, action)
     loss, entropy, norm = algorithm._actor_step(batch, 0.3)
     assert loss == pytest.approx(float((0.3 * logp - ONE_OF_TWO[reduction](q)).mean()), rel=1e-4)
@@ -614,10 +619,17 @@ def test_crossq_has_no_target_net_and_bootstraps_without_gradient() -> None:
     assert algorithm.target is None
     batch = transitions(torch.rand(6, 2) - 0.5)
     batch = batch._replace(next_obs_B=batch.obs_B)
-    q, next_q = algorithm._values(batch, batch.action_B)
-    assert q.requires_grad
-    assert not next_q.requires_grad
+    passed, q, next_q = algorithm._values(batch, batch.action_B)
     torch.testing.assert_close(q, next_q)
+    flat = algorithm.trainer.flat
+    passed.backward(torch.cat((torch.ones_like(q), torch.zeros_like(q)), dim=1))
+    of_q = flat.grad.clone()
+    flat.grad.zero_()
+    algorithm.meter.begin()
+    before = flat.param.clone()
+    critic_loss(algorithm, batch, 0.3)
+    assert of_q.any()
+    assert not torch.equal(before, flat.param)
 
 
 @both_reductions
@@ -629,7 +641,7 @@ def test_crossq_critic_loss(reduction: str) -> None:
     buffer = algorithm.trainer.flat.buffer
     before = buffer.clone()
     with torch.no_grad():
-        q, next_q = algorithm._values(batch, None)
+        _, q, next_q = algorithm._values(batch, None)
         p = F.softmax(algorithm.net.actor(batch.next_obs_B), dim=1)
     buffer.copy_(before)  # what batch renormalisation gives depends on what it saw
     value = (p * (ONE_OF_TWO[reduction](next_q) - 0.3 * p.log())).sum(1)

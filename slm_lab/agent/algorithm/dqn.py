@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.algorithm.common.losses import build_value_loss
+from slm_lab.agent.algorithm.common.losses import ValueLoss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
+from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
@@ -33,7 +38,7 @@ class ValueLearning(Algorithm):
     trainer: Trainer
 
     def build(self) -> None:
-        self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), build_value_loss(self.agent_spec.net.loss_spec)
+        self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
 
 
 class Sarsa(ValueLearning):
@@ -96,33 +101,47 @@ class QLearning(ValueLearning):
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
-        for _ in range(self.spec.training_iter):
-            batch = self.memory.sample().to(self.device)  # sequences with a recurrent net
-            for _ in range(self.spec.training_batch_iter):
-                self._step(batch)
+        with silent():
+            for _ in range(self.spec.training_iter):
+                batch = self.memory.sample().to(self.device)  # sequences with a recurrent net
+                for _ in range(self.spec.training_batch_iter):
+                    self._step(batch)
         return self.meter.end()
 
     def end_step(self) -> None:
         if self.target is not None and self.target.due(self.clock.global_frame):
             self.target.update()
 
+    @cached_property
+    def _direct(self) -> DirectMLP | None:
+        """The net without a graph. Built at first use: what computes products is set after the net is built."""
+        return None if self.net.value_head is not None else direct_actor(self.net.actor_body, self.net.actor_head)
+
+    def _action_values(self, batch: Transitions) -> Outputs:
+        """Return Q(s, a) [B], or [B, D] for D discrete actions at a time."""
+        if self._direct is None or not self._direct.usable or self.info.action.kind != "discrete":
+            return GraphOutputs(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
+        return DirectActionValues(self._direct, batch.obs_B, batch.action_B)
+
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D discrete actions at a time."""
         if isinstance(batch, SequenceBatch):
-            q_B, target_B = self._unrolled(batch)
+            values, target_B = self._unrolled(batch)
         else:
             target_B = self._targets(batch)
-            q_B = action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B)
-        if batch.weight_B is None:
-            loss = self.value_loss(q_B, target_B)
-        else:  # arXiv:1511.05952, Algorithm 1, line 13
-            each = self.value_loss(q_B, target_B, reduction="none")
-            loss = (batch.weight_B * (each if each.ndim == 1 else each.mean(1))).mean()
+            values = self._action_values(batch)
+        q_B: Any = values.out
+        weight_B = batch.weight_B  # weight_B: arXiv:1511.05952, Algorithm 1, line 13
+        if weight_B is not None and q_B.ndim > 1:
+            weight_B = weight_B.unsqueeze(1)
+        weights = None if weight_B is None else like(q_B, weight_B)
+        loss, of_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
+        values.backward(of_q_B)
         if self.memory.prioritized:
-            error_B = target_B - q_B
+            error_B = target_B - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
         self.meter.add(loss)
-        td_error, q_mean = value_diagnostics(q_B.flatten(), target_B.flatten())
+        td_error, q_mean = value_diagnostics(q_B, target_B)
         self.meter.record(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
@@ -147,7 +166,7 @@ class QLearning(ValueLearning):
             reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (reward_B, terminated_B))
         return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
 
-    def _unrolled(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+    def _unrolled(self, batch: SequenceBatch) -> tuple[Outputs, Tensor]:
         """Return Q(s, a) and targets [B] over sequences; each net begins from the stored state with its own burn-in.
 
         Kapturowski et al. 2019 (R2D2), section 3; with the plain return of one step and rewards as they are.
@@ -159,7 +178,8 @@ class QLearning(ValueLearning):
             next_value_B = self.next_value(
                 lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(self._target_unrolled(batch)))
             )
-        return action_value(self._each(batch.now(q_SA)), batch.action_B), self._bootstrapped(batch, next_value_B)
+        q_B = action_value(self._each(batch.now(q_SA)), batch.action_B)
+        return GraphOutputs(q_B), self._bootstrapped(batch, next_value_B)
 
     def _target_unrolled(self, batch: SequenceBatch) -> Tensor:
         assert self.target is not None

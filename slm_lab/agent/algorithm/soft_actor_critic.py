@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.common.losses import build_value_loss
+from slm_lab.agent.algorithm.common.losses import LossAndGradient, ValueLoss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.direct import (
+    CriticOutputs,
+    DirectCritics,
+    DirectMLP,
+    DirectOutputs,
+    GraphCritics,
+    GraphOutputs,
+    Outputs,
+    direct_actor,
+)
 from slm_lab.agent.net.q_critics import QCritics, build_critics
+from slm_lab.agent.ops.arrays import silent, tensor
 from slm_lab.agent.ops.device import read, upload
-from slm_lab.agent.ops.distributions import SquashedNormal
+from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
 from slm_lab.agent.ops.losses import symlog
 from slm_lab.agent.ops.targets import action_value
 from slm_lab.agent.optim.flat import FlatParams
@@ -39,6 +51,12 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda q_CX: q_CX.mean(0),
 }
 """The values of the two critics [2, …] as one […], by critic_reduction."""
+
+REDUCTION_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "min": lambda q_CX: torch.zeros_like(q_CX).scatter_(0, q_CX.argmin(0, keepdim=True), 1.0),
+    "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
+}
+"""Their derivatives by the values of each critic [2, …]."""
 
 
 class SoftActorCritic(Algorithm):
@@ -72,11 +90,10 @@ class SoftActorCritic(Algorithm):
             if self.spec.has_target:
                 target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
                 self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
-            self.value_loss = build_value_loss(critic_spec.loss_spec)
+            self.value_loss = ValueLoss(critic_spec.loss_spec)
         self.meter = GradientMeter(self.trainer, self.clock)
-        self.reduce = REDUCTIONS[self.spec.critic_reduction or ("mean" if self.discrete else "min")]
-        self.squash: Callable[[Tensor], Tensor] = symlog if self.spec.symlog else lambda value: value
-        """What the critics' loss compares: the values, or their symlog."""
+        self.reduction = self.spec.critic_reduction or ("mean" if self.discrete else "min")
+        self.reduce = REDUCTIONS[self.reduction]
         self.temperature = Temperature(self.spec, info, device)
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
@@ -85,7 +102,11 @@ class SoftActorCritic(Algorithm):
         self.actor_report: tuple[float, float, float] | None = None
         """Loss, entropy and gradient norm of the last step of the actor."""
 
-    def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
+    def update(self) -> Metrics:
+        with silent():
+            return self._update()
+
+    def _update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         frame = self.clock.global_frame
         self.meter.begin()
         self.actor_trainer.begin(frame)
@@ -105,92 +126,135 @@ class SoftActorCritic(Algorithm):
         self.actor_trainer.end()
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
+    @cached_property
+    def _direct(self) -> tuple[DirectMLP | None, DirectCritics | None, DirectCritics | None]:
+        """Actor, critics and target critics without a graph. Built at first use: what computes products is set after the nets are built."""
+        target = None if self.target is None else DirectCritics.of(self.target.net)
+        return direct_actor(self.net.actor_body, self.net.actor_head), DirectCritics.of(self.critics), target
+
+    def _actor(self, obs_B: Tensor) -> Outputs:
+        """Return the distribution's parameters [B, P]."""
+        direct = self._direct[0]
+        if direct is not None and direct.usable:
+            return DirectOutputs(direct, obs_B)
+        return GraphOutputs(self.net.actor(obs_B))
+
+    def _q(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> CriticOutputs:
+        """Return the critics' values: [C, B] of actions, [C, B, A] without any."""
+        direct = self._direct[1]
+        return (direct if direct is not None and direct.usable else GraphCritics(self.critics)).record(obs_B, action_B, of_actions)
+
+    @torch.no_grad()
+    def _next_q(self, obs_B: Tensor, action_B: Tensor | None) -> Tensor:
+        """Return the target critics' values."""
+        assert self.target is not None
+        direct = self._direct[2]
+        return self.target.net(obs_B, action_B) if direct is None else tensor(direct.record(obs_B, action_B).out)
+
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> None:
         self.trainer.refresh()
         if self.target is not None:
             self.target.refresh()
-        q_CB, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
+        passed, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
         # eq. 6; a truncated episode keeps its bootstrap
         target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
-        squashed_CB, target_CB = self.squash(q_CB), self.squash(target_B).expand_as(q_CB)
-        if batch.weight_B is None:
-            loss = len(q_CB) * self.value_loss(squashed_CB, target_CB)
-        else:  # arXiv:1511.05952, Algorithm 1, line 13
-            loss = (batch.weight_B * self.value_loss(squashed_CB, target_CB, reduction="none")).sum(0).mean()
+        q_CB = action_value(q, batch.action_B.expand(len(q), -1)) if self.discrete else q
+        loss, of_q_CB = self._critic_loss(q_CB, target_B, batch.weight_B)
+        of_q = of_q_CB
+        if self.discrete:
+            of_q = torch.zeros_like(q).scatter_(2, batch.action_B.expand(len(q), -1).unsqueeze(2), of_q_CB.unsqueeze(2))
+        passed.backward(of_q if self.target is not None else torch.cat((of_q, torch.zeros_like(of_q)), dim=1))
         if self.memory.prioritized:
-            self.memory.update_priorities(batch.row_B, q_CB.detach().amin(0) - target_B)
-        self.meter.add(loss, q_mean=q_CB.detach().mean())
+            self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
+        self.meter.add(loss, q_mean=q_CB.mean())
         self.meter.step()
         self.critic_steps += 1
 
-    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the critics' outputs for s, with gradients, and for s', without: [C, B] of actions, [C, B, A] without any."""
+    def _critic_loss(self, q_CB: Tensor, target_B: Tensor, weight_B: Tensor | None) -> LossAndGradient:
+        """Return the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13), and its gradient [C, B]."""
+        if not self.spec.symlog:
+            return self.value_loss.with_gradient(q_CB, target_B.expand_as(q_CB), len(target_B), weight_B)
+        loss, grad_CB = self.value_loss.with_gradient(symlog(q_CB), symlog(target_B).expand_as(q_CB), len(target_B), weight_B)
+        return LossAndGradient(loss, grad_CB / (1.0 + q_CB.abs()))  # the derivative of symlog
+
+    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticOutputs, Tensor, Tensor]:
+        """Return the critics' pass, and its outputs for s and those for s': [C, B] of actions, [C, B, A] without any."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
-            return self.critics(batch.obs_B, action_BD), self.target.net(batch.next_obs_B, next_action_BD)
+            passed = self._q(batch.obs_B, action_BD)
+            return passed, tensor(passed.out), self._next_q(batch.next_obs_B, next_action_BD)
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
-        q_CB, next_q_CB = self.critics(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD).split(len(batch.obs_B), dim=1)
-        return q_CB, next_q_CB.detach()
+        passed = self._q(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
+        q, next_q = tensor(passed.out).split(len(batch.obs_B), dim=1)
+        return passed, q, next_q
 
-    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Return Q(s, a) [C, B] and V(s') [B]."""
+    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticOutputs, Tensor, Tensor]:
+        """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
         with torch.no_grad():
-            next_action_BD, next_logp_B = self._act(batch.next_obs_B)
-        q_CB, next_q_CB = self._values(batch, next_action_BD)
-        return q_CB, self.reduce(next_q_CB) - alpha * next_logp_B  # eq. 3
+            next_action = self._sample(tensor(self._actor(batch.next_obs_B).out))
+        passed, q_CB, next_q_CB = self._values(batch, next_action.action_BD)
+        return passed, q_CB, self.reduce(next_q_CB) - alpha * next_action.logp_B  # eq. 3
 
-    def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Return Q(s, a) [C, B] and V(s') [B]."""
+    def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticOutputs, Tensor, Tensor]:
+        """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
         with torch.no_grad():
-            next_logp_BA = F.log_softmax(self.net.actor(batch.next_obs_B), dim=1)
-        q_CBA, next_q_CBA = self._values(batch, None)
-        q_CB = action_value(q_CBA, batch.action_B.expand(len(q_CBA), -1))
+            next_logp_BA = F.log_softmax(tensor(self._actor(batch.next_obs_B).out), dim=1)
+        passed, q_CBA, next_q_CBA = self._values(batch, None)
         next_q_BA = self.reduce(next_q_CBA)
-        return q_CB, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
+        return passed, q_CBA, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
     def _actor_step(self, batch: Transitions, alpha: Tensor | float) -> ActorReport:
         """Take a gradient step of the actor; return its loss, entropy and gradient norm."""
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
-        self._freeze_critics(True)
-        loss, entropy = (self._discrete_loss if self.discrete else self._continuous_loss)(batch, alpha)
-        value = self.actor_trainer.backward(loss)
+        loss, entropy = (self._discrete_gradient if self.discrete else self._continuous_gradient)(batch, alpha)
+        value = self.actor_trainer.check(loss)
         norm = self.actor_trainer.step()
-        self._freeze_critics(False)
         self.actor_trainer.set_train_mode(False)
         self.trainer.set_train_mode(True)
         return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
 
-    def _freeze_critics(self, frozen: bool) -> None:
-        """Leave the critics' weights out of a backward pass, or not."""
-        for parameter in self.trainer.flat.params:
-            parameter.requires_grad_(not frozen)
+    def _continuous_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Add the gradient of eq. 9 to the actor's; return the loss and the entropy."""
+        actor = self._actor(batch.obs_B)
+        sample = self._sample(tensor(actor.out))
+        critics, B = self._q(batch.obs_B, sample.action_BD, of_actions=True), len(batch.obs_B)
+        q_CB = tensor(critics.out)
+        of_action_BD = critics.action_grad(REDUCTION_GRADIENTS[self.reduction](q_CB).mul_(-1.0 / B))
+        of_params_BP, of_log_std_D = sample.gradient(of_action_BD, alpha / B)
+        actor.backward(of_params_BP)
+        if of_log_std_D is not None:
+            self.distribution.log_std.grad += of_log_std_D
+        entropy = -sample.logp_B.mean()
+        return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
-    def _continuous_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        action_BD, logp_B = self._act(batch.obs_B)
-        q_B = self.reduce(self.critics(batch.obs_B, action_BD))
-        return (alpha * logp_B - q_B).mean(), -logp_B.detach().mean()  # eq. 9
-
-    def _discrete_loss(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        logp_BA = F.log_softmax(self.net.actor(batch.obs_B), dim=1)
+    def _discrete_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Add the gradient of arXiv:1910.07207, eq. 12, to the actor's; return the loss and the entropy."""
+        actor, B = self._actor(batch.obs_B), len(batch.obs_B)
+        logp_BA = F.log_softmax(tensor(actor.out), dim=1)
         with torch.no_grad():
-            q_BA = self.reduce(self.critics(batch.obs_B))
+            q_BA = self.reduce(tensor(self._q(batch.obs_B, None).out))
         p_BA = logp_BA.exp()
-        entropy = -(p_BA * logp_BA).sum(1).mean()
-        loss = -(p_BA * q_BA).sum(1).mean() - alpha * entropy  # arXiv:1910.07207, eq. 12
+        entropy_B = -(p_BA * logp_BA).sum(1)
+        cost_BA = alpha * logp_BA - q_BA
+        cost_B = (p_BA * cost_BA).sum(1)
+        loss, entropy = cost_B.mean(), entropy_B.mean()
+        of_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))  # ∂ Σ π c / ∂ z, with ∂ Σ π log π / ∂ z = π (log π + H)
         if self.spec.entropy_penalty_coef:
-            now = entropy.detach()
-            before = now if self.mean_entropy is None else self.mean_entropy
+            before = entropy if self.mean_entropy is None else self.mean_entropy
             loss = loss + self.spec.entropy_penalty_coef * 0.5 * (before - entropy).square()  # after arXiv:2209.10081, eq. 11
-            self.mean_entropy = torch.lerp(before, now, 0.01)
-        return loss, entropy.detach()
+            change = self.spec.entropy_penalty_coef * (before - entropy)
+            of_params_BA += change * p_BA * (logp_BA + entropy_B.unsqueeze(1))
+            self.mean_entropy = torch.lerp(before, entropy, 0.01)
+        actor.backward(of_params_BA.div_(B))
+        return loss, entropy
 
-    def _act(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample actions [B, D] of the present policy, with their log-probabilities [B]."""
+    def _sample(self, params_BP: Tensor) -> SquashedSample:
+        """Sample actions [B, D] of the present policy."""
         assert isinstance(self.distribution, SquashedNormal)
-        noise_BD = torch.from_numpy(self.rng.standard_normal((len(obs_B), self.action_dim), np.float32))
-        return self.distribution.rsample(self.net.actor(obs_B), upload(noise_BD, self.device))
+        noise_BD = torch.from_numpy(self.rng.standard_normal((len(params_BP), self.action_dim), np.float32))
+        return self.distribution.rsample(params_BP, upload(noise_BD, self.device))
 
     def _metrics(self, reports: list[ActorReport]) -> Metrics:
         """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""

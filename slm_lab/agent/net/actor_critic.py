@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -35,23 +33,12 @@ class ActorHead(nn.Module):
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
-class SmallBatchNet(Protocol):
-    """Replacement of a body and its head for small batches."""
-
-    most_rows: int
-
-    def __call__(self, x_BD: Tensor, /) -> Tensor: ...
-
-
 class ActorCriticNet(nn.Module):
     """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
 
     Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
     algorithms without one; its value is then 0.
     """
-
-    actor_numpy: SmallBatchNet | None = None
-    critic_numpy: SmallBatchNet | None = None
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
@@ -89,16 +76,12 @@ class ActorCriticNet(nn.Module):
 
     def actor(self, obs_B: Tensor) -> Tensor:
         """Distribution parameters [B, P]; feed-forward nets only."""
-        if self.actor_numpy is not None and len(obs_B) <= self.actor_numpy.most_rows:
-            return self.actor_numpy(obs_B)
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:
         """State values [B]; feed-forward nets only."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
-        if self.critic_numpy is not None and len(obs_B) <= self.critic_numpy.most_rows:
-            return self.critic_numpy(obs_B).squeeze(1)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -12,15 +13,20 @@ from slm_lab.agent.net.q_critics import StackedCritics
 from slm_lab.lib.processor import processor
 from slm_lab.spec.base import Problem, SpecError
 
+FULL_WIDTH = 26
+"""Family of AMD's first processors that execute AVX-512 instructions at full width (Zen 5)."""
+
 
 def prefers_onednn(processor: str, capability: str) -> bool:
     """Return whether oneDNN is faster than MKL, which uses no AVX-512 on AMD's processors.
 
-    Measured on an EPYC with AVX-512, 256 × 256 × 256: 197 GFLOP/s by oneDNN, 94 by MKL; on one with AVX2: 67 and 70 to 77.
+    Measured with 256 × 256 × 256: on an EPYC with AVX-512 at full width 197 GFLOP/s by oneDNN, 94 by MKL; on one of family 25, which
+    executes such an instruction in two halves, 105 and 100, and an update of SAC takes 8.8 and 8.2 ms; on one with AVX2: 67 and 70 to 77.
 
     Args: processor: its description, see `lib.processor`. capability: instructions that torch uses, such as "AVX2" or "AVX512".
     """
-    return "AuthenticAMD" in processor and capability.startswith("AVX512")
+    family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
+    return "AuthenticAMD" in processor and capability.startswith("AVX512") and family is not None and int(family[1]) >= FULL_WIDTH
 
 
 def resolve_matmul(asked: str, device: str = "cpu") -> str:

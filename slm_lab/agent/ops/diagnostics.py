@@ -45,9 +45,10 @@ def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip
     return approx_kl, clip_fraction
 
 
-def value_diagnostics(q_B: Tensor, target_B: Tensor) -> tuple[Tensor | float, Tensor | float]:
+def value_diagnostics(q: Tensor | np.ndarray, target: Tensor | np.ndarray) -> tuple[Tensor | float, Tensor | float]:
     """Return the mean absolute temporal-difference error and the mean value."""
-    if is_asynchronous(q_B):
-        return (target_B - q_B.detach()).abs().mean(), q_B.detach().mean()
-    q, target = q_B.detach().cpu().numpy(), target_B.cpu().numpy()  # numpy's calls cost less
-    return float(np.add.reduce(np.abs(target - q))) / len(q), float(np.add.reduce(q)) / len(q)
+    if isinstance(q, Tensor) and isinstance(target, Tensor) and is_asynchronous(q):
+        return (target - q.detach()).abs().mean(), q.detach().mean()
+    values = (q.detach() if isinstance(q, Tensor) else q), target
+    q_B, target_B = (array(one).reshape(-1) for one in values)  # numpy's calls cost less
+    return float(np.add.reduce(np.abs(target_B - q_B))) / len(q_B), float(np.add.reduce(q_B)) / len(q_B)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -249,6 +250,34 @@ class Normal(_LocationScale):
         return -0.5 * z_BD.square().sum(1) - volume_B - constant, entropy_B
 
 
+class SquashedSample(NamedTuple):
+    """Actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2)."""
+
+    action_BD: Tensor
+    logp_B: Tensor
+    """log π(a|s)."""
+    shift_BD: Tensor
+    """σ ε."""
+    log_std_BD: Tensor
+    """log σ within its bounds; [1, D] if it does not depend on the state."""
+    of_state: bool
+    """Whether it does."""
+
+    def gradient(self, of_action_BD: Tensor, of_logp: Tensor | float) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient of the parameters [B, P], and that of a log σ [D] which does not depend on the state (else None).
+
+        Args: of_action_BD: gradient of the actions. of_logp: that of each row's log π(a|s), one number.
+        """
+        # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), at given ε;  ∂ log π / ∂ log σ = −1
+        action_BD = self.action_BD
+        of_u_BD = torch.addcmul(of_action_BD, of_action_BD * action_BD, action_BD, value=-1.0).add_((2.0 * of_logp) * action_BD)
+        of_log_std_BD = (of_u_BD * self.shift_BD).sub_(of_logp)
+        of_log_std_BD *= (self.log_std_BD > LOG_STD_MIN) & (self.log_std_BD < LOG_STD_MAX)
+        if self.of_state:
+            return torch.cat((of_u_BD, of_log_std_BD), dim=1), None
+        return of_u_BD, of_log_std_BD.sum(0)
+
+
 class SquashedNormal(Normal):
     """tanh of independent Gaussians: actions in [-1, 1] (arXiv:1812.05905, appendix C)."""
 
@@ -268,13 +297,16 @@ class SquashedNormal(Normal):
     def torch_mode(self, params_BP: Tensor) -> Tensor:
         return torch.tanh(super().torch_mode(params_BP))
 
-    def rsample(self, params_BP: Tensor, noise_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions [B, D] for standard normal noise [B, D], differentiable in the parameters, and their log π(a|s) [B]."""
+    @torch.no_grad()
+    def rsample(self, params_BP: Tensor, noise_BD: Tensor) -> SquashedSample:
+        """Return actions for standard normal noise [B, D], as a function of the parameters."""
         loc_BD, log_std_BD = self._torch(params_BP)
-        u_BD = torch.addcmul(loc_BD, log_std_BD.exp(), noise_BD)
+        shift_BD = log_std_BD.exp() * noise_BD
+        u_BD = loc_BD + shift_BD
         # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
-        neg_logp_BD = 0.5 * noise_BD.square() + log_std_BD + _log_tanh_slope(u_BD)
-        return torch.tanh(u_BD), -neg_logp_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
+        neg_logp_BD = (0.5 * noise_BD).mul_(noise_BD).add_(log_std_BD).add_(_log_tanh_slope(u_BD))
+        logp_B = -neg_logp_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
+        return SquashedSample(torch.tanh(u_BD), logp_B, shift_BD, log_std_BD, self.log_std is None)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         edge = 1.0 - max(self.MARGIN, torch.finfo(action_B.dtype).eps)

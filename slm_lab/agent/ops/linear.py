@@ -38,7 +38,7 @@ class Products:
         if self._by_onednn(x, weight.mT):
             return _onednn(x, weight, bias)
         if x.dim() == 3:
-            return torch.bmm(x, weight.mT).add_(bias)
+            return torch.baddbmm(bias, x, weight.mT)
         return torch.addmm(bias, x, weight.t())
 
     def weight_grad(self, grad: Tensor, x: Tensor) -> Tensor:
@@ -49,8 +49,10 @@ class Products:
 
     def add_weight_grad(self, total: Tensor, grad: Tensor, x: Tensor) -> None:
         """Add the gradient of the weight to `total` [O, I]."""
-        if self.bfloat16 or self._by_onednn(grad.mT, x):
+        if self.bfloat16 or 2 * x.shape[-1] <= grad.shape[-1] or self._by_onednn(grad.mT, x):
             total += self.weight_grad(grad, x)
+        elif x.dim() == 3:
+            total.baddbmm_(grad.mT, x)
         else:
             total.addmm_(grad.mT, x)
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-ValueLoss = Callable[..., Tensor]
-"""Regression loss: (prediction_B, target_B) → its mean; with reduction="none" each element's [B]."""
 
 
 def _check(*tensors: Tensor) -> None:

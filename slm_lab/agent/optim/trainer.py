@@ -189,16 +189,18 @@ class Trainer:
             self.shared.refresh()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
-        """Add the gradient of `weight` times a scalar loss to the next step's; return the loss (`deferred`: as a tensor)."""
+        """Add the gradient of `weight` times a scalar loss to the next step's; return what `check` returns."""
         # without an explicit gradient: torch loads sympy (0.5 s) to check one
         (loss if weight == 1.0 else weight * loss).backward()
-        if self.deferred:
-            self._losses.append(loss.detach())
-            return loss.detach()
-        return self.check(loss.item())
+        return self.check(loss.detach())
 
-    def check(self, loss: float) -> float:
-        """Skip the next step if a loss, whose gradient was added to it, is not finite; return the loss."""
+    def check(self, loss: Tensor | float) -> Tensor | float:
+        """Skip the next step if a loss, whose gradient was added to it, is not finite; return the loss (`deferred`: as a tensor)."""
+        if isinstance(loss, Tensor):
+            if self.deferred:
+                self._losses.append(loss)
+                return loss
+            loss = loss.item()
         if not math.isfinite(loss):
             self._finite = False
         return loss

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorHead
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.numpy_mlp import ACTIVATIONS, InPlace, actor_chain
+from slm_lab.agent.net.in_place import IN_PLACE, InPlace, actor_chain
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.device import is_asynchronous
 
@@ -30,8 +30,8 @@ def _layers(modules: list[nn.Module]) -> list[Layer] | None:
     for module in modules:
         if type(module) is nn.Linear and module.bias is not None:
             layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy()[None], []))
-        elif type(module) in ACTIVATIONS and layers and repr(module) in _PLAIN:
-            layers[-1][2].append(ACTIVATIONS[type(module)])
+        elif type(module) in IN_PLACE and layers and repr(module) in _PLAIN:
+            layers[-1][2].append(IN_PLACE[type(module)])
         elif type(module) is nn.LayerNorm and layers and len(module.normalized_shape) == 1 and module.bias is not None:
             layers[-1][2].append(_layer_norm(module))
         else:
@@ -52,7 +52,7 @@ def _layer_norm(module: nn.LayerNorm) -> InPlace:
     return normalise
 
 
-_PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for kind in (nn.ReLU, nn.ELU, nn.SELU, nn.SiLU)}
+_PLAIN = {repr(kind()) for kind in IN_PLACE} | {repr(kind(inplace=True)) for kind in (nn.ReLU, nn.ELU, nn.SELU, nn.SiLU)}
 
 
 def fast_actor(body: Body, head: ActorHead) -> Callable[[np.ndarray], np.ndarray] | None:

@@ -2,30 +2,86 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from slm_lab.agent.ops.losses import ValueLoss
+from slm_lab.agent.ops.arrays import A
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import LossSpec
 
-LOSSES: dict[str, ValueLoss] = {
-    "MSELoss": F.mse_loss,
-    "SmoothL1Loss": F.smooth_l1_loss,
-    "HuberLoss": F.huber_loss,
-    "L1Loss": F.l1_loss,
+
+def _squared(error: A) -> tuple[A, A]:
+    return error * error, 2.0 * error
+
+
+def _smooth_l1(error: A, beta: float = 1.0) -> tuple[A, A]:
+    if beta == 0.0:
+        return _absolute(error)
+    slope = _clip(error / beta, 1.0)
+    return slope * (error - 0.5 * beta * slope), slope
+
+
+def _huber(error: A, delta: float = 1.0) -> tuple[A, A]:
+    slope = _clip(error, delta)
+    return slope * (error - 0.5 * slope), slope
+
+
+def _absolute(error: A) -> tuple[A, A]:
+    slope = np.sign(error) if isinstance(error, np.ndarray) else torch.sign(error)
+    return slope * error, slope
+
+
+def _clip(x: A, bound: float) -> A:
+    return np.minimum(np.maximum(x, -bound), bound) if isinstance(x, np.ndarray) else x.clamp(-bound, bound)
+
+
+LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] = {
+    "MSELoss": (F.mse_loss, _squared),
+    "SmoothL1Loss": (F.smooth_l1_loss, _smooth_l1),
+    "HuberLoss": (F.huber_loss, _huber),
+    "L1Loss": (F.l1_loss, _absolute),
 }
-"""Regression losses for values, by the names of torch.nn's modules."""
+"""Regression losses for values, by the names of torch.nn's modules: (prediction, target) → the mean loss, with a graph;
+(error) → the loss of each element, and its derivative."""
 
 
-def build_value_loss(spec: LossSpec) -> ValueLoss:
-    """Build the loss that the spec names. Raises SpecError if its arguments are invalid."""
-    arguments = {name: value for name, value in spec.kwargs.items() if name != "reduction"}
-    loss = partial(LOSSES[spec.name], **arguments)
-    try:
-        loss(torch.zeros(1), torch.zeros(1))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
-    return loss
+class LossAndGradient(NamedTuple):
+    """A loss, and its gradient by the predictions."""
+
+    loss: Tensor | float
+    grad: Any
+    """Of the type and shape of the predictions."""
+
+
+class ValueLoss:
+    """A regression loss for values. Raises SpecError if the arguments in the spec are invalid."""
+
+    def __init__(self, spec: LossSpec) -> None:
+        self.function, self.each = LOSSES[spec.name]
+        self.arguments: dict[str, Any] = {name: value for name, value in spec.kwargs.items() if name != "reduction"}
+        try:
+            self(torch.zeros(1), torch.zeros(1))
+            self.each(torch.zeros(1), **self.arguments)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
+
+    def __call__(self, prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+        """Return the loss, as the function of torch.nn.functional."""
+        return self.function(prediction, target, reduction=reduction, **self.arguments)
+
+    def with_gradient(self, prediction: A, target: A, count: int, weight: A | None = None) -> LossAndGradient:
+        """Return the sum of all elements' losses divided by `count`, and its gradient. No argument carries an autograd graph.
+
+        Args: weight: of each element, broadcast; None: 1. The loss of arrays is a number.
+        """
+        each, slope = self.each(prediction - target, **self.arguments)
+        if weight is not None:
+            each, slope = each * weight, slope * weight
+        if isinstance(each, np.ndarray):
+            return LossAndGradient(float(np.add.reduce(each, axis=None)) / count, slope * np.float32(1.0 / count))
+        return LossAndGradient(each.sum() / count, slope / count)

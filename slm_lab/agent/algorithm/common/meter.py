@@ -36,10 +36,11 @@ class GradientMeter:
     def add(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars.
 
-        Args: loss: a number if its gradient has been added already, with a weight of 1.
+        Args: loss: a number, or a tensor without a graph, if its gradient has been added already, with a weight of 1.
         """
         sums = self._sums
-        number = self.trainer.check(loss) if isinstance(loss, float) else self.trainer.backward(loss, weight)
+        trainer = self.trainer
+        number = trainer.backward(loss, weight) if isinstance(loss, Tensor) and loss.requires_grad else trainer.check(loss)
         if not isinstance(number, float):
             self._unread += [("loss", weight, number), *((name, weight, value) for name, value in values.items())]
             return

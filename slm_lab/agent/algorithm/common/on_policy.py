@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.common.losses import build_value_loss
+from slm_lab.agent.algorithm.common.losses import ValueLoss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.direct import DirectMLP, DirectPass, direct_mlps, direct_pass
-from slm_lab.agent.net.numpy_mlp import NumpyPass, add_numpy_mlps, numpy_pass
+from slm_lab.agent.net.direct import DirectActorCritic, DirectPass
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
@@ -40,8 +39,7 @@ class PolicyGradient(Algorithm):
     """Standard deviation of the value targets, if the value loss is divided by it."""
 
     def build(self) -> None:
-        add_numpy_mlps(self.net)
-        self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), build_value_loss(self.agent_spec.net.loss_spec)
+        self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
         self.entropy_schedule = self.spec.entropy_coef_spec
         squared = self.agent_spec.net.loss_spec.name == "MSELoss"
         self.objective = Objective(self.distribution) if squared and Objective.supports(self.distribution, self.device) else None
@@ -60,15 +58,13 @@ class PolicyGradient(Algorithm):
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     @cached_property
-    def _direct(self) -> tuple[DirectMLP, DirectMLP] | None:
-        """Actor and critic without a graph. Built at first use: what computes products is set later than the net is built."""
-        return direct_mlps(self.net)
+    def _direct(self) -> DirectActorCritic | None:
+        """Actor and critic without a graph. Built at first use: what computes products is set after the net is built."""
+        return DirectActorCritic.of(self.net)
 
-    def record(self, obs_B: np.ndarray) -> NumpyPass | DirectPass | None:
+    def record(self, obs_B: np.ndarray) -> DirectPass | None:
         """Return the outputs of actor and critic for `closed_form`; None if they take a graph."""
-        if self.objective is None:
-            return None
-        return numpy_pass(self.net, obs_B) or direct_pass(self._direct, tensor(obs_B))
+        return None if self.objective is None or self._direct is None else self._direct.record(obs_B)
 
     def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
         """Return the objective of a minibatch. If actor and critic take no graph, `weight` times its gradient has been added."""
@@ -78,7 +74,7 @@ class PolicyGradient(Algorithm):
         with silent():
             if recorded is None and not isinstance(batch.inputs, Sequences):
                 recorded = self.record(array(batch.inputs))
-            if not isinstance(recorded, NumpyPass | DirectPass):
+            if not isinstance(recorded, DirectPass):
                 return self.objective(*batch.forward(self.net), *rows, coefs)
             known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
             recorded.backward(known.of_params_BP, known.of_value_B)

@@ -1,0 +1,57 @@
+"""Activations on numpy arrays, in place: small nets act and learn in numpy, whose calls cost less than torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import nn
+
+from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.body import Body
+from slm_lab.agent.net.fused import chain
+
+InPlace = Callable[[np.ndarray], object]
+
+
+def _elu(x: np.ndarray) -> None:
+    np.copyto(x, np.expm1(np.minimum(x, 0.0)), where=x < 0)
+
+
+def _selu(x: np.ndarray) -> None:
+    np.copyto(x, 1.6732632423543772 * np.expm1(np.minimum(x, 0.0)), where=x < 0)
+    np.multiply(x, 1.0507009873554805, out=x)
+
+
+def _silu(x: np.ndarray) -> None:
+    np.divide(x, 1.0 + np.exp(np.minimum(-x, 80.0)), out=x)  # no overflow
+
+
+def _sigmoid(x: np.ndarray) -> None:
+    np.divide(1.0, 1.0 + np.exp(np.minimum(-x, 80.0)), out=x)
+
+
+IN_PLACE: dict[type[nn.Module], InPlace] = {
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0.0, out=x),
+    nn.ELU: _elu,
+    nn.SELU: _selu,
+    nn.SiLU: _silu,
+    nn.Sigmoid: _sigmoid,
+}
+"""Activations with default arguments; a net with another one acts in torch."""
+
+Slope = Callable[[np.ndarray, np.ndarray], object]
+
+SLOPES: dict[type[nn.Module], Slope] = {
+    nn.Tanh: lambda grad, out: np.multiply(grad, 1.0 - out * out, out=grad),
+    nn.ReLU: lambda grad, out: np.multiply(grad, out > 0.0, out=grad),
+    nn.Sigmoid: lambda grad, out: np.multiply(grad, out * (1.0 - out), out=grad),
+}
+"""Multiply a gradient by the derivative of an activation, given its output."""
+
+
+def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
+    """Return the modules from observation to distribution parameters."""
+    tail = chain(head.tail) if head.tail is not None else []
+    return [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]

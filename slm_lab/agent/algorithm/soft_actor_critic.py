@@ -91,6 +91,7 @@ class SoftActorCritic(Algorithm):
                 target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
                 self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
             self.value_loss = ValueLoss(critic_spec.loss_spec)
+        self._graph = GraphCritics(self.critics)
         self.meter = GradientMeter(self.trainer, self.clock)
         self.reduction = self.spec.critic_reduction or ("mean" if self.discrete else "min")
         self.reduce = REDUCTIONS[self.reduction]
@@ -142,7 +143,7 @@ class SoftActorCritic(Algorithm):
     def _q(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> CriticOutputs:
         """Return the critics' values: [C, B] of actions, [C, B, A] without any."""
         direct = self._direct[1]
-        return (direct if direct is not None and direct.usable else GraphCritics(self.critics)).record(obs_B, action_B, of_actions)
+        return (direct if direct is not None and direct.usable else self._graph).record(obs_B, action_B, of_actions)
 
     @torch.no_grad()
     def _next_q(self, obs_B: Tensor, action_B: Tensor | None) -> Tensor:

@@ -4,7 +4,8 @@ An algorithm whose loss has a known gradient needs no graph: it takes the output
 Activations and their derivatives are in place, and the gradients of weights are added up where they belong. Small products and activations
 are computed in numpy, whose calls cost less than torch's, large ones in torch.
 
-Nets that are not plain chains of linear layers and activations learn through autograd; the classes `Graph…` give them the same interface.
+Nets that are not plain chains of linear layers, layer norms and activations learn through autograd; the classes `Graph…` give them the same
+interface.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class DirectLayer:
     """
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], kind: type[nn.Module] | None, products: Products) -> None:
-        self.params, self.grads, self.kind, self.products = params, grads, kind, products
-        self.weight, self.bias = (one.numpy() for one in params)
+        self.params, self.grads, self.kind, self.products = [one.detach() for one in params], grads, kind, products
+        self.weight, self.bias = (one.numpy() for one in self.params)
         self.of_weight, self.of_bias = (one.numpy() for one in grads)
         self.weight_t = self.weight.swapaxes(-1, -2)
         self.small_rows = 0 if products.bfloat16 else min(SMALL_ROWS, SMALL // self.weight.size)
@@ -52,13 +53,6 @@ class DirectLayer:
         self.activation = None if kind is None else ACTIVATIONS[kind]
         self.in_place = None if kind is None else IN_PLACE[kind]
         self.slope = None if kind is None else SLOPES[kind]
-
-    @staticmethod
-    def of(weight: Tensor, bias: Tensor, kind: type[nn.Module] | None, products: Products) -> DirectLayer | None:
-        """Return the layer of two parameters; None if they are not flattened, or not on the CPU."""
-        if weight.grad is None or bias.grad is None or is_asynchronous(weight):
-            return None
-        return DirectLayer((weight.detach(), bias.detach()), (weight.grad, bias.grad), kind, products)
 
     def critic(self, index: int) -> DirectLayer:
         """Return one layer of a stack."""
@@ -97,12 +91,47 @@ class DirectLayer:
             self.products.add_weight_grad(weight_grad, of_out, torch.from_numpy(x))
             of_bias += bias_grad(of_out)
 
-    def input_grad(self, grad: np.ndarray, columns: slice | None = None) -> np.ndarray:
-        """Return the gradient of the input, or of some of its columns, given that of what the activation takes."""
+    def input_grad(self, grad: np.ndarray, x: np.ndarray, columns: slice | None = None) -> np.ndarray:
+        """Return the gradient of the input x, or of some of its columns, given that of what the activation takes."""
         if grad.shape[-2] <= self.small_rows:
             return _product(grad, self.weight if columns is None else self.weight[..., columns])
         weight = self.params[0]
         return self.products.input_grad(torch.from_numpy(grad), weight if columns is None else weight[..., columns]).numpy()
+
+
+class DirectNorm:
+    """Layer normalisation (arXiv:1607.06450) and the activation after it, with the interface of DirectLayer."""
+
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], kind: type[nn.Module] | None, eps: float) -> None:
+        weight, bias = params
+        self.params, self.grads, self.eps = (weight.detach(), bias.detach()), grads, eps
+        self.shape, self.activation = list(self.params[0].shape), None if kind is None else ACTIVATIONS[kind]
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        out = torch.native_layer_norm(torch.from_numpy(x), self.shape, *self.params, self.eps)[0]
+        if self.activation is not None:
+            self.activation.forward_(out)
+        return out.numpy()
+
+    def through_activation(self, grad: np.ndarray, out: np.ndarray) -> None:
+        if self.activation is not None:
+            self.activation.backward_(torch.from_numpy(grad), torch.from_numpy(out))
+
+    def add_grads(self, grad: np.ndarray, x: np.ndarray) -> None:
+        for total, own in zip(self.grads, self._backward(grad, x, [False, True, True])[1:], strict=True):
+            total += own
+
+    def input_grad(self, grad: np.ndarray, x: np.ndarray, columns: slice | None = None) -> np.ndarray:
+        of_x: np.ndarray = self._backward(grad, x, [True, False, False])[0].numpy()
+        return of_x if columns is None else of_x[:, columns]
+
+    def _backward(self, grad: np.ndarray, x: np.ndarray, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = torch.from_numpy(x)
+        _, mean, rstd = torch.native_layer_norm(inputs, self.shape, *self.params, self.eps)
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
+            torch.from_numpy(grad), inputs, self.shape, mean, rstd, *self.params, wanted
+        )
+        return found
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -111,12 +140,12 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class DirectMLP:
-    """Linear layers with activations, and their gradients. To be used inside `silent()`.
+    """Linear layers with norms and activations, and their gradients. To be used inside `silent()`.
 
     Args: modules: those that the layers were made of.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], layers: Sequence[DirectLayer]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], layers: Sequence[DirectLayer | DirectNorm]) -> None:
         self.modules, self.layers = modules, layers
         self._params = [parameter for module in modules for parameter in module.parameters()]
         self._hooks = [hooks for module in modules for hooks in hooks_of(module)]
@@ -132,18 +161,26 @@ class DirectMLP:
 
         Args: products: of the hidden layers; the last one, which gives outputs, computes in float32.
         """
-        found: list[tuple[nn.Linear, type[nn.Module] | None]] = []
+        found: list[tuple[nn.Linear | nn.LayerNorm, type[nn.Module] | None]] = []
         for module in modules:
-            if type(module) is nn.Linear and module.bias is not None:
+            if (type(module) is nn.Linear and module.bias is not None) or _is_plain_norm(module):
+                assert isinstance(module, nn.Linear | nn.LayerNorm)
                 found.append((module, None))
             elif type(module) in ACTIVATIONS and found and found[-1][1] is None:
                 found[-1] = (found[-1][0], type(module))
             else:
                 return None
-        how = [products] * (len(found) - 1) + [FLOAT32]
-        layers = [DirectLayer.of(linear.weight, linear.bias, kind, one) for (linear, kind), one in zip(found, how, strict=True)]
-        complete = [layer for layer in layers if layer is not None]
-        return DirectMLP(modules, complete) if complete and len(complete) == len(layers) else None
+        layers: list[DirectLayer | DirectNorm] = []
+        for index, (module, kind) in enumerate(found):
+            params = module.weight, module.bias
+            grads = _grads(params)
+            if grads is None:
+                return None
+            if isinstance(module, nn.LayerNorm):
+                layers.append(DirectNorm(params, grads, kind, module.eps))
+            else:
+                layers.append(DirectLayer(params, grads, kind, products if index < len(found) - 1 else FLOAT32))
+        return DirectMLP(modules, layers) if layers else None
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Return the input of each layer, the first of which is x float32 [B, I], and the outputs [B, O]."""
@@ -160,15 +197,26 @@ class DirectMLP:
             layer.through_activation(grad, values[index + 1])
             layer.add_grads(grad, values[index])
             if index:
-                grad = layer.input_grad(grad)
+                grad = layer.input_grad(grad, values[index])
 
     def input_grad(self, values: Sequence[np.ndarray], grad: np.ndarray, columns: slice) -> np.ndarray:
         """Return the gradient of some columns of the input. Args: as of `backward`."""
         for index in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[index]
             layer.through_activation(grad, values[index + 1])
-            grad = layer.input_grad(grad, None if index else columns)
+            grad = layer.input_grad(grad, values[index], None if index else columns)
         return grad
+
+
+def _grads(params: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the gradients of parameters; None if these are not flattened, or not on the CPU."""
+    grads = [parameter.grad for parameter in params if not is_asynchronous(parameter)]
+    complete = [grad for grad in grads if grad is not None]
+    return complete if len(complete) == len(params) else None
+
+
+def _is_plain_norm(module: nn.Module) -> bool:
+    return type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and module.elementwise_affine and module.bias is not None
 
 
 def direct_actor(body: Body, head: ActorHead) -> DirectMLP | None:
@@ -247,7 +295,12 @@ class GraphOutputs:
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         assert isinstance(grad, Tensor)
-        self._graph.backward(grad)
+        _with_gradient(self._graph, grad).backward()
+
+
+def _with_gradient(x: Tensor, grad: Tensor) -> Tensor:
+    """Return a scalar whose gradient by x is `grad`. (Given an explicit gradient, torch loads sympy to check it, which takes 0.5 s.)"""
+    return torch.dot(x.reshape(-1), grad.reshape(-1))
 
 
 class DirectOutputs:
@@ -286,28 +339,33 @@ class GraphCritics:
     """Critics that learn through autograd."""
 
     def __init__(self, critics: QCritics) -> None:
-        self.critics = critics
+        self.critics, self._params = critics, list(critics.parameters())
 
     def record(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> GraphCriticOutputs:
         """Compute values. Args: of_actions: prepare `action_grad` in place of `backward`."""
-        return GraphCriticOutputs(self.critics, obs_B, action_B, of_actions)
+        if not of_actions:
+            return GraphCriticOutputs(self.critics(obs_B, action_B), None)
+        assert action_B is not None
+        leaf_B = action_B.detach().requires_grad_()
+        trained = [parameter for parameter in self._params if parameter.requires_grad]
+        for parameter in trained:  # their gradients are not computed
+            parameter.requires_grad_(False)
+        values = self.critics(obs_B, leaf_B)
+        for parameter in trained:
+            parameter.requires_grad_()
+        return GraphCriticOutputs(values, leaf_B)
 
 
 class GraphCriticOutputs(GraphOutputs):
     """Values of critics, with their graph."""
 
-    def __init__(self, critics: QCritics, obs_B: Tensor, action_B: Tensor | None, of_actions: bool) -> None:
-        self._action_B = action_B.detach().requires_grad_() if of_actions and action_B is not None else action_B
-        trained = [parameter for parameter in critics.parameters() if of_actions and parameter.requires_grad]
-        for parameter in trained:  # their gradients are not computed
-            parameter.requires_grad_(False)
-        super().__init__(critics(obs_B, self._action_B))
-        for parameter in trained:
-            parameter.requires_grad_()
+    def __init__(self, values: Tensor, action_B: Tensor | None) -> None:
+        super().__init__(values)
+        self._action_B = action_B
 
     def action_grad(self, grad: Tensor) -> Tensor:
         assert self._action_B is not None
-        return torch.autograd.grad(self._graph, self._action_B, grad)[0]
+        return torch.autograd.grad(_with_gradient(self._graph, grad), self._action_B)[0]
 
 
 APART = 2**22
@@ -323,7 +381,7 @@ class DirectCritics:
 
     def __init__(self, stack: DirectMLP | None, each: Sequence[DirectMLP]) -> None:
         self.stack, self.each = stack, each
-        self.apart_rows = 0 if stack is None else -(-APART // max(layer.weight.size for layer in each[0].layers))
+        self.apart_rows = 0 if stack is None else -(-APART // max(layer.params[0].numel() for layer in each[0].layers))
 
     @property
     def usable(self) -> bool:
@@ -356,11 +414,13 @@ def _stacked(critics: StackedCritics) -> DirectCritics | None:
     if not all(kind in ACTIVATIONS for kind in kinds):
         return None
     how = [*((kind, critics.products) for kind in kinds), (None, FLOAT32)]
-    stack = [DirectLayer.of(*params, *one) for params, one in zip(critics.layers, how, strict=True)]
-    layers = [layer for layer in stack if layer is not None]
-    if len(layers) < len(stack):
-        return None
-    each = [DirectMLP([], [layer.critic(index) for layer in layers]) for index in range(len(layers[0].weight))]
+    layers: list[DirectLayer] = []
+    for params, (kind, products) in zip(critics.layers, how, strict=True):
+        grads = _grads(params)
+        if grads is None:
+            return None
+        layers.append(DirectLayer(params, grads, kind, products))
+    each = [DirectMLP([], [layer.critic(index) for layer in layers]) for index in range(len(layers[0].params[0]))]
     return DirectCritics(DirectMLP([critics], layers), each)
 
 

@@ -48,7 +48,7 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
     np.testing.assert_allclose(array(found), expected.detach().numpy(), rtol=rtol, atol=rtol * scale)
 
 
-@pytest.mark.parametrize("products", [Products(), Products(onednn=True)], ids=["torch", "onednn"])
+@pytest.mark.parametrize("products", [Products(), Products(onednn=128)], ids=["torch", "onednn"])
 @pytest.mark.parametrize("small", [True, False], ids=["numpy", "torch"])
 @pytest.mark.parametrize(
     "keys",

@@ -16,10 +16,10 @@ from slm_lab.agent.build import check_arithmetic
 from slm_lab.agent.net import matmul
 from slm_lab.agent.net.body import Body, build_body
 from slm_lab.agent.net.fused import FusedMLP
-from slm_lab.agent.net.matmul import has_bfloat16, prefers_onednn, resolve_matmul
+from slm_lab.agent.net.matmul import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
 from slm_lab.agent.net.q_critics import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
-from slm_lab.agent.ops.linear import FLOAT32, ONEDNN_LEAST, Products
+from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.processor import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.base import SpecError
@@ -28,7 +28,7 @@ from slm_lab.spec.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info, spec
 from tests.agent.test_fused import all_grads, chain_of
 
-ONEDNN, BFLOAT16 = Products(onednn=True), Products(bfloat16=True)
+ONEDNN, BFLOAT16 = Products(onednn=ONEDNN_LEAST), Products(bfloat16=True)
 LEAST = ONEDNN_LEAST
 PPO = {"name": "PPO", "time_horizon": 16, "minibatch_size": 24, "training_epoch": 2}
 SAC = {"name": "SoftActorCritic", "training_frequency": 3, "training_start_step": 30, "training_iter": 1}
@@ -46,6 +46,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return real(x, weight, bias)
 
     monkeypatch.setattr(linear, "_onednn", counted)
+    monkeypatch.setattr(matmul, "onednn_least", lambda *_: LEAST)
     return sizes
 
 
@@ -59,20 +60,21 @@ def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("maker", "capability", "onednn"),
+    ("maker", "capability", "onednn", "least"),
     [
-        ("AuthenticAMD\ncpu family\t: 26", "AVX512", True),
-        ("AuthenticAMD\ncpu family\t: 25", "AVX512", False),
-        ("AuthenticAMD", "AVX512", False),
-        ("AuthenticAMD\ncpu family\t: 26", "AVX2", False),
-        ("GenuineIntel\ncpu family\t: 6", "AVX512", False),
-        ("GenuineIntel", "AVX2", False),
-        ("", "DEFAULT", False),  # as on ARM
+        ("AuthenticAMD\ncpu family\t: 26", "AVX512", True, 128),
+        ("AuthenticAMD\ncpu family\t: 25", "AVX512", True, 512),
+        ("AuthenticAMD", "AVX512", True, 128),
+        ("AuthenticAMD\ncpu family\t: 25", "AVX2", False, 128),
+        ("GenuineIntel\ncpu family\t: 6", "AVX512", False, 128),
+        ("GenuineIntel", "AVX2", False, 128),
+        ("", "DEFAULT", False, 128),  # as on ARM
     ],
 )
-def test_the_choice_by_processor(maker: str, capability: str, onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_by_processor(maker: str, capability: str, onednn: bool, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     described = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: X"
     assert prefers_onednn(described, capability) == onednn
+    assert onednn_least(described, capability) == least
     monkeypatch.setattr(matmul, "processor", lambda: described)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert (resolve_matmul("auto") == "onednn") == onednn
@@ -178,7 +180,7 @@ def test_agents_learn_the_same(
         agent = agent_of(with_matmul(toy, asked), env_info)
         drive(agent, ToyEnv(env_info, 1), 60 if memory == "Replay" else 100)
         assert bool(products) == (asked == "onednn")
-        assert all(module.products == Products(onednn=asked == "onednn") for module in nets(agent))
+        assert all(module.products == Products(onednn=ONEDNN_LEAST if asked == "onednn" else 0) for module in nets(agent))
         weights[asked] = [
             value.detach() for part in agent.algorithm.parts().values() if hasattr(part, "flat") for value in part.flat.params
         ]

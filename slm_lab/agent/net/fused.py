@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.agent.ops.linear import FLOAT32, ONEDNN_LEAST, Products, bias_grad
+from slm_lab.agent.ops.linear import FLOAT32, Products, bias_grad
 
 FUSED = True
 """Whether chains of linear layers are computed in one node; False: module by module."""
@@ -105,7 +105,8 @@ class FusedMLP:
         if products.bfloat16:
             self.fewest_rows = 0
         elif len(parts) > 1:
-            self.fewest_rows = ONEDNN_LEAST if any(min(size) >= ONEDNN_LEAST for size in sizes) else math.inf
+            least = products.onednn
+            self.fewest_rows = least if any(0 < least <= min(size) for size in sizes) else math.inf
 
     @staticmethod
     def from_module(module: nn.Module, products: Products = FLOAT32) -> FusedMLP | None:

@@ -13,20 +13,30 @@ from slm_lab.agent.net.q_critics import StackedCritics
 from slm_lab.lib.processor import processor
 from slm_lab.spec.base import Problem, SpecError
 
+ONEDNN_LEAST, ONEDNN_LEAST_HALF_WIDTH = 128, 512
+"""Least rows, columns and terms of a product that oneDNN computes. It packs the weight in each call, which few rows do not repay: with
+layers of 256 × 256 on AVX2 it makes 0.4 of MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256. The second number is for AMD's
+processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both make 100 to 105 GFLOP/s, and an update of SAC takes
+8.8 ms with oneDNN, 8.2 with MKL; with 512 × 1024 × 1024 oneDNN makes 111, MKL 101."""
 FULL_WIDTH = 26
 """Family of AMD's first processors that execute AVX-512 instructions at full width (Zen 5)."""
 
 
 def prefers_onednn(processor: str, capability: str) -> bool:
-    """Return whether oneDNN is faster than MKL, which uses no AVX-512 on AMD's processors.
+    """Return whether oneDNN computes large products faster than MKL, which uses no AVX-512 on AMD's processors.
 
-    Measured with 256 × 256 × 256: on an EPYC with AVX-512 at full width 197 GFLOP/s by oneDNN, 94 by MKL; on one of family 25, which
-    executes such an instruction in two halves, 105 and 100, and an update of SAC takes 8.8 and 8.2 ms; on one with AVX2: 67 and 70 to 77.
+    Measured with 256 × 256 × 256 on EPYCs: with AVX-512 at full width 197 GFLOP/s by oneDNN, 94 by MKL; with AVX2 67 and 70 to 77.
 
     Args: processor: its description, see `lib.processor`. capability: instructions that torch uses, such as "AVX2" or "AVX512".
     """
+    return "AuthenticAMD" in processor and capability.startswith("AVX512")
+
+
+def onednn_least(processor: str, capability: str) -> int:
+    """Return the least size of a product that oneDNN computes, where it is used. Args: as of `prefers_onednn`."""
     family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
-    return "AuthenticAMD" in processor and capability.startswith("AVX512") and family is not None and int(family[1]) >= FULL_WIDTH
+    half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH
+    return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_LEAST
 
 
 def resolve_matmul(asked: str, device: str = "cpu") -> str:
@@ -50,9 +60,10 @@ def resolve_matmul(asked: str, device: str = "cpu") -> str:
 def use_matmul(net: nn.Module, asked: str, device: str) -> None:
     """Let a net compute its products by what `resolve_matmul` returns. To be called before its first pass."""
     if resolve_matmul(asked, device) == "onednn":
+        least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
-                module.products = replace(module.products, onednn=True)
+                module.products = replace(module.products, onednn=least)
 
 
 def has_bfloat16(processor: str) -> bool:

@@ -14,9 +14,6 @@ from torch import Tensor
 
 _NARROW = 4
 """Ratio of height to width of the weight from which the gradient of the input is computed as its transpose."""
-ONEDNN_LEAST = 128
-"""Least rows, columns and terms of a product that oneDNN computes. It packs the weight in each call, which few rows do not repay: with
-layers of 256 × 256 on AVX2 it makes 0.4 of MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,12 @@ class Products:
     """How a layer computes its product and the two of its gradients. Results are float32, and equal to rounding.
 
     Args:
-        onednn: large float32 products (see ONEDNN_LEAST) by oneDNN, others by the library that torch uses by itself.
+        onednn: least rows, columns and terms of a float32 product that oneDNN computes, others by the library that torch uses by itself;
+            0: none.
         bfloat16: factors are rounded to bfloat16, and so is the product.
     """
 
-    onednn: bool = False
+    onednn: int = 0
     bfloat16: bool = False
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -76,7 +74,7 @@ class Products:
         return _onednn(a, b.mT) if self._by_onednn(a, b) else product(a, b)
 
     def _by_onednn(self, a: Tensor, b: Tensor) -> bool:
-        return self.onednn and min(*a.shape[-2:], b.shape[-1]) >= ONEDNN_LEAST
+        return 0 < self.onednn <= min(*a.shape[-2:], b.shape[-1])
 
 
 FLOAT32 = Products()

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from slm_lab.agent.net.matmul import onednn_least
 from slm_lab.agent.ops.linear import Products
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
@@ -24,6 +25,7 @@ from slm_lab.experiment.observers.base import SAMPLER_COLUMNS
 from slm_lab.experiment.process.server import ensure_server
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import MemorySink
+from slm_lab.lib.processor import processor
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
@@ -88,7 +90,8 @@ def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any])
 def test_workers_compute_as_the_learner_does(open_session: Open) -> None:
     session = open_session(worker_spec(net={"dtype": "bfloat16"}, meta={"matmul": "onednn"}, sampler=SERIAL)).build()
     nets = [policy.net for worker in pool_of(session).workers for group in worker.groups for policy in group.policies]
-    assert {net.actor_body.products for net in [session.agent.policy.net, *nets]} == {Products(onednn=True, bfloat16=True)}
+    least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
+    assert {net.actor_body.products for net in [session.agent.policy.net, *nets]} == {Products(onednn=least, bfloat16=True)}
     assert len(nets) == 2
 
 

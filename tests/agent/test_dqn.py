@@ -10,6 +10,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
+from slm_lab.agent.ops.arrays import tensor
 from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, one_step_target
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.rollout.rollout import Rollout
@@ -48,7 +49,9 @@ def batch_of(algorithm: QLearning, weight: list[float] | None = None) -> Transit
 
 
 def test_target_by_hand() -> None:
-    target = one_step_target(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), torch.tensor([0.0, 1.0]), 0.9)
+    rows = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), torch.tensor([0.0, 1.0])
+    target = one_step_target(*rows, 0.9)
+    assert one_step_target(*(row.numpy() for row in rows), 0.9).tolist() == target.tolist()
     assert target.tolist() == [10.0, 2.0]
     with pytest.raises(ValueError, match="the same shape"):
         one_step_target(torch.zeros(2), torch.zeros(2, 1), torch.zeros(2), 0.9)
@@ -58,6 +61,8 @@ def test_values_by_hand() -> None:
     chooser, valuer = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]]), torch.tensor([[7.0, -1.0, 9.0], [0.5, 6.0, 8.0]])
     assert max_value(valuer).tolist() == [9.0, 8.0]
     assert double_q_value(chooser, valuer).tolist() == [-1.0, 0.5]
+    assert max_value(valuer.numpy()).tolist() == [9.0, 8.0]
+    assert double_q_value(chooser.numpy(), valuer.numpy()).tolist() == [-1.0, 0.5]
     assert action_value(valuer, torch.tensor([2, 0])).tolist() == [9.0, 0.5]
 
 
@@ -69,7 +74,7 @@ def test_targets_are_those_of_the_paper(name: str, net: dict[str, Any] | None) -
     if algorithm.target is not None:
         algorithm.target.flat.param.add_(torch.randn(len(algorithm.target.flat.param), generator=torch.Generator().manual_seed(0)))
     batch = batch_of(algorithm)
-    got = algorithm._targets(batch)
+    got = tensor(algorithm._targets(batch))
     with torch.no_grad():
         for i in range(4):
             online = algorithm.net.critic(batch.next_obs_B[i : i + 1])[0]
@@ -87,7 +92,7 @@ def test_double_differs_from_plain() -> None:
         _, algorithm = q_agent(name)
         assert algorithm.target is not None
         algorithm.target.flat.param.copy_(-algorithm.net.actor_head.linear.weight.new_tensor(algorithm.target.flat.param.tolist()))
-        values[name] = algorithm._targets(batch_of(algorithm))
+        values[name] = tensor(algorithm._targets(batch_of(algorithm)))
     assert not torch.allclose(values["DQN"], values["DoubleDQN"])
     assert (values["DQN"] >= values["DoubleDQN"] - 1e-6).all()  # the maximum is never below any other action's value
 
@@ -97,7 +102,7 @@ def test_loss_weighs_by_importance_and_tells_errors(weights: list[float] | None)
     _, algorithm = q_agent("DoubleDQN", memory="PrioritizedReplay")
     batch = batch_of(algorithm, weights)
     with torch.no_grad():
-        error = algorithm._targets(batch) - action_value(algorithm.net.critic(batch.obs_B), batch.action_B)
+        error = tensor(algorithm._targets(batch)) - action_value(algorithm.net.critic(batch.obs_B), batch.action_B)
     told: list[tuple[np.ndarray, torch.Tensor]] = []
     algorithm.memory.update_priorities = lambda rows, errors: told.append((rows, errors.detach()))  # type: ignore[method-assign]  # a spy
     algorithm.meter.begin()
@@ -110,7 +115,7 @@ def test_loss_weighs_by_importance_and_tells_errors(weights: list[float] | None)
 def test_gradient_reaches_only_the_chosen_value() -> None:
     _, algorithm = q_agent("DQN")
     batch = batch_of(algorithm)._replace(action_B=torch.zeros(4, dtype=torch.int64))
-    loss = (action_value(algorithm.net.critic(batch.obs_B), batch.action_B) - algorithm._targets(batch)).square().mean()
+    loss = (action_value(algorithm.net.critic(batch.obs_B), batch.action_B) - tensor(algorithm._targets(batch))).square().mean()
     loss.backward()
     bias = algorithm.net.actor_head.linear.bias.grad
     assert bias is not None
@@ -138,9 +143,10 @@ def test_targets_take_layers_as_for_acting(name: str) -> None:
     algorithm.meter.begin()
     before = algorithm.trainer.flat.buffer.clone()
     batch = batch_of(algorithm)
-    target = algorithm._targets(batch)
+    target = tensor(algorithm._targets(batch))
     assert torch.equal(before, algorithm.trainer.flat.buffer)
-    one_by_one = torch.cat([algorithm._targets(batch._replace(**{k: getattr(batch, k)[i : i + 1] for k in COLUMNS})) for i in range(4)])
+    rows = [batch._replace(**{k: getattr(batch, k)[i : i + 1] for k in COLUMNS}) for i in range(4)]
+    one_by_one = torch.cat([tensor(algorithm._targets(row)) for row in rows])
     assert torch.allclose(target, one_by_one, atol=1e-6)
     assert any(module.training for module in algorithm.net.modules() if hasattr(module, "running_mean"))
 

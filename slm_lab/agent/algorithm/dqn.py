@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.ops.arrays import like, silent, tensor
+from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
@@ -71,8 +72,8 @@ class Sarsa(ValueLearning):
         return next_action_TN
 
 
-NextValue = Callable[[Callable[[], Tensor], Callable[[], Tensor]], Tensor]
-"""(the net's action values of s' [B, A], the target net's) → V(s') [B]."""
+NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
+"""(the net's action values of s' [B, A], the target net's) → V(s') [B]: tensors, or arrays of small nets."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q: max_value(q()),
@@ -125,6 +126,7 @@ class QLearning(ValueLearning):
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D discrete actions at a time."""
+        target_B: Tensor | np.ndarray
         if isinstance(batch, SequenceBatch):
             values, target_B = self._unrolled(batch)
         else:
@@ -138,7 +140,7 @@ class QLearning(ValueLearning):
         loss, of_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
         values.backward(of_q_B)
         if self.memory.prioritized:
-            error_B = target_B - tensor(q_B)
+            error_B = tensor(target_B) - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
         self.meter.add(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
@@ -146,7 +148,7 @@ class QLearning(ValueLearning):
         self.meter.step()
 
     @torch.no_grad()
-    def _targets(self, batch: Transitions) -> Tensor:
+    def _targets(self, batch: Transitions) -> Tensor | np.ndarray:
         if self.target is not None:
             self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are valued as they would be when acting
@@ -155,15 +157,15 @@ class QLearning(ValueLearning):
         self.trainer.set_train_mode(True)
         return self._bootstrapped(batch, next_value_B)
 
-    def _each(self, q_BA: Tensor) -> Tensor:
+    def _each(self, q_BA: Any) -> Any:
         """Return the values of D discrete actions at a time as [..., D, A]; those of one as they are."""
-        return q_BA if self.info.action.kind == "discrete" else by_component(q_BA, self.info.action.nvec)
+        return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
-    def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: Tensor) -> Tensor:
+    def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the targets [B]; [B, D] for D actions at a time, each with the whole reward and the value of its own next action."""
-        reward_B, terminated_B = batch.reward_B, batch.terminated_B
-        if next_value_B.ndim > 1:
-            reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (reward_B, terminated_B))
+        reward_B, terminated_B = like(next_value_B, batch.reward_B), like(next_value_B, batch.terminated_B)
+        if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
+            reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (batch.reward_B, batch.terminated_B))
         return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
 
     def _unrolled(self, batch: SequenceBatch) -> tuple[Outputs, Tensor]:

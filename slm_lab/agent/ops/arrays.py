@@ -24,9 +24,9 @@ def array(x: Tensor | np.ndarray) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else x.cpu().numpy()
 
 
-def like(example: A, x: Tensor) -> A:
-    """Return a tensor in the form of `example`."""
-    return x.numpy() if isinstance(example, np.ndarray) else x
+def like(example: A, x: Tensor | np.ndarray) -> A:
+    """Return a tensor or an array in the form of `example`."""
+    return array(x) if isinstance(example, np.ndarray) else tensor(x)
 
 
 def copy(x: A) -> A:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A
 
-def one_step_target(reward: Tensor, next_value: Tensor, terminated: Tensor, gamma: float) -> Tensor:
+
+def one_step_target(reward: A, next_value: A, terminated: A, gamma: float) -> A:
     """r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not. All of one shape, terminated 0 or 1.
 
     Raises ValueError if shapes differ.
     """
     if not reward.shape == next_value.shape == terminated.shape:
         raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
+    if isinstance(reward, np.ndarray):
+        return reward + gamma * ((1.0 - terminated) * next_value)
     return torch.addcmul(reward, torch.rsub(terminated, 1.0), next_value, value=gamma)
 
 
-def action_value(q_BA: Tensor, action_B: Tensor) -> Tensor:
-    """Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]."""
+def action_value(q_BA: A, action_B: A) -> A:
+    """Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; of arrays [B, A] and [B]."""
+    if isinstance(q_BA, np.ndarray):
+        return q_BA[np.arange(len(q_BA)), action_B]
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
 
 
@@ -35,11 +42,11 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
 
 
-def max_value(q_BA: Tensor) -> Tensor:
+def max_value(q_BA: A) -> A:
     """max_a Q(s, a), the value of Q-learning (Mnih et al. 2015): [..., A] → [...]."""
-    return q_BA.amax(-1)
+    return np.maximum.reduce(q_BA, axis=-1) if isinstance(q_BA, np.ndarray) else q_BA.amax(-1)
 
 
-def double_q_value(selector_q_BA: Tensor, evaluator_q_BA: Tensor) -> Tensor:
+def double_q_value(selector_q_BA: A, evaluator_q_BA: A) -> A:
     """Q_evaluator(s, argmax_a Q_selector(s, a)), the value of double Q-learning (arXiv:1509.06461, eq. 4): [..., A] each → [...]."""
     return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

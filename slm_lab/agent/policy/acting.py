@@ -84,10 +84,10 @@ def max_parameter_size(net: nn.Module) -> int:
     return max(parameter.numel() for parameter in net.parameters())
 
 
-def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor]:
-    """Return the function obs_B [B, *shape] → action values [B, A], without gradients: in numpy if net and batch are small."""
+def fast_values(net: QNet, batch_size: int) -> Callable[[Tensor], Tensor | np.ndarray]:
+    """Return the function obs_B [B, *shape] → action values [B, A], without gradients: an array if net and batch are small."""
     small = max_parameter_size(net) * batch_size <= SMALL
     act = fast_actor(net.actor_body, net.actor_head) if net.value_head is None and small else None
     if act is None:
         return torch.no_grad()(net.critic)
-    return lambda obs_B: torch.from_numpy(act(obs_B.numpy()))
+    return lambda obs_B: act(obs_B.numpy())

@@ -1,7 +1,7 @@
 """Frames per second of PPO on CartPole over the number of envs: `python -m bench.width [--rounds N] [--picture FILE]`.
 
-Four minibatches and four epochs per rollout at every width, so that the computation of a frame stays the same; and the env alone, with random
-actions. Each measurement is a new process, with one torch thread, and with `--threads N`.
+Four minibatches and four epochs per rollout at every width, so that the computation of a frame stays the same; and the env alone, with
+random actions. Each measurement is a new process, with one torch thread, and with `--threads N`.
 """
 
 import argparse

@@ -95,8 +95,9 @@ class MetaSpec(SpecModel):
     "spawn": each loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the same."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
     """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
-    inputs and outputs (512 on AMD processors before Zen 5), MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD processors with
-    AVX-512 (on Zen 5 it is twice as fast), elsewhere what torch uses by itself. meta.run records the choice; results differ by rounding."""
+    inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD
+    processors with AVX-512 (on Zen 5 it is twice as fast), elsewhere what torch uses by itself. meta.run records the choice; results differ
+    by rounding."""
     threads: Positive | Literal["auto"] = "auto"
     """Threads in which an update computes on the CPU; acting takes one. "auto": for nets with convolutions as many as there are cores for
     each Session that runs at a time, at most 8; one for other nets, and where other processes learn or act meanwhile (distributed, an

@@ -6,23 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net import direct
+from slm_lab.agent.net import critic_passes, direct
 from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.critic_passes import DirectCritics, GraphCritics, SeparateOutputs, StackedOutputs
 from slm_lab.agent.net.direct import (
     SMALL,
     SMALL_ROWS,
     DirectActionValues,
     DirectActorCritic,
-    DirectCritics,
     DirectLayer,
     DirectMLP,
     DirectOutputs,
-    GraphCritics,
-    SeparateOutputs,
-    StackedOutputs,
     direct_actor,
 )
-from slm_lab.agent.net.in_place import SLOPES
+from slm_lab.agent.net.fused import ACTIVATIONS
 from slm_lab.agent.net.q_critics import SeparateCritics, build_critics
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.arrays import array, silent
@@ -56,7 +53,7 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
         {},
         {"hid_layers": [7]},
         {"layer_norm": True},
-        *({"hid_layers_activation": kind.__name__.lower(), "out_layer_activation": "tanh"} for kind in SLOPES),
+        *({"hid_layers_activation": kind.__name__.lower(), "out_layer_activation": "tanh"} for kind in ACTIVATIONS),
     ],
     ids=str,
 )
@@ -109,39 +106,47 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: p
     for on in (True, False):
         monkeypatch.setattr(direct, "DIRECT", on)
         agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
-        assert (agent.algorithm.record(np.zeros((2, 4), np.float32)) is not None) == on
+        passes: list[Any] = []
+        record = agent.algorithm.record
+        agent.algorithm.record = lambda obs, own=record, seen=passes: seen.append(own(obs)) or seen[-1]
         metrics = agent.update()
+        assert passes
+        assert all((one is not None) == on for one in passes)
         after.append((metrics.loss, metrics.grad_norm, agent.weights()))
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-5)
     for name, value in after[0][2].items():
         torch.testing.assert_close(value, after[1][2][name], rtol=1e-4, atol=1e-5)
 
 
-def critic_specs() -> list[NetSpec]:
-    layers: list[dict[str, Any]] = [
-        {"LazyLinear": {"out_features": 40}},
-        {"ReLU": None},
-        {"LazyLinear": {"out_features": 30}},
-        {"Tanh": None},
-    ]
-    arc = {"modules": {"body": {"Sequential": layers}}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
-    return [
-        MLPNetSpec(name="MLPNet", hid_layers=[40, 30]),
-        MLPNetSpec(name="MLPNet", hid_layers=[40, 30], hid_layers_activation="tanh"),
-        MLPNetSpec(name="MLPNet", hid_layers=[40, 30], layer_norm=True),
-        TorchArcNetSpec.model_validate({"name": "TorchArcNet", "arc": arc}),
-    ]
+def arc(*layers: dict[str, Any]) -> NetSpec:
+    graph = {"input": "x", "modules": {"body": ["x"]}, "output": "body"}
+    return TorchArcNetSpec.model_validate(
+        {"name": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": list(layers)}}, "graph": graph}}
+    )
+
+
+def critic_specs(action: ActionSpace) -> dict[str, NetSpec]:
+    linear = [{"LazyLinear": {"out_features": size}} for size in (40, 30)]
+    norm = {"LayerNorm": {"normalized_shape": 7 if action is CONTINUOUS else 5}}
+    return {
+        "relu": MLPNetSpec(name="MLPNet", hid_layers=[40, 30]),
+        "tanh": MLPNetSpec(name="MLPNet", hid_layers=[40, 30], hid_layers_activation="tanh"),
+        "norm": MLPNetSpec(name="MLPNet", hid_layers=[40, 30], layer_norm=True),
+        "arc": arc(linear[0], {"ReLU": None}, linear[1], {"Tanh": None}),
+        "norm first": arc(norm, linear[0], {"ReLU": None}),
+    }
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "stacked"])
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
-@pytest.mark.parametrize("spec", critic_specs(), ids=["relu", "tanh", "norm", "arc"])
-def test_critics_are_those_of_autograd(spec: NetSpec, action: ActionSpace, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", critic_specs(CONTINUOUS))
+def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, gradients of weights, and those of actions: all rows of one critic, some of each, and none."""
-    monkeypatch.setattr(direct, "APART", 0 if apart else 2**40)
+    monkeypatch.setattr(critic_passes, "APART", 0 if apart else 2**40)
     torch.manual_seed(1)
-    critics = build_critics(spec, VECTOR, action)
+    critics = build_critics(critic_specs(action)[name], VECTOR, action)
     flat = FlatParams(critics)
+    flat.param.add_(torch.rand_like(flat.param), alpha=0.1)
     obs, actions = torch.randn(21, 5), torch.randn(21, 2) if action is CONTINUOUS else None
     ours, graph = DirectCritics.of(critics), GraphCritics(critics)
     assert ours is not None
@@ -183,7 +188,7 @@ def test_values_of_the_actions_taken(rows: int) -> None:
     near(flat.grad, grad)
 
 
-@pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook"])
+@pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook", "hook of the body", "hook of the head"])
 def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
     net, flat, obs = build()
     passes = DirectActorCritic.of(net)
@@ -191,10 +196,12 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
     assert passes.record(obs.numpy()) is not None
     if change == "frozen":
         net.critic_parameters()[0].requires_grad_(False)
-    elif change == "hook":
-        handle = net.actor_body.layers[0].register_forward_hook(lambda *args: None)
-    else:
+    elif change == "pre-hook":
         handle = net.actor_body.layers[0].register_forward_pre_hook(lambda *args: None)
+    else:
+        module = {"hook": net.actor_body.layers[0], "hook of the body": net.critic_body, "hook of the head": net.actor_head}[change]
+        assert module is not None
+        handle = module.register_forward_hook(lambda *args: None)
     assert passes.record(obs.numpy()) is None
     if change != "frozen":
         handle.remove()
@@ -238,6 +245,7 @@ def test_products_in_bfloat16_are_near() -> None:
     mlp = direct_actor(net.actor_body, net.actor_head)
     assert mlp is not None
     assert [isinstance(layer, DirectLayer) and layer.products.bfloat16 for layer in mlp.layers] == [True, True, False]
+    assert [isinstance(layer, DirectLayer) and layer.small_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:
         body.products = Products()
         vars(body).pop("fused", None)

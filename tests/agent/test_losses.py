@@ -24,7 +24,8 @@ def test_gradient_of_a_regression_loss_is_that_of_autograd(name: str, arguments:
     rng = torch.Generator().manual_seed(0)
     target, weight = torch.randn(2, 9, generator=rng), torch.rand(9, generator=rng)
     prediction = (target + torch.linspace(-2.0, 2.0, 9)).requires_grad_()  # an error of 0 too
-    expected = (loss(prediction, target, "none") * (weight if weighted else 1.0)).sum() / 9
+    each = torch.stack([loss(one, other) for one, other in zip(prediction.flatten(), target.flatten(), strict=True)]).view(2, 9)
+    expected = (each * (weight if weighted else 1.0)).sum() / 9
     (grad,) = torch.autograd.grad(expected, prediction)
     rows = prediction.detach(), target, weight
     for found, own in (
@@ -36,10 +37,10 @@ def test_gradient_of_a_regression_loss_is_that_of_autograd(name: str, arguments:
 
 
 def test_invalid_arguments_of_a_loss() -> None:
-    for arguments in ({"beta": -1.0}, {"delta": 1.0}):
+    for arguments, path in (({"beta": -1.0}, "agent.net.loss_spec"), ({"size_average": True}, "agent.net.loss_spec.size_average")):
         with pytest.raises(SpecError) as caught:
             ValueLoss(LossSpec(name="SmoothL1Loss", **arguments))
-        assert [problem.path for problem in caught.value.problems] == ["agent.net.loss_spec"]
+        assert [problem.path for problem in caught.value.problems] == [path]
 
 
 def test_policy_gradient() -> None:

@@ -115,11 +115,11 @@ class QLearning(ValueLearning):
 
     @cached_property
     def _direct(self) -> DirectMLP | None:
-        """The net without a graph. Built at first use: what computes products is set after the net is built."""
+        """The net without a graph. Built at first use: `products` is set after the net is built."""
         return None if self.net.value_head is not None else direct_actor(self.net.actor_body, self.net.actor_head)
 
     def _action_values(self, batch: Transitions) -> Outputs:
-        """Return Q(s, a) [B], or [B, D] for D discrete actions at a time."""
+        """Return the pass whose outputs are Q(s, a) [B], or [B, D] for D discrete actions at a time."""
         if self._direct is None or not self._direct.usable or self.info.action.kind != "discrete":
             return GraphOutputs(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
         return DirectActionValues(self._direct, batch.obs_B, batch.action_B)
@@ -133,7 +133,7 @@ class QLearning(ValueLearning):
             target_B = self._targets(batch)
             values = self._action_values(batch)
         q_B: Any = values.out
-        weight_B = batch.weight_B  # weight_B: arXiv:1511.05952, Algorithm 1, line 13
+        weight_B = batch.weight_B  # arXiv:1511.05952, Algorithm 1, line 13
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
         weights = None if weight_B is None else like(q_B, weight_B)
@@ -142,7 +142,7 @@ class QLearning(ValueLearning):
         if self.memory.prioritized:
             error_B = tensor(target_B) - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
-        self.meter.add(loss)
+        self.meter.add_known(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
         self.meter.record(td_error=td_error, q_mean=q_mean)
         self.meter.step()

@@ -80,7 +80,7 @@ class PPO(PolicyGradient):
             terms = self._objective(*batch.forward(self.net), batch, clip_eps, entropy_coef)
         else:  # the same in closed form
             terms = self.closed_form(batch, Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std))
-        self.meter.add(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
+        self.meter.add_terms(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.common.value_scale import standardize_valid
 from slm_lab.agent.ops.losses import policy_gradient_loss
+from slm_lab.agent.ops.objective import Coefs
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -30,9 +31,13 @@ class Reinforce(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
+        entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
+        if self.objective is not None:  # the same in closed form
+            terms = self.closed_form(batch, Coefs(0.0, entropy_coef, self.spec.policy_loss_coef), weight)
+            self.meter.add_terms(terms.loss, weight, entropy=terms.entropy)
+            return
         params_BP, _ = batch.forward(self.net)
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        loss = self.spec.policy_loss_coef * policy_loss - self.entropy_schedule.value(self.clock.global_frame) * entropy
-        self.meter.add(loss, weight, entropy=entropy)
+        self.meter.add(self.spec.policy_loss_coef * policy_loss - entropy_coef * entropy, weight, entropy=entropy)

@@ -19,16 +19,8 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.direct import (
-    CriticOutputs,
-    DirectCritics,
-    DirectMLP,
-    DirectOutputs,
-    GraphCritics,
-    GraphOutputs,
-    Outputs,
-    direct_actor,
-)
+from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics
+from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_critics import QCritics, build_critics
 from slm_lab.agent.ops.arrays import silent, tensor
 from slm_lab.agent.ops.device import read, upload
@@ -56,7 +48,7 @@ REDUCTION_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "min": lambda q_CX: torch.zeros_like(q_CX).scatter_(0, q_CX.argmin(0, keepdim=True), 1.0),
     "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
 }
-"""Their derivatives by the values of each critic [2, …]."""
+"""Their derivatives with respect to the values of each critic [2, …]."""
 
 
 class SoftActorCritic(Algorithm):
@@ -129,19 +121,19 @@ class SoftActorCritic(Algorithm):
 
     @cached_property
     def _direct(self) -> tuple[DirectMLP | None, DirectCritics | None, DirectCritics | None]:
-        """Actor, critics and target critics without a graph. Built at first use: what computes products is set after the nets are built."""
+        """Actor, critics and target critics without a graph. Built at first use: `products` is set after the nets are built."""
         target = None if self.target is None else DirectCritics.of(self.target.net)
         return direct_actor(self.net.actor_body, self.net.actor_head), DirectCritics.of(self.critics), target
 
     def _actor(self, obs_B: Tensor) -> Outputs:
-        """Return the distribution's parameters [B, P]."""
+        """Return the pass whose outputs are the distribution's parameters [B, P]."""
         direct = self._direct[0]
         if direct is not None and direct.usable:
             return DirectOutputs(direct, obs_B)
         return GraphOutputs(self.net.actor(obs_B))
 
     def _q(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> CriticOutputs:
-        """Return the critics' values: [C, B] of actions, [C, B, A] without any."""
+        """Return the pass whose outputs are the critics' values: [C, B] of actions, [C, B, A] without any."""
         direct = self._direct[1]
         return (direct if direct is not None and direct.usable else self._graph).record(obs_B, action_B, of_actions)
 
@@ -150,7 +142,7 @@ class SoftActorCritic(Algorithm):
         """Return the target critics' values."""
         assert self.target is not None
         direct = self._direct[2]
-        return self.target.net(obs_B, action_B) if direct is None else tensor(direct.record(obs_B, action_B).out)
+        return self.target.net(obs_B, action_B) if direct is None or direct.hooked else tensor(direct.record(obs_B, action_B).out)
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> None:
         self.trainer.refresh()
@@ -159,15 +151,15 @@ class SoftActorCritic(Algorithm):
         passed, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
         # eq. 6; a truncated episode keeps its bootstrap
         target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
-        q_CB = action_value(q, batch.action_B.expand(len(q), -1)) if self.discrete else q
+        action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
+        q_CB = q if action_CB is None else action_value(q, action_CB)
         loss, of_q_CB = self._critic_loss(q_CB, target_B, batch.weight_B)
-        of_q = of_q_CB
-        if self.discrete:
-            of_q = torch.zeros_like(q).scatter_(2, batch.action_B.expand(len(q), -1).unsqueeze(2), of_q_CB.unsqueeze(2))
+        of_q = of_q_CB if action_CB is None else torch.zeros_like(q).scatter_(2, action_CB.unsqueeze(2), of_q_CB.unsqueeze(2))
+        # the values of next states, which CrossQ computes in the same pass, carry no gradient
         passed.backward(of_q if self.target is not None else torch.cat((of_q, torch.zeros_like(of_q)), dim=1))
         if self.memory.prioritized:
             self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
-        self.meter.add(loss, q_mean=q_CB.mean())
+        self.meter.add_known(loss, q_mean=q_CB.mean())
         self.meter.step()
         self.critic_steps += 1
 
@@ -241,18 +233,19 @@ class SoftActorCritic(Algorithm):
         cost_BA = alpha * logp_BA - q_BA
         cost_B = (p_BA * cost_BA).sum(1)
         loss, entropy = cost_B.mean(), entropy_B.mean()
-        of_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))  # ∂ Σ π c / ∂ z, with ∂ Σ π log π / ∂ z = π (log π + H)
+        of_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))
         if self.spec.entropy_penalty_coef:
             before = entropy if self.mean_entropy is None else self.mean_entropy
             loss = loss + self.spec.entropy_penalty_coef * 0.5 * (before - entropy).square()  # after arXiv:2209.10081, eq. 11
             change = self.spec.entropy_penalty_coef * (before - entropy)
+            # ∂ H / ∂ z = −π (log π + H), with logits z
             of_params_BA += change * p_BA * (logp_BA + entropy_B.unsqueeze(1))
             self.mean_entropy = torch.lerp(before, entropy, 0.01)
         actor.backward(of_params_BA.div_(B))
         return loss, entropy
 
     def _sample(self, params_BP: Tensor) -> SquashedSample:
-        """Sample actions [B, D] of the present policy."""
+        """Sample actions [B, D], given the distribution's parameters."""
         assert isinstance(self.distribution, SquashedNormal)
         noise_BD = torch.from_numpy(self.rng.standard_normal((len(params_BP), self.action_dim), np.float32))
         return self.distribution.rsample(params_BP, upload(noise_BD, self.device))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
+from slm_lab.agent.net.fused import chain
 from slm_lab.agent.net.layers import activation, init_output
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.net import NetSpec
@@ -33,12 +36,22 @@ class ActorHead(nn.Module):
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
+def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
+    """Return the modules from observation to distribution parameters."""
+    tail = chain(head.tail) if head.tail is not None else []
+    return [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
+
+
 class ActorCriticNet(nn.Module):
     """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
 
     Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
     algorithms without one; its value is then 0.
+
+    `fast_values` returns what `critic` does faster, where no gradient is needed, or None if it cannot; it is set by the algorithm.
     """
+
+    fast_values: Callable[[Tensor], Tensor | None] | None = None
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
@@ -82,6 +95,10 @@ class ActorCriticNet(nn.Module):
         """State values [B]; feed-forward nets only."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
+        if self.fast_values is not None and not torch.is_grad_enabled():
+            value_B = self.fast_values(obs_B)
+            if value_B is not None:
+                return value_B
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Activations on numpy arrays, in place: small nets act and learn in numpy, whose calls cost less than torch's."""
+"""Activations of numpy arrays, in place: small nets act and learn in numpy, whose calls cost less than torch's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 from torch import nn
-
-from slm_lab.agent.net.actor_critic import ActorHead
-from slm_lab.agent.net.body import Body
-from slm_lab.agent.net.fused import chain
 
 InPlace = Callable[[np.ndarray], object]
 
@@ -40,18 +36,3 @@ IN_PLACE: dict[type[nn.Module], InPlace] = {
     nn.Sigmoid: _sigmoid,
 }
 """Activations with default arguments; a net with another one acts in torch."""
-
-Slope = Callable[[np.ndarray, np.ndarray], object]
-
-SLOPES: dict[type[nn.Module], Slope] = {
-    nn.Tanh: lambda grad, out: np.multiply(grad, 1.0 - out * out, out=grad),
-    nn.ReLU: lambda grad, out: np.multiply(grad, out > 0.0, out=grad),
-    nn.Sigmoid: lambda grad, out: np.multiply(grad, out * (1.0 - out), out=grad),
-}
-"""Multiply a gradient by the derivative of an activation, given its output."""
-
-
-def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
-    """Return the modules from observation to distribution parameters."""
-    tail = chain(head.tail) if head.tail is not None else []
-    return [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]

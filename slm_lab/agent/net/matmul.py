@@ -14,10 +14,10 @@ from slm_lab.lib.processor import processor
 from slm_lab.spec.base import Problem, SpecError
 
 ONEDNN_LEAST, ONEDNN_LEAST_HALF_WIDTH = 128, 512
-"""Least rows, columns and terms of a product that oneDNN computes. It packs the weight in each call, which few rows do not repay: with
-layers of 256 × 256 on AVX2 it makes 0.4 of MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256. The second number is for AMD's
-processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both make 100 to 105 GFLOP/s, and an update of SAC takes
-8.8 ms with oneDNN, 8.2 with MKL; with 512 × 1024 × 1024 oneDNN makes 111, MKL 101."""
+"""Smallest number of rows, columns and inner terms from which oneDNN computes a product. It packs the weight in each call, which costs more
+than it saves for few rows: with layers of 256 × 256 on AVX2 it reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256.
+The second number is for AMD's processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both libraries reach
+100 to 105 GFLOP/s, and an update of SAC takes 8.8 ms with oneDNN, 8.2 with MKL; with 512 × 1024 × 1024 oneDNN reaches 111, MKL 101."""
 FULL_WIDTH = 26
 """Family of AMD's first processors that execute AVX-512 instructions at full width (Zen 5)."""
 

@@ -260,20 +260,20 @@ class SquashedSample(NamedTuple):
     """σ ε."""
     log_std_BD: Tensor
     """log σ within its bounds; [1, D] if it does not depend on the state."""
-    of_state: bool
-    """Whether it does."""
+    state_dependent: bool
+    """Whether log σ depends on the state."""
 
     def gradient(self, of_action_BD: Tensor, of_logp: Tensor | float) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the parameters [B, P], and that of a log σ [D] which does not depend on the state (else None).
 
-        Args: of_action_BD: gradient of the actions. of_logp: that of each row's log π(a|s), one number.
+        Args: of_action_BD: gradient of the actions. of_logp: gradient of each row's log π(a|s), the same for all rows.
         """
         # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), at given ε;  ∂ log π / ∂ log σ = −1
         action_BD = self.action_BD
         of_u_BD = torch.addcmul(of_action_BD, of_action_BD * action_BD, action_BD, value=-1.0).add_((2.0 * of_logp) * action_BD)
         of_log_std_BD = (of_u_BD * self.shift_BD).sub_(of_logp)
         of_log_std_BD *= (self.log_std_BD > LOG_STD_MIN) & (self.log_std_BD < LOG_STD_MAX)
-        if self.of_state:
+        if self.state_dependent:
             return torch.cat((of_u_BD, of_log_std_BD), dim=1), None
         return of_u_BD, of_log_std_BD.sum(0)
 

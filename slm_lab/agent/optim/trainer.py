@@ -195,7 +195,10 @@ class Trainer:
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:
-        """Skip the next step if a loss, whose gradient was added to it, is not finite; return the loss (`deferred`: as a tensor)."""
+        """Mark the next step to be skipped if a loss, whose gradient was added to it, is not finite.
+
+        Returns the loss (`deferred`: as a tensor).
+        """
         if isinstance(loss, Tensor):
             if self.deferred:
                 self._losses.append(loss)
@@ -211,8 +214,7 @@ class Trainer:
             return self._step_there()
         squares = 0.0
         for grad in self._clipped:
-            square = grad.numpy().dot(grad.numpy()) if grad.device.type == "cpu" else torch.dot(grad, grad)  # numpy: half of the time
-            norm = math.sqrt(square)
+            norm = math.sqrt(torch.dot(grad, grad))  # vector_norm takes up to twice as long
             squares += norm * norm
             if self.clip is not None and norm > self.clip:
                 grad.mul_(self.clip / (norm + 1e-6))

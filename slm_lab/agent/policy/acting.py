@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.actor_critic import ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.in_place import IN_PLACE, InPlace, actor_chain
+from slm_lab.agent.net.in_place import IN_PLACE, InPlace
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.device import is_asynchronous
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] 
 
 
 class LossAndGradient(NamedTuple):
-    """A loss, and its gradient by the predictions."""
+    """A loss, and its gradient with respect to the predictions."""
 
     loss: Tensor | float
     grad: Any
@@ -64,20 +65,23 @@ class ValueLoss:
     def __init__(self, spec: LossSpec) -> None:
         self.function, self.each = LOSSES[spec.name]
         self.arguments: dict[str, Any] = {name: value for name, value in spec.kwargs.items() if name != "reduction"}
+        allowed = list(inspect.signature(self.each).parameters)[1:]
+        if unknown := sorted(self.arguments.keys() - set(allowed)):
+            message = f"{spec.name} has no argument '{unknown[0]}'; allowed: {', '.join(allowed) or 'none'}"
+            raise SpecError("agent", [Problem(f"agent.net.loss_spec.{unknown[0]}", message)])
         try:
             self(torch.zeros(1), torch.zeros(1))
-            self.each(torch.zeros(1), **self.arguments)
         except (TypeError, ValueError, RuntimeError) as error:
             raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
 
-    def __call__(self, prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the loss, as the function of torch.nn.functional."""
-        return self.function(prediction, target, reduction=reduction, **self.arguments)
+    def __call__(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss, as the function of torch.nn.functional."""
+        return self.function(prediction, target, **self.arguments)
 
     def with_gradient(self, prediction: A, target: A, count: int, weight: A | None = None) -> LossAndGradient:
-        """Return the sum of all elements' losses divided by `count`, and its gradient. No argument carries an autograd graph.
+        """Return the sum of all elements' losses divided by `count`, and its gradient with respect to the predictions.
 
-        Args: weight: of each element, broadcast; None: 1. The loss of arrays is a number.
+        For arrays the loss is a float. No argument carries an autograd graph. Args: weight: of each element, broadcast; None: all 1.
         """
         each, slope = self.each(prediction - target, **self.arguments)
         if weight is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -33,18 +33,27 @@ class GradientMeter:
         self.trainer.begin(self.clock.global_frame)
         self.trainer.set_train_mode(True)
 
-    def add(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars.
+    def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
+        self._report(self.trainer.backward(loss, weight), weight, values)
 
-        Args: loss: a number, or a tensor without a graph, if its gradient has been added already, with a weight of 1.
-        """
-        sums = self._sums
-        trainer = self.trainer
-        number = trainer.backward(loss, weight) if isinstance(loss, Tensor) and loss.requires_grad else trainer.check(loss)
-        if not isinstance(number, float):
-            self._unread += [("loss", weight, number), *((name, weight, value) for name, value in values.items())]
+    def add_terms(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Do the same for a closed-form objective: a number is a loss whose gradient, times `weight`, has been added already."""
+        if isinstance(loss, float):
+            self.add_known(loss, weight, **values)
+        else:
+            self.add(loss, weight, **values)
+
+    def add_known(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Report a loss, whose gradient, times `weight`, has been added to the next step's already, and other scalars."""
+        self._report(self.trainer.check(loss), weight, values)
+
+    def _report(self, loss: Tensor | float, weight: float, values: Mapping[str, Tensor | float]) -> None:
+        if not isinstance(loss, float):
+            self._unread += [("loss", weight, loss), *((name, weight, value) for name, value in values.items())]
             return
-        sums["loss"] = sums.get("loss", 0.0) + weight * number
+        sums = self._sums
+        sums["loss"] = sums.get("loss", 0.0) + weight * loss
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 

@@ -43,6 +43,7 @@ class PolicyGradient(Algorithm):
         self.entropy_schedule = self.spec.entropy_coef_spec
         squared = self.agent_spec.net.loss_spec.name == "MSELoss"
         self.objective = Objective(self.distribution) if squared and Objective.supports(self.distribution, self.device) else None
+        self.net.fast_values = self._fast_values
         self.deviation = TargetDeviation() if getattr(self.spec, "normalize_v_targets", False) else None
 
     @property
@@ -59,15 +60,19 @@ class PolicyGradient(Algorithm):
 
     @cached_property
     def _direct(self) -> DirectActorCritic | None:
-        """Actor and critic without a graph. Built at first use: what computes products is set after the net is built."""
+        """Actor and critic without a graph. Built at first use: `products` is set after the net is built."""
         return DirectActorCritic.of(self.net)
 
     def record(self, obs_B: np.ndarray) -> DirectPass | None:
-        """Return the outputs of actor and critic for `closed_form`; None if they take a graph."""
+        """Return the outputs of actor and critic for `closed_form`; None if they need autograd."""
         return None if self.objective is None or self._direct is None else self._direct.record(obs_B)
 
+    def _fast_values(self, obs_B: Tensor) -> Tensor | None:
+        with silent():
+            return None if self._direct is None else self._direct.values(obs_B)
+
     def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Return the objective of a minibatch. If actor and critic take no graph, `weight` times its gradient has been added."""
+        """Return the objective of a minibatch. If they need no autograd, `weight` times its gradient has been added."""
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable

@@ -46,6 +46,8 @@ SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch
 class Case:
     """A spec of specs.json, and the libraries that run the same."""
 
+    title: str
+    """What it is, in a table for readers."""
     peers: tuple[Peer, ...]
     one_core: bool = True
     threads: int = 1
@@ -57,20 +59,24 @@ class Case:
 
 
 CASES = {
-    "ppo_cartpole": Case((SB3,)),
-    "a2c_cartpole": Case((SB3,)),
-    "a2c_one_env": Case((SB3,)),
-    "ppo_halfcheetah": Case((SB3, SBX)),
-    "ppo_hopper_arc": Case((SB3,)),
-    "ppo_pong": Case((SB3,), one_core=False, threads=2),
-    "dqn_cartpole": Case((SB3, SBX)),
-    "sac_halfcheetah": Case((SB3, SBX)),
-    "crossq_halfcheetah": Case((SBX,)),
-    "a3c_cartpole": Case((SB3,), one_core=False, peer_case="a2c_cartpole"),
-    "a3c_one_env": Case((SB3,), one_core=False, peer_case="a2c_one_env"),
-    "appo_cartpole": Case((SF,), one_core=False),
-    "cluster_ppo": Case((RLLIB,), one_core=False, cluster_cores="4"),
-    "cluster_impala": Case((RLLIB,), one_core=False, cluster_cores="4"),
+    "ppo_cartpole": Case("PPO CartPole-v1, 8 envs × 128 steps, minibatch 256, 4 epochs", (SB3,)),
+    "a2c_cartpole": Case("A2C CartPole-v1, 8 envs × 32 steps", (SB3,)),
+    "a2c_one_env": Case("A2C CartPole-v1, 1 env × 32 steps", (SB3,)),
+    "ppo_halfcheetah": Case("PPO HalfCheetah-v5, 8 envs × 256 steps, minibatch 256, 10 epochs", (SB3, SBX)),
+    "ppo_hopper_arc": Case("PPO Hopper-v5 as SLM Lab publishes it: 256 × 256 tanh, 16 envs × 256 steps, minibatch 64, 10 epochs", (SB3,)),
+    "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), one_core=False, threads=2),
+    "dqn_cartpole": Case("DQN CartPole-v1, 1 env, batch 64, one update per step", (SB3, SBX)),
+    "sac_halfcheetah": Case("SAC HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step", (SB3, SBX)),
+    "crossq_halfcheetah": Case("CrossQ HalfCheetah-v5, 1 env, batch 256, critics 1024 × 1024, one update per step", (SBX,)),
+    "a3c_cartpole": Case("A3C CartPole-v1, 2 workers × 4 envs × 32 steps, beside A2C", (SB3,), one_core=False, peer_case="a2c_cartpole"),
+    "a3c_one_env": Case("A3C CartPole-v1, 4 workers × 1 env × 32 steps, beside A2C", (SB3,), one_core=False, peer_case="a2c_one_env"),
+    "appo_cartpole": Case(
+        "asynchronous PPO CartPole-v1, 2 workers × 8 envs × 128 steps, 4 minibatches of 256, 4 epochs", (SF,), one_core=False
+    ),
+    "cluster_ppo": Case("PPO CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 128 steps", (RLLIB,), one_core=False, cluster_cores="4"),
+    "cluster_impala": Case(
+        "IMPALA CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 64 steps", (RLLIB,), one_core=False, cluster_cores="4"
+    ),
 }
 
 
@@ -128,6 +134,20 @@ def rows(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def markdown(report: dict[str, Any]) -> str:
+    """Return a report as a table for readers."""
+    lines = ["| case | slm_lab | beside | its | ratio |", "|---|---|---|---|---|"]
+    for result in report["results"]:
+        fps = result["fps"]
+        for peer in list(fps)[1:]:
+            ours, theirs = median(fps["slm_lab"]), median(fps[peer])
+            ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
+            spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+            beside = f"{peer} {result['versions'][peer]}"
+            lines.append(f"| {CASES[result['case']].title} | {ours:,.0f} | {beside} | {theirs:,.0f} | {ours / theirs:.2f}{spread} |")
+    return "\n".join(lines)
+
+
 def cpu_name() -> str:
     """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
@@ -139,6 +159,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.speed", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", help=f"which cases, of {', '.join(CASES)}; none: all")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side per case (3)")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print saved reports as a Markdown table; measure nothing")
     options = parser.parse_args()
     if unknown := sorted(set(options.cases) - set(CASES)):
         parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
@@ -149,6 +170,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    if options.table:
+        reports = [json.loads(file.read_text()) for file in options.table]
+        sys.stdout.write(markdown({"results": [result for report in reports for result in report["results"]]}) + "\n")
+        return
     results = [run_case(case, options.rounds) for case in options.cases or CASES]
     capability = torch.backends.cpu.get_cpu_capability()
     header = f"{'case':18} {'slm_lab frames/s (spread)':30} {'peer':18} {'frames/s (spread)':30} ratio"

@@ -156,8 +156,14 @@ def test_rsample_has_the_derivative(of_state: bool) -> None:
     loss = (of_action * u.tanh()).sum() + of_logp * (normal.log_prob(u) - correction).sum()
     expected = torch.autograd.grad(loss, [params] if free is None else [params, free])
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
+    arrays = distribution.rsample(params.detach().numpy(), noise.numpy())
+    of_params, of_log_std = arrays.gradient(of_action.numpy(), of_logp)
+    np.testing.assert_allclose(arrays.logp_B, sample.logp_B, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_params, found, rtol=1e-5, atol=1e-5)
+    assert of_params.dtype == arrays.logp_B.dtype == np.float32
     if of_free is not None:
         torch.testing.assert_close(of_free, expected[1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(of_log_std, of_free, rtol=1e-5, atol=1e-5)
 
 
 # critics

@@ -22,7 +22,7 @@ from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics
 from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_critics import QCritics, build_critics
-from slm_lab.agent.ops.arrays import silent, tensor
+from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
 from slm_lab.agent.ops.losses import symlog
@@ -45,7 +45,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """The values of the two critics [2, …] as one […], by critic_reduction."""
 
 REDUCTION_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "min": lambda q_CX: torch.zeros_like(q_CX).scatter_(0, q_CX.argmin(0, keepdim=True), 1.0),
+    "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),
     "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
 }
 """Their derivatives with respect to the values of each critic [2, …]."""
@@ -184,9 +184,9 @@ class SoftActorCritic(Algorithm):
     def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticOutputs, Tensor, Tensor]:
         """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
         with torch.no_grad():
-            next_action = self._sample(tensor(self._actor(batch.next_obs_B).out))
-        passed, q_CB, next_q_CB = self._values(batch, next_action.action_BD)
-        return passed, q_CB, self.reduce(next_q_CB) - alpha * next_action.logp_B  # eq. 3
+            next_action = self._sample(self._actor(batch.next_obs_B).out)
+        passed, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
+        return passed, q_CB, self.reduce(next_q_CB) - alpha * tensor(next_action.logp_B)  # eq. 3
 
     def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticOutputs, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
@@ -211,15 +211,15 @@ class SoftActorCritic(Algorithm):
     def _continuous_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Add the gradient of eq. 9 to the actor's; return the loss and the entropy."""
         actor = self._actor(batch.obs_B)
-        sample = self._sample(tensor(actor.out))
-        critics, B = self._q(batch.obs_B, sample.action_BD, of_actions=True), len(batch.obs_B)
+        sample = self._sample(actor.out)
+        critics, B = self._q(batch.obs_B, tensor(sample.action_BD), of_actions=True), len(batch.obs_B)
         q_CB = tensor(critics.out)
         of_action_BD = critics.action_grad(REDUCTION_GRADIENTS[self.reduction](q_CB).mul_(-1.0 / B))
-        of_params_BP, of_log_std_D = sample.gradient(of_action_BD, alpha / B)
+        of_params_BP, of_log_std_D = sample.gradient(like(sample.action_BD, of_action_BD), alpha / B)
         actor.backward(of_params_BP)
         if of_log_std_D is not None:
-            self.distribution.log_std.grad += of_log_std_D
-        entropy = -sample.logp_B.mean()
+            self.distribution.log_std.grad += tensor(of_log_std_D)
+        entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
     def _discrete_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -244,11 +244,13 @@ class SoftActorCritic(Algorithm):
         actor.backward(of_params_BA.div_(B))
         return loss, entropy
 
-    def _sample(self, params_BP: Tensor) -> SquashedSample:
+    def _sample(self, params_BP: Any) -> SquashedSample:
         """Sample actions [B, D], given the distribution's parameters."""
         assert isinstance(self.distribution, SquashedNormal)
-        noise_BD = torch.from_numpy(self.rng.standard_normal((len(params_BP), self.action_dim), np.float32))
-        return self.distribution.rsample(params_BP, upload(noise_BD, self.device))
+        noise_BD: Any = self.rng.standard_normal((len(params_BP), self.action_dim), np.float32)
+        if isinstance(params_BP, Tensor):
+            noise_BD = upload(torch.from_numpy(noise_BD), self.device)
+        return self.distribution.rsample(params_BP, noise_BD)
 
     def _metrics(self, reports: list[ActorReport]) -> Metrics:
         """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slm_lab.agent.ops.arrays import A
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -251,30 +252,31 @@ class Normal(_LocationScale):
 
 
 class SquashedSample(NamedTuple):
-    """Actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2)."""
+    """Actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2): all tensors, or all arrays."""
 
-    action_BD: Tensor
-    logp_B: Tensor
+    action_BD: Any
+    logp_B: Any
     """log π(a|s)."""
-    shift_BD: Tensor
+    shift_BD: Any
     """σ ε."""
-    log_std_BD: Tensor
+    log_std_BD: Any
     """log σ within its bounds; [1, D] if it does not depend on the state."""
     state_dependent: bool
     """Whether log σ depends on the state."""
 
-    def gradient(self, of_action_BD: Tensor, of_logp: Tensor | float) -> tuple[Tensor, Tensor | None]:
+    def gradient(self, of_action_BD: Any, of_logp: Any) -> tuple[Any, Any]:
         """Return the gradient of the parameters [B, P], and that of a log σ [D] which does not depend on the state (else None).
 
         Args: of_action_BD: gradient of the actions. of_logp: gradient of each row's log π(a|s), the same for all rows.
         """
         # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), at given ε;  ∂ log π / ∂ log σ = −1
         action_BD = self.action_BD
-        of_u_BD = torch.addcmul(of_action_BD, of_action_BD * action_BD, action_BD, value=-1.0).add_((2.0 * of_logp) * action_BD)
-        of_log_std_BD = (of_u_BD * self.shift_BD).sub_(of_logp)
+        of_u_BD = of_action_BD * (1.0 - action_BD * action_BD) + (2.0 * of_logp) * action_BD
+        of_log_std_BD = of_u_BD * self.shift_BD - of_logp
         of_log_std_BD *= (self.log_std_BD > LOG_STD_MIN) & (self.log_std_BD < LOG_STD_MAX)
         if self.state_dependent:
-            return torch.cat((of_u_BD, of_log_std_BD), dim=1), None
+            join: Any = np.concatenate if isinstance(of_u_BD, np.ndarray) else torch.cat
+            return join((of_u_BD, of_log_std_BD), 1), None
         return of_u_BD, of_log_std_BD.sum(0)
 
 
@@ -298,15 +300,23 @@ class SquashedNormal(Normal):
         return torch.tanh(super().torch_mode(params_BP))
 
     @torch.no_grad()
-    def rsample(self, params_BP: Tensor, noise_BD: Tensor) -> SquashedSample:
+    def rsample(self, params_BP: A, noise_BD: A) -> SquashedSample:
         """Return actions for standard normal noise [B, D], as a function of the parameters."""
+        # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
+        constant, of_state = 0.5 * LOG_2PI * self.action.dim, self.log_std is None
+        if isinstance(params_BP, np.ndarray):
+            loc, log_std = self._numpy(params_BP)
+            shift = np.exp(log_std) * noise_BD
+            u = loc + shift
+            size = np.abs(u)
+            slope = 2.0 * (math.log(2.0) - size - np.log1p(np.exp(-2.0 * size)))
+            logp = -np.add.reduce(0.5 * noise_BD * noise_BD + log_std + slope, axis=1) - np.float32(constant)
+            return SquashedSample(np.tanh(u), logp, shift, log_std, of_state)
         loc_BD, log_std_BD = self._torch(params_BP)
         shift_BD = log_std_BD.exp() * noise_BD
         u_BD = loc_BD + shift_BD
-        # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
-        neg_logp_BD = (0.5 * noise_BD).mul_(noise_BD).add_(log_std_BD).add_(_log_tanh_slope(u_BD))
-        logp_B = -neg_logp_BD.sum(1) - 0.5 * LOG_2PI * self.action.dim
-        return SquashedSample(torch.tanh(u_BD), logp_B, shift_BD, log_std_BD, self.log_std is None)
+        logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_slope(u_BD)).sum(1) - constant
+        return SquashedSample(torch.tanh(u_BD), logp_B, shift_BD, log_std_BD, of_state)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         edge = 1.0 - max(self.MARGIN, torch.finfo(action_B.dtype).eps)

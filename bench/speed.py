@@ -134,6 +134,11 @@ def rows(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def shown(rate: float) -> str:
+    """Return frames per second with three digits or more."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
 def markdown(report: dict[str, Any]) -> str:
     """Return a report as a table for readers."""
     lines = ["| case | slm_lab | beside | its | ratio |", "|---|---|---|---|---|"]
@@ -144,7 +149,7 @@ def markdown(report: dict[str, Any]) -> str:
             ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
             spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
             beside = f"{peer} {result['versions'][peer]}"
-            lines.append(f"| {CASES[result['case']].title} | {ours:,.0f} | {beside} | {theirs:,.0f} | {ours / theirs:.2f}{spread} |")
+            lines.append(f"| {CASES[result['case']].title} | {shown(ours)} | {beside} | {shown(theirs)} | {ours / theirs:.2f}{spread} |")
     return "\n".join(lines)
 
 

@@ -87,17 +87,17 @@ def draw(rates: dict[str, list[float]], picture: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.0), dpi=150)
-    for (name, values), colour in zip(rates.items(), ("#7F7F7F", "#0072B2", "#D55E00"), strict=False):
+    for (name, values), colour, above in zip(rates.items(), ("#7F7F7F", "#0072B2", "#D55E00"), (7, -14, 7), strict=True):
         axes.plot(list(HORIZONS), values, marker="o", label=name, color=colour)
         for envs, value in zip(HORIZONS, values, strict=True):
-            axes.annotate(f"{value / 1000:,.0f} k", (envs, value), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
+            axes.annotate(f"{value / 1000:,.0f} k", (envs, value), textcoords="offset points", xytext=(0, above), ha="center", fontsize=8)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(HORIZONS), [f"{envs:,}" for envs in HORIZONS])
     axes.set_xlabel("environments")
     axes.set_ylabel("frames per second")
     axes.set_title("PPO on CartPole-v1")
-    axes.margins(y=0.15)
+    axes.margins(x=0.08, y=0.15)
     axes.grid(color="#E3E3E3")
     axes.legend()
     figure.tight_layout()

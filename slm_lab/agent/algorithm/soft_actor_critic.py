@@ -209,7 +209,7 @@ class SoftActorCritic(Algorithm):
         return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
 
     def _continuous_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Add the gradient of eq. 9 to the actor's; return the loss and the entropy."""
+        """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
         actor = self._actor(batch.obs_B)
         sample = self._sample(actor.out)
         critics, B = self._q(batch.obs_B, tensor(sample.action_BD), of_actions=True), len(batch.obs_B)
@@ -223,7 +223,7 @@ class SoftActorCritic(Algorithm):
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
     def _discrete_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Add the gradient of arXiv:1910.07207, eq. 12, to the actor's; return the loss and the entropy."""
+        """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy."""
         actor, B = self._actor(batch.obs_B), len(batch.obs_B)
         logp_BA = F.log_softmax(tensor(actor.out), dim=1)
         with torch.no_grad():

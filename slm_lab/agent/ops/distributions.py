@@ -303,7 +303,7 @@ class SquashedNormal(Normal):
     def rsample(self, params_BP: A, noise_BD: A) -> SquashedSample:
         """Return actions for standard normal noise [B, D], as a function of the parameters."""
         # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
-        constant, of_state = 0.5 * LOG_2PI * self.action.dim, self.log_std is None
+        constant, state_dependent = 0.5 * LOG_2PI * self.action.dim, self.log_std is None
         if isinstance(params_BP, np.ndarray):
             loc, log_std = self._numpy(params_BP)
             shift = np.exp(log_std) * noise_BD
@@ -311,12 +311,12 @@ class SquashedNormal(Normal):
             size = np.abs(u)
             slope = 2.0 * (math.log(2.0) - size - np.log1p(np.exp(-2.0 * size)))
             logp = -np.add.reduce(0.5 * noise_BD * noise_BD + log_std + slope, axis=1) - np.float32(constant)
-            return SquashedSample(np.tanh(u), logp, shift, log_std, of_state)
+            return SquashedSample(np.tanh(u), logp, shift, log_std, state_dependent)
         loc_BD, log_std_BD = self._torch(params_BP)
         shift_BD = log_std_BD.exp() * noise_BD
         u_BD = loc_BD + shift_BD
         logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_slope(u_BD)).sum(1) - constant
-        return SquashedSample(torch.tanh(u_BD), logp_B, shift_BD, log_std_BD, of_state)
+        return SquashedSample(torch.tanh(u_BD), logp_B, shift_BD, log_std_BD, state_dependent)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         edge = 1.0 - max(self.MARGIN, torch.finfo(action_B.dtype).eps)

@@ -83,6 +83,9 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(FRAMES))
     parser.add_argument("--pairs", type=int, default=20, choices=[n + 1 for n in T95])
     arguments = parser.parse_args()
+    for case in arguments.cases:
+        if case not in FRAMES:
+            parser.error(f"no case {case!r}; there are {', '.join(FRAMES)}")
     import torch
 
     sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, torch {torch.__version__}\n")

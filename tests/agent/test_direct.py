@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net import critic_passes, direct
+from slm_lab.agent.net import critic_passes, direct, direct_layers
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.critic_passes import DirectCritics, GraphCritics, SeparateOutputs, StackedOutputs
 from slm_lab.agent.net.direct import (
-    SMALL,
-    SMALL_ROWS,
     DirectActionValues,
     DirectActorCritic,
-    DirectLayer,
     DirectMLP,
     DirectOutputs,
     direct_actor,
 )
+from slm_lab.agent.net.direct_layers import SMALL, SMALL_ROWS, DirectLayer
 from slm_lab.agent.net.fused import ACTIVATIONS
 from slm_lab.agent.net.q_critics import SeparateCritics, build_critics
 from slm_lab.agent.net.q_net import QNet
@@ -61,7 +59,7 @@ def test_outputs_and_gradients_are_those_of_autograd(
     keys: dict[str, Any], small: bool, products: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of some rows only, added to what is there, and after the parameters have changed."""
-    monkeypatch.setattr(direct, "SMALL_ROWS", 512 if small else 0)
+    monkeypatch.setattr(direct_layers, "SMALL_ROWS", 512 if small else 0)
     net, flat, obs = build(**keys)
     for body in net.bodies:
         body.products = products
@@ -169,6 +167,59 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
         near(own, theirs)
     assert not flat.grad.any(), "weights take no gradient"
     assert all(parameter.requires_grad for parameter in critics.parameters())
+
+
+RENORM = [
+    {"LazyBatchRenorm1d": {"momentum": 0.3, "warmup_steps": 4}},
+    {"LazyLinear": {"out_features": 12}},
+    {"ReLU": None},
+    {"LazyBatchRenorm1d": {"momentum": 0.3, "r_max": 1.1, "d_max": 0.1, "warmup_steps": 0}},
+    {"Tanh": None},
+]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -> None:
+    """Values, gradients and moving statistics over some batches, during the warm-up and after it, one of a single row too."""
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        critics = build_critics(arc(*RENORM), VECTOR, action)
+        flat = FlatParams(critics)
+        flat.param.add_(torch.randn_like(flat.param), alpha=0.3)
+        pairs.append((critics.train(training), flat))
+    (critics, flat), (others, other) = pairs
+    assert len(flat.buffer)
+    ours, graph = DirectCritics.of(critics), GraphCritics(others)
+    assert ours is not None
+    for rows in (21, 8, 1, 21, 8, 21):
+        obs, actions = 3.0 + torch.randn(rows, 5), torch.randn(rows, 2) if action is CONTINUOUS else None
+        found, expected = ours.record(obs, actions), graph.record(obs, actions)
+        near(found.out, expected.out)  # type: ignore[arg-type]
+        weights = torch.randn(expected.out.shape)
+        for one in (found, expected):
+            one.backward(weights.clone())  # type: ignore[attr-defined]
+        near(flat.grad, other.grad)
+        torch.testing.assert_close(flat.buffer, other.buffer)
+        if actions is not None:
+            some = (torch.arange(rows) % 3 == 0).float()
+            for of_q in (torch.stack((some, 1.0 - some)), torch.stack((some * 0.0, 1.0 - some)), torch.randn(2, rows)):
+                own, theirs = (one.record(obs, actions, of_actions=True).action_grad(of_q.clone()) for one in (ours, graph))
+                near(own, theirs)
+        torch.testing.assert_close(flat.buffer, other.buffer)
+    assert flat.buffer.equal(FlatParams(build_critics(arc(*RENORM), VECTOR, action)).buffer) != training
+
+
+def test_batch_statistics_belong_to_one_pass() -> None:
+    critics = build_critics(arc(*RENORM), VECTOR, DISCRETE)
+    flat, ours = FlatParams(critics), DirectCritics.of(critics)
+    assert ours is not None
+    passed = ours.record(torch.randn(4, 5), None)
+    ours.record(torch.randn(4, 5), None)
+    with pytest.raises(AssertionError, match="another forward pass"):
+        passed.backward(torch.ones(2, 4, 3))
+    del flat
 
 
 @pytest.mark.parametrize("rows", [20, 700])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.net import direct
-from slm_lab.agent.net.direct import DirectLayer, DirectMLP, GraphOutputs, Outputs, gradients, with_gradient
+from slm_lab.agent.net.direct import DirectMLP, GraphOutputs, Outputs, with_gradient
+from slm_lab.agent.net.direct_layers import DirectLayer, gradients
 from slm_lab.agent.net.fused import ACTIVATIONS, chain
 from slm_lab.agent.net.q_critics import QCritic, QCritics, SeparateCritics, StackedCritics
 from slm_lab.agent.ops.arrays import array
@@ -164,7 +165,8 @@ class SeparateOutputs:
         columns = slice(x_BI.shape[1] - self._actions, x_BI.shape[1])
         total_BD = np.zeros((len(x_BI), self._actions), np.float32)
         for net, values, grad_B in zip(self._nets, self._values, grad_CB.numpy(), strict=True):
-            row_K = np.flatnonzero(grad_B)  # with the minimum of two critics, each row has a gradient for one critic only
+            # with the minimum of two critics, each row has a gradient for one critic only
+            row_K = np.flatnonzero(grad_B) if net.by_row else np.arange(len(grad_B))
             if not len(row_K):
                 continue
             some = values if len(row_K) == len(grad_B) else [value.take(row_K, axis=0) for value in values]

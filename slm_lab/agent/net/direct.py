@@ -4,7 +4,7 @@ An algorithm whose loss has a known gradient needs no graph: it computes the out
 them back. Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small
 products and activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
 
-Nets that are not plain chains of linear layers, layer norms and activations learn through autograd; GraphOutputs has the same interface.
+Nets that are not plain chains of linear layers, norms and activations learn through autograd; GraphOutputs has the same interface.
 """
 
 from __future__ import annotations
@@ -19,110 +19,13 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
+from slm_lab.agent.net.direct_layers import ALL, Layers, direct_layer, is_supported
 from slm_lab.agent.net.fused import ACTIVATIONS, Activation, chain, hooks_of
 from slm_lab.agent.ops.arrays import array
-from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.agent.ops.linear import FLOAT32, Products, bias_grad
+from slm_lab.agent.ops.linear import FLOAT32, Products
 
 DIRECT = True
 """Whether fully connected nets learn without a graph; False: through autograd."""
-SMALL, SMALL_ROWS = 64 * 64 * 512, 512
-"""Largest number of rows × weights of a layer, and largest number of rows, that are computed in numpy. With layers of 64 × 64 an update of
-PPO takes 0.92 of torch's time for 256 rows, one of A2C 0.85 for 32."""
-
-
-class DirectLayer:
-    """A linear layer and the activation after it. Its arrays are views of the net's flat vectors (see FlatParams).
-
-    Shapes: x [B, I], weight [O, I], bias [O]; of a stack of C layers x [C, B, I], weight [C, O, I], bias [C, 1, O].
-
-    Args: params, grads: weight and bias, and their gradients. activation: None if none follows. products: how large products are computed.
-    """
-
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, products: Products) -> None:
-        self.params, self.grads, self.activation, self.products = [one.detach() for one in params], grads, activation, products
-        self.weight, self.bias = (one.numpy() for one in self.params)
-        self.of_weight, self.of_bias = (one.numpy() for one in grads)
-        self.weight_t = self.weight.swapaxes(-1, -2)
-        self.small_rows = 0 if products.bfloat16 else min(SMALL_ROWS, SMALL // self.weight.size)
-        """Largest number of rows that are computed in numpy."""
-
-    def of_critic(self, index: int) -> DirectLayer:
-        """Return one layer of a stack."""
-        params, grads = ((weight[index], bias[index, 0]) for weight, bias in (self.params, self.grads))
-        return DirectLayer(params, grads, self.activation, self.products)
-
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        """Return the outputs, in a new array."""
-        activation = self.activation
-        if x.shape[-2] <= self.small_rows:
-            out = _product(x, self.weight_t)
-            out += self.bias
-            if activation is not None:
-                activation.array_forward_(out)
-            return out
-        outputs = self.products.linear(torch.from_numpy(x), *self.params)
-        if activation is not None:
-            activation.forward_(outputs)
-        return outputs.numpy()
-
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        """Propagate the gradient with respect to the outputs, which is modified.
-
-        Args: x, out: input and outputs. weights: whether to add the gradients of weight and bias. columns: those of the input whose
-        gradient is returned; None: none.
-        """
-        activation = self.activation
-        if grad.shape[-2] <= self.small_rows:
-            if activation is not None:
-                activation.array_backward_(grad, out)
-            if weights:
-                self.of_weight += _product(grad.swapaxes(-1, -2), x)
-                self.of_bias += np.add.reduce(grad, axis=0) if grad.ndim == 2 else np.add.reduce(grad, axis=1, keepdims=True)
-            return None if columns is None else _product(grad, self.weight if columns is ALL else self.weight[..., columns])
-        of_out, (weight, _), (of_weight, of_bias) = torch.from_numpy(grad), self.params, self.grads
-        if activation is not None:
-            activation.backward_(of_out, torch.from_numpy(out))
-        if weights:
-            self.products.add_weight_grad(of_weight, of_out, torch.from_numpy(x))
-            of_bias += bias_grad(of_out)
-        return None if columns is None else self.products.input_grad(of_out, weight if columns is ALL else weight[..., columns]).numpy()
-
-
-ALL = slice(None)
-"""All columns."""
-
-
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    product: np.ndarray = a.dot(b) if a.ndim == 2 else np.matmul(a, b)  # dot takes two thirds of the time of matmul
-    return product
-
-
-class DirectNorm:
-    """Layer normalisation (arXiv:1607.06450) and the activation after it, with the interface of DirectLayer."""
-
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, eps: float) -> None:
-        weight, bias = params
-        self.params, self.grads, self.activation = (weight.detach(), bias.detach()), grads, activation
-        self.shape, self.eps = list(weight.shape), eps
-
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        out = torch.native_layer_norm(torch.from_numpy(x), self.shape, *self.params, self.eps)[0]
-        if self.activation is not None:
-            self.activation.forward_(out)
-        return out.numpy()
-
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        of_out, inputs = torch.from_numpy(grad), torch.from_numpy(x)
-        if self.activation is not None:
-            self.activation.backward_(of_out, torch.from_numpy(out))
-        _, mean, rstd = torch.native_layer_norm(inputs, self.shape, *self.params, self.eps)
-        wanted = [columns is not None, weights, weights]
-        of_x, *found = torch.ops.aten.native_layer_norm_backward(of_out, inputs, self.shape, mean, rstd, *self.params, wanted)
-        if weights:
-            for total, own in zip(self.grads, found, strict=True):
-                total += own
-        return None if columns is None else of_x[..., columns].numpy()
 
 
 class DirectMLP:
@@ -131,7 +34,7 @@ class DirectMLP:
     Args: modules: those that compute the same, with the modules that contain them. layers: see DirectLayer.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[DirectLayer | DirectNorm]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[Layers]) -> None:
         self.layers = layers
         distinct = dict.fromkeys(modules)
         self._params = [parameter for module in distinct for parameter in module.parameters(recurse=False)]
@@ -141,6 +44,11 @@ class DirectMLP:
     def hooked(self) -> bool:
         """Whether a module has hooks, which would not be called here."""
         return any(self._hooks)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the rows of the last forward pass are independent."""
+        return all([layer.by_row for layer in self.layers])  # noqa: C419  # as below
 
     @property
     def usable(self) -> bool:
@@ -154,25 +62,20 @@ class DirectMLP:
         Args: products: of the hidden layers; the last one, which gives outputs, computes in float32. containers: modules whose hooks count
         too.
         """
-        found: list[tuple[nn.Linear | nn.LayerNorm, Activation | None]] = []
+        found: list[tuple[nn.Module, Activation | None]] = []
         for module in modules:
-            if (type(module) is nn.Linear and module.bias is not None) or _is_plain_norm(module):
-                assert isinstance(module, nn.Linear | nn.LayerNorm)
+            if is_supported(module):
                 found.append((module, None))
             elif type(module) in ACTIVATIONS and found and found[-1][1] is None:
                 found[-1] = (found[-1][0], ACTIVATIONS[type(module)])
             else:
                 return None
-        layers: list[DirectLayer | DirectNorm] = []
+        layers: list[Layers] = []
         for index, (module, activation) in enumerate(found):
-            params = module.weight, module.bias
-            grads = gradients(params)
-            if grads is None:
+            layer = direct_layer(module, activation, products if index < len(found) - 1 else FLOAT32)
+            if layer is None:
                 return None
-            if isinstance(module, nn.LayerNorm):
-                layers.append(DirectNorm(params, grads, activation, module.eps))
-            else:
-                layers.append(DirectLayer(params, grads, activation, products if index < len(found) - 1 else FLOAT32))
+            layers.append(layer)
         return DirectMLP([*modules, *containers], layers) if layers else None
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
@@ -195,17 +98,6 @@ class DirectMLP:
             assert of_out is not None
             of_out = self.layers[index].backward(of_out, values[index], values[index + 1], weights, ALL if index else columns)
         return of_out
-
-
-def gradients(params: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return the gradients of parameters; None if these are not flattened, or not on the CPU."""
-    grads = [parameter.grad for parameter in params if not is_asynchronous(parameter)]
-    complete = [grad for grad in grads if grad is not None]
-    return complete if len(complete) == len(params) else None
-
-
-def _is_plain_norm(module: nn.Module) -> bool:
-    return type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and module.elementwise_affine and module.bias is not None
 
 
 def direct_actor(body: Body, head: ActorHead) -> DirectMLP | None:

@@ -161,7 +161,10 @@ class Trainer:
     def set_train_mode(self, on: bool) -> None:
         """Switch the layers that have modes; between updates they are in evaluation mode. (`net.train` visits all: 3 % of A2C.)"""
         for module in self.mode_layers:
-            module.train(on)
+            if type(module).train is nn.Module.train and not module._modules:
+                vars(module)["training"] = on  # `train` takes 20 times as long, a twentieth of an update with batch norm
+            else:
+                module.train(on)
 
     @property
     def lr(self) -> float:

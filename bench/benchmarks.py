@@ -4,6 +4,7 @@ Runs what is missing of the studies `benchmarks` (scores beside published ones),
 writes docs/BENCHMARKS.md, and tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is
 kept with the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/): delete one, and that run is made again. The
 runs themselves are in data/NAME/. `--pages` writes the pages from the results that there are.
+README.md and docs/algorithms.md have short tables of the scores, which are written too.
 """
 
 import argparse
@@ -48,6 +49,13 @@ FIGURES = {
 """Study → picture in the folder of its page → figure."""
 
 
+SHORT_TABLES = {
+    ROOT / "README.md": ("PPO", "DDQN + PER", "SAC", "CrossQ"),
+    DOCS / "algorithms.md": ("REINFORCE", "SARSA", "A2C (GAE)", "A2C (n-step)", "PPO", "DQN", "DDQN + PER", "SAC", "CrossQ"),
+}
+"""Page with a short table of scores → its rows."""
+
+
 class Page(NamedTuple):
     """What comes from a study."""
 
@@ -75,8 +83,36 @@ def scores(study: Study, folder: Path) -> str:
 
 
 def write_scores(study: Study, folder: Path) -> None:
-    """Write docs/BENCHMARKS.md."""
+    """Write docs/BENCHMARKS.md and the short tables of other pages."""
     (DOCS / "BENCHMARKS.md").write_text(scores(study, folder), encoding="utf-8")
+    for page in SHORT_TABLES:
+        page.write_text(with_short_table(page, study, folder), encoding="utf-8")
+
+
+def with_short_table(page: Path, study: Study, folder: Path) -> str:
+    """Return a page with its short table: a score for each algorithm and env, and the published one in brackets."""
+    rows = {(row.entry, row.env): row for row in study_rows(study, study_settings(study, results_of(study, folder)))}
+    envs = list(dict.fromkeys(row.env for row in rows.values() if row.published is not None))
+    lines = [["", *envs], ["---"] * (len(envs) + 1)]
+    shown = []
+    for algorithm in SHORT_TABLES[page]:
+        found = [rows.get((algorithm, env)) for env in envs]
+        shown += [row for row in found if row is not None]
+        lines.append([algorithm, *("" if row is None else _short_cell(row) for row in found)])
+    seeds = " or ".join(map(str, sorted({row.seeds for row in shown})))
+    note = (
+        f"Mean over {seeds} seeds, each trained for 200,000 (CartPole) or 300,000 frames. In brackets the score that SLM Lab published\n"
+        "for as many; ≈: below it, but the 95 % interval contains it; <: the whole interval is below it."
+    )
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{note}\n"
+    return _between("scores", text, page)
+
+
+def _short_cell(row: Row) -> str:
+    if row.published is None:
+        return number(row.score)
+    mark = {"≈": "≈ ", "below": "< "}.get(row.verdict, "")
+    return f"{number(row.score)} ({mark}{number(row.published)})"
 
 
 def _cells(study: Study, row: Row) -> list[str]:
@@ -92,8 +128,13 @@ def _cells(study: Study, row: Row) -> list[str]:
 
 def with_table(study: Study, folder: Path) -> str:
     """Return the page above the folder of a study's results, with its table."""
-    page, text = _page(folder), markdown_table(study, study_rows(study, study_settings(study, results_of(study, folder))))
-    begin, end = f"<!-- study {study.name} -->\n", "<!-- end of study -->"
+    text = markdown_table(study, study_rows(study, study_settings(study, results_of(study, folder))))
+    return _between(f"study {study.name}", text, _page(folder))
+
+
+def _between(name: str, text: str, page: Path) -> str:
+    """Return a page with a text in place of the one between `<!-- name -->` and `<!-- end of … -->`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name.partition(' ')[0]} -->"
     return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 

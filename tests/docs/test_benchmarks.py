@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.benchmarks import DOCS, PAGES, results_of, with_table
+from bench.benchmarks import DOCS, PAGES, SHORT_TABLES, results_of, scores, with_short_table, with_table
 from slm_lab.spec.study import differing, load_study
 
 
@@ -18,6 +18,22 @@ def test_the_exercise_is_that_of_its_results() -> None:
     finals = [json.loads(file.read_text())["eval"]["0"]["total_reward"][-1] for file in files]
     assert len(finals) == 16
     assert line.split("|")[3].split()[0] == f"{sum(finals) / 16:.4g}"
+
+
+def test_scores_are_those_of_their_results() -> None:
+    page = PAGES["benchmarks"]
+    study, text = load_study(page.file, "benchmarks"), (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8")
+    assert scores(study, page.results) == text
+    kept = (one.content for one in results_of(study, page.results))
+    runs = [one["train"] for one in kept if (one["entry"], one["env"]) == ("REINFORCE", "CartPole-v1")]
+    finals = [session["total_reward_ma"][-1] for run in runs for session in run.values()]
+    mean = sum(finals) / len(finals)
+    (line,) = (line for line in text.splitlines() if line.startswith("| CartPole-v1 | REINFORCE |"))
+    assert f"**{mean:.4g}**" in line
+    for path in SHORT_TABLES:
+        shown = path.read_text(encoding="utf-8")
+        assert with_short_table(path, study, page.results) == shown
+        assert "\n| PPO | 5" in shown
 
 
 def test_kept_results_are_of_the_studies_as_they_are() -> None:

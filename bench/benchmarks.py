@@ -1,15 +1,15 @@
 """The tables and figures of the documentation that come from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
 Runs what is missing of the studies `benchmarks` (scores beside published ones), `a3c_vs_a2c` and `sync_async` in slm_lab/spec/study/, and
-writes docs/BENCHMARKS.md, and tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is
+writes docs/BENCHMARKS.md, short tables of scores in README.md and docs/algorithms.md, and tables and figures of docs/hogwild.md and
+docs/sync_async.md. A finished run leaves one result file, which is
 kept with the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/): delete one, and that run is made again. The
 runs themselves are in data/NAME/. `--pages` writes the pages from the results that there are.
-README.md and docs/algorithms.md have short tables of the scores, which are written too.
 """
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,45 +74,46 @@ def results_of(study: Study, folder: Path) -> list[ResultRun]:
     return [one for one in found if (one.content["entry"], one.content["env"], one.content["random_seed"]) in wanted]
 
 
-def scores(study: Study, folder: Path) -> str:
+def scores(study: Study, rows: Sequence[Row]) -> str:
     """Return docs/BENCHMARKS.md: a row for each entry that has results."""
-    rows = study_rows(study, study_settings(study, results_of(study, folder)))
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
-    lines = [head, ["---"] * len(head), *(_cells(study, row) for row in rows)]
-    return INTRO + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{explanation(study, rows)}\n"
+    return f"{INTRO}{_markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
 
 
 def write_scores(study: Study, folder: Path) -> None:
     """Write docs/BENCHMARKS.md and the short tables of other pages."""
-    (DOCS / "BENCHMARKS.md").write_text(scores(study, folder), encoding="utf-8")
+    rows = rows_of(study, folder)
+    (DOCS / "BENCHMARKS.md").write_text(scores(study, rows), encoding="utf-8")
     for page in SHORT_TABLES:
-        page.write_text(with_short_table(page, study, folder), encoding="utf-8")
+        page.write_text(with_short_table(page, rows), encoding="utf-8")
 
 
-def with_short_table(page: Path, study: Study, folder: Path) -> str:
-    """Return a page with its short table: a score for each algorithm and env, and the published one in brackets."""
-    rows = {(row.entry, row.env): row for row in study_rows(study, study_settings(study, results_of(study, folder)))}
-    envs = list(dict.fromkeys(row.env for row in rows.values() if row.published is not None))
-    lines = [["", *envs], ["---"] * (len(envs) + 1)]
-    shown = []
-    for algorithm in SHORT_TABLES[page]:
-        found = [rows.get((algorithm, env)) for env in envs]
-        shown += [row for row in found if row is not None]
-        lines.append([algorithm, *("" if row is None else _short_cell(row) for row in found)])
-    seeds = " or ".join(map(str, sorted({row.seeds for row in shown})))
-    note = (
-        f"Mean over {seeds} seeds, each trained for 200,000 (CartPole) or 300,000 frames. In brackets the score that SLM Lab published\n"
-        "for as many; ≈: below it, but the 95 % interval contains it; <: the whole interval is below it."
-    )
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{note}\n"
-    return _between("scores", text, page)
+def rows_of(study: Study, folder: Path) -> list[Row]:
+    """Return the rows of a study's table."""
+    return study_rows(study, study_settings(study, results_of(study, folder)))
 
 
-def _short_cell(row: Row) -> str:
-    if row.published is None:
-        return number(row.score)
-    mark = {"≈": "≈ ", "below": "< "}.get(row.verdict, "")
-    return f"{number(row.score)} ({mark}{number(row.published)})"
+def with_short_table(page: Path, rows: Sequence[Row]) -> str:
+    """Return the content of a page with its short table: the score of each algorithm in each env, with the published score in brackets."""
+    known = {(row.entry, row.env): row for row in rows}
+    envs = list(dict.fromkeys(row.env for row in rows if row.published is not None))
+    shown = [(algorithm, [known.get((algorithm, env)) for env in envs]) for algorithm in SHORT_TABLES[page]]
+    table = _markdown([["", *envs], *([algorithm, *map(_short_cell, found)] for algorithm, found in shown)])
+    seeds = sorted({row.seeds for _, found in shown for row in found if row is not None})
+    number_of_seeds = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return _between("scores", f"{table}\n\nMean over {number_of_seeds} seeds. The number in brackets is the published score.\n", page)
+
+
+def _short_cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return number(row.score) if row.published is None else f"{number(row.score)} ({number(row.published)})"
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table, the first line of which is its head."""
+    head, *others = lines
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
 
 
 def _cells(study: Study, row: Row) -> list[str]:
@@ -128,14 +129,16 @@ def _cells(study: Study, row: Row) -> list[str]:
 
 def with_table(study: Study, folder: Path) -> str:
     """Return the page above the folder of a study's results, with its table."""
-    text = markdown_table(study, study_rows(study, study_settings(study, results_of(study, folder))))
-    return _between(f"study {study.name}", text, _page(folder))
+    return _between(f"study {study.name}", markdown_table(study, rows_of(study, folder)), _page(folder))
 
 
 def _between(name: str, text: str, page: Path) -> str:
-    """Return a page with a text in place of the one between `<!-- name -->` and `<!-- end of … -->`."""
+    """Return the content of a page, with `text` between its markers `<!-- name -->` and `<!-- end of … -->`."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name.partition(' ')[0]} -->"
-    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    content, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"{page}: expected one place between {begin.strip()} and {end}; found {count}")
+    return content
 
 
 def _page(folder: Path) -> Path:

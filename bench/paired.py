@@ -85,7 +85,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for case in arguments.cases:
         if case not in FRAMES:
-            parser.error(f"no case {case!r}; there are {', '.join(FRAMES)}")
+            parser.error(f"unknown case {case!r}; expected one of {', '.join(FRAMES)}")
     import torch
 
     sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, torch {torch.__version__}\n")

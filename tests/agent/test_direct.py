@@ -202,7 +202,7 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
             one.backward(weights.clone())  # type: ignore[attr-defined]
         near(flat.grad, other.grad)
         torch.testing.assert_close(flat.buffer, other.buffer)
-        if actions is not None:
+        if actions is not None and not training:  # the actor's step has critics in evaluation mode
             some = (torch.arange(rows) % 3 == 0).float()
             for of_q in (torch.stack((some, 1.0 - some)), torch.stack((some * 0.0, 1.0 - some)), torch.randn(2, rows)):
                 own, theirs = (one.record(obs, actions, of_actions=True).action_grad(of_q.clone()) for one in (ours, graph))
@@ -213,13 +213,24 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
 
 def test_batch_statistics_belong_to_one_pass() -> None:
     critics = build_critics(arc(*RENORM), VECTOR, DISCRETE)
-    flat, ours = FlatParams(critics), DirectCritics.of(critics)
+    flat, ours, obs, other = FlatParams(critics), DirectCritics.of(critics), torch.randn(4, 5), torch.randn(4, 5)
     assert ours is not None
-    passed = ours.record(torch.randn(4, 5), None)
-    ours.record(torch.randn(4, 5), None)
-    with pytest.raises(AssertionError, match="another forward pass"):
+    start, grads = flat.buffer.clone(), []
+    for between in (False, True):  # a pass in evaluation mode leaves the batch statistics
+        flat.buffer.copy_(start)
+        flat.grad.zero_()
+        passed = ours.record(obs, None)
+        if between:
+            critics.eval()
+            ours.record(other, None)
+            critics.train()
         passed.backward(torch.ones(2, 4, 3))
-    del flat
+        grads.append(flat.grad.clone())
+    assert torch.equal(*grads)
+    passed = ours.record(obs, None)
+    ours.record(other, None)  # one in training mode does not
+    with pytest.raises(AssertionError, match="last forward pass"):
+        passed.backward(torch.ones(2, 4, 3))
 
 
 @pytest.mark.parametrize("rows", [20, 700])

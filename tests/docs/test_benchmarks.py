@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.benchmarks import DOCS, PAGES, SHORT_TABLES, results_of, scores, with_short_table, with_table
+from bench.benchmarks import DOCS, PAGES, SHORT_TABLES, results_of, rows_of, scores, with_short_table, with_table
 from slm_lab.spec.study import differing, load_study
 
 
@@ -23,7 +23,8 @@ def test_the_exercise_is_that_of_its_results() -> None:
 def test_scores_are_those_of_their_results() -> None:
     page = PAGES["benchmarks"]
     study, text = load_study(page.file, "benchmarks"), (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8")
-    assert scores(study, page.results) == text
+    rows = rows_of(study, page.results)
+    assert scores(study, rows) == text
     kept = (one.content for one in results_of(study, page.results))
     runs = [one["train"] for one in kept if (one["entry"], one["env"]) == ("REINFORCE", "CartPole-v1")]
     finals = [session["total_reward_ma"][-1] for run in runs for session in run.values()]
@@ -32,8 +33,8 @@ def test_scores_are_those_of_their_results() -> None:
     assert f"**{mean:.4g}**" in line
     for path in SHORT_TABLES:
         shown = path.read_text(encoding="utf-8")
-        assert with_short_table(path, study, page.results) == shown
-        assert "\n| PPO | 5" in shown
+        assert with_short_table(path, rows) == shown
+        assert "\n| PPO | 500 (498.9) | " in shown
 
 
 def test_kept_results_are_of_the_studies_as_they_are() -> None:

@@ -32,7 +32,9 @@ class ActorCritic(PolicyGradient):
             return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch | RecordedBatch:
-        recorded = None if self.objective is None else recorded_outputs(self.net, rollout.arrays, self.record)
+        # layers that differ in training mode must compute in it, which is so from the loss on
+        evaluated = self.objective is None or bool(self.trainer.mode_layers)
+        recorded = None if evaluated else recorded_outputs(self.net, rollout.arrays, self.record)
         if recorded is not None:
             return RecordedBatch(rollout.arrays, recorded, *self._advantages(rollout.arrays, recorded))
         values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout)

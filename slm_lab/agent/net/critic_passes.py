@@ -165,8 +165,7 @@ class SeparateOutputs:
         columns = slice(x_BI.shape[1] - self._actions, x_BI.shape[1])
         total_BD = np.zeros((len(x_BI), self._actions), np.float32)
         for net, values, grad_B in zip(self._nets, self._values, grad_CB.numpy(), strict=True):
-            # with the minimum of two critics, each row has a gradient for one critic only
-            row_K = np.flatnonzero(grad_B) if net.by_row else np.arange(len(grad_B))
+            row_K = np.flatnonzero(grad_B)  # with the minimum of two critics, each row has a gradient for one of them
             if not len(row_K):
                 continue
             some = values if len(row_K) == len(grad_B) else [value.take(row_K, axis=0) for value in values]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.direct_layers import ALL, Layers, direct_layer, is_supported
+from slm_lab.agent.net.direct_layers import ALL, AnyLayer, direct_layer, is_supported
 from slm_lab.agent.net.fused import ACTIVATIONS, Activation, chain, hooks_of
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, Products
@@ -34,7 +34,7 @@ class DirectMLP:
     Args: modules: those that compute the same, with the modules that contain them. layers: see DirectLayer.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[Layers]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[AnyLayer]) -> None:
         self.layers = layers
         distinct = dict.fromkeys(modules)
         self._params = [parameter for module in distinct for parameter in module.parameters(recurse=False)]
@@ -44,11 +44,6 @@ class DirectMLP:
     def hooked(self) -> bool:
         """Whether a module has hooks, which would not be called here."""
         return any(self._hooks)
-
-    @property
-    def by_row(self) -> bool:
-        """Whether the rows of the last forward pass are independent."""
-        return all([layer.by_row for layer in self.layers])  # noqa: C419  # as below
 
     @property
     def usable(self) -> bool:
@@ -70,7 +65,7 @@ class DirectMLP:
                 found[-1] = (found[-1][0], ACTIVATIONS[type(module)])
             else:
                 return None
-        layers: list[Layers] = []
+        layers: list[AnyLayer] = []
         for index, (module, activation) in enumerate(found):
             layer = direct_layer(module, activation, products if index < len(found) - 1 else FLOAT32)
             if layer is None:

@@ -1,4 +1,4 @@
-"""Layers of the nets in direct.py: a linear layer or a norm, the activation after it, and their gradients."""
+"""AnyLayer of the nets in direct.py: a linear layer or a norm, the activation after it, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import Products
 
 SMALL, SMALL_ROWS = 64 * 64 * 512, 512
-"""Largest number of rows × weights of a layer, and largest number of rows, whose gradients are computed in numpy. With layers of 64 × 64 an
-update of PPO takes 0.92 of torch's time for 256 rows, one of A2C 0.85 for 32."""
-FORWARD = 2
-"""By how much less is computed in numpy forward, where a product with transposed weights takes longer than torch's."""
+"""The gradients of a layer are computed in numpy up to this product of rows and weights, and up to this number of rows. With layers of
+64 × 64 an update of PPO takes 0.92 of torch's time for 256 rows, one of A2C 0.85 for 32."""
+SMALL_FORWARD = SMALL // 2
+"""The same limit for outputs. It is lower, because numpy multiplies by transposed weights more slowly than torch."""
 
 
 class DirectLayer:
@@ -30,17 +30,15 @@ class DirectLayer:
     Args: params, grads: weight and bias, and their gradients. activation: None if none follows. products: how large products are computed.
     """
 
-    by_row = True
-    """Whether the rows of the last forward pass are independent."""
-
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, products: Products) -> None:
         self.params, self.grads, self.activation, self.products = [one.detach() for one in params], grads, activation, products
         self.weight, self.bias = (one.numpy() for one in self.params)
         self.of_weight, self.of_bias = (one.numpy() for one in grads)
         self.weight_t = self.weight.swapaxes(-1, -2)
-        self.small_rows = 0 if products.bfloat16 else min(SMALL_ROWS, SMALL // self.weight.size)
-        self.small_forward_rows = 0 if products.bfloat16 else min(SMALL_ROWS, SMALL // FORWARD // self.weight.size)
-        """Largest number of rows whose gradients, and whose outputs, are computed in numpy."""
+        self.small_rows, self.small_forward_rows = (
+            0 if products.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
+        )
+        """Largest numbers of rows whose gradients, and whose outputs, are computed in numpy."""
 
     def of_critic(self, index: int) -> DirectLayer:
         """Return one layer of a stack."""
@@ -94,21 +92,19 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
-    """Return the gradient of the bias [O] or [C, 1, O]: as a product, in half to a quarter of the time of a sum."""
+    """Return the sum over rows: [O], or [C, 1, O] of a stack. A product with ones takes a quarter to half of the time of np.add.reduce."""
     ones = _ones(grad.shape[-2])
     return ones[0].dot(grad) if grad.ndim == 2 else np.matmul(ones, grad)
 
 
 @lru_cache(maxsize=64)
 def _ones(size: int) -> np.ndarray:
-    """Return [1, size]."""
+    """Return ones [1, size]. The array is cached and must not be modified."""
     return np.ones((1, size), np.float32)
 
 
 class DirectNorm:
     """Layer normalisation (arXiv:1607.06450) and the activation after it, with the interface of DirectLayer."""
-
-    by_row = True
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, eps: float) -> None:
         weight, bias = params
@@ -135,11 +131,11 @@ class DirectNorm:
 
 
 class BatchPass(NamedTuple):
-    """A forward pass in training mode."""
+    """What `backward` needs of a forward pass in training mode."""
 
     x: np.ndarray
     mean: Tensor
-    inverse: Tensor
+    inverse_std: Tensor
     """1 / standard deviation [F]."""
     r: np.ndarray
     d: np.ndarray
@@ -148,7 +144,7 @@ class BatchPass(NamedTuple):
 class DirectRenorm:
     """Batch renormalisation (arXiv:1702.03275) and the activation after it, with the interface of DirectLayer.
 
-    The rows of a batch depend on each other in training mode: there `backward` takes the values of the last `forward`, all rows.
+    In training mode each output row depends on all input rows: `backward` must get all rows of the last `forward` in this mode.
     """
 
     def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor], activation: Activation | None) -> None:
@@ -157,28 +153,23 @@ class DirectRenorm:
         self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
         self._batch: BatchPass | None = None
-        """The last forward pass; None: it used the moving statistics."""
-
-    @property
-    def by_row(self) -> bool:
-        """Whether the rows of the last forward pass are independent."""
-        return self._batch is None
+        """The last forward pass in training mode; None before the first one."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         module, inputs = self.module, torch.from_numpy(x)
-        if module.uses_batch(inputs):
-            mean, var = torch.batch_norm_update_stats(inputs, None, None, 0.0)  # half the time of a mean and a mean of squares
+        if module.uses_batch_statistics(inputs):
+            mean, var = torch.batch_norm_update_stats(inputs, None, None, 0.0)  # half the time of mean, then variance
             mean_F, var_F, moving = mean.numpy(), var.numpy(), (self.running_mean, self.running_var)
-            r_F, d_F = corrections(mean_F, var_F, *moving, module.bounds(self.steps), module.eps, _clip)
+            r_F, d_F = corrections(mean_F, var_F, *moving, module.bounds(self.steps), module.eps)
             for average, own in zip(moving, (mean_F, var_F), strict=True):
                 average += module.momentum * (own - average)
             self.steps += 1.0
-            inverse_F = 1.0 / np.sqrt(var_F + module.eps)
-            self._batch = BatchPass(x, mean, torch.from_numpy(inverse_F), r_F, d_F)
-            scale_F = r_F * self.weight * inverse_F
+            inverse_std_F = 1.0 / np.sqrt(var_F + module.eps)
+            self._batch = BatchPass(x, mean, torch.from_numpy(inverse_std_F), r_F, d_F)
+            scale_F = r_F * self.weight * inverse_std_F
             shift_F = self.bias + d_F * self.weight - mean_F * scale_F
         else:
-            self._batch, scale_F = None, self._moving_scale()
+            scale_F = self._moving_scale()
             shift_F = self.bias - self.running_mean * scale_F
         out = torch.addcmul(torch.from_numpy(shift_F), inputs, torch.from_numpy(scale_F))
         if self.activation is not None:
@@ -190,33 +181,30 @@ class DirectRenorm:
         of_out, inputs, wanted = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
         if self.activation is not None:
             self.activation.backward_(of_out, torch.from_numpy(out))
-        if batch is not None:
-            assert x is batch.x, "another forward pass has taken place"
+        if batch is not None and x is batch.x:
             scale = torch.from_numpy(batch.r * self.weight)
-            of_x, of_scale, of_shift = _renorm_backward(of_out, inputs, scale, None, None, batch.mean, batch.inverse, True, eps, wanted)
+            of_x, of_scale, of_shift = _renorm_backward(of_out, inputs, scale, None, None, batch.mean, batch.inverse_std, True, eps, wanted)
             if weights:  # out = x̂ (r · weight) + (bias + d · weight)
                 of_scale = of_scale * torch.from_numpy(batch.r) + of_shift * torch.from_numpy(batch.d)
-        elif weights:
-            of_x, of_scale, of_shift = _renorm_backward(of_out, inputs, weight, *self._moving, None, None, False, eps, wanted)
         else:
-            of_x = of_out.mul_(torch.from_numpy(self._moving_scale()))
+            assert not self.module.uses_batch_statistics(inputs), "needs all rows of the last forward pass in training mode"
+            if weights:
+                of_x, of_scale, of_shift = _renorm_backward(of_out, inputs, weight, *self._moving, None, None, False, eps, wanted)
+            else:
+                of_x = of_out.mul_(torch.from_numpy(self._moving_scale()))
         if weights:
             for total, own in zip(self.grads, (of_scale, of_shift), strict=True):
                 total += own
         return None if columns is None else of_x[..., columns].numpy()
 
     def _moving_scale(self) -> np.ndarray:
-        """Return the factor of the inputs [F] by the moving statistics."""
+        """Return weight / moving standard deviation [F]."""
         scale_F: np.ndarray = self.weight / np.sqrt(self.running_var + self.module.eps)
         return scale_F
 
 
-def _clip(x: np.ndarray, low: float, high: float) -> np.ndarray:
-    return np.minimum(np.maximum(x, low), high)  # np.clip takes three times as long
-
-
 _renorm_backward: Any = torch.ops.aten.native_batch_norm_backward
-Layers = DirectLayer | DirectNorm | DirectRenorm
+AnyLayer = DirectLayer | DirectNorm | DirectRenorm
 
 
 def is_supported(module: nn.Module) -> bool:
@@ -228,7 +216,7 @@ def is_supported(module: nn.Module) -> bool:
     return type(module) is BatchRenorm1d
 
 
-def direct_layer(module: nn.Module, activation: Activation | None, products: Products) -> Layers | None:
+def direct_layer(module: nn.Module, activation: Activation | None, products: Products) -> AnyLayer | None:
     """Return the layer of a supported module and the activation after it; None if its parameters are not flattened, or not on the CPU."""
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = module.weight, module.bias

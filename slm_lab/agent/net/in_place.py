@@ -27,7 +27,7 @@ def _silu(x: np.ndarray) -> None:
 def _relu(x: np.ndarray) -> None:
     if x.size < 16384:
         np.maximum(x, 0.0, out=x)
-    else:  # in a third of numpy's time
+    else:  # torch takes a third of numpy's time
         torch.relu_(torch.from_numpy(x))
 
 

@@ -25,7 +25,10 @@ from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from tests.agent.helpers import drive
 from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, REINFORCE, gathered
+from tests.agent.test_soft_actor_critic import BRN
+from tests.agent.test_soft_actor_critic import build as build_sac
 
 VECTOR = ObservationSpace((5,))
 CONTINUOUS, DISCRETE = ActionSpace("continuous", (), 2), ActionSpace("discrete", (3,), 1)
@@ -114,6 +117,49 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: p
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-5)
     for name, value in after[0][2].items():
         torch.testing.assert_close(value, after[1][2][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
+def test_an_update_with_batch_renorm_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the moving statistics: the net learns in training mode."""
+    layers = {"Sequential": [{"LazyBatchRenorm1d": {"warmup_steps": 3}}, {"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}
+    net = {
+        "name": "TorchArcNet",
+        "arc": {"modules": {"body": layers}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}},
+        "optim_spec": {"name": "Adam", "lr": 0.01},
+    }
+    after = []
+    for on in (True, False):
+        monkeypatch.setattr(direct, "DIRECT", on)
+        agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay", net=net)
+        start = agent.algorithm.trainer.flat.buffer.clone()
+        metrics, flat = agent.update(), agent.algorithm.trainer.flat
+        assert not torch.equal(flat.buffer, start)
+        after.append((metrics.loss, metrics.grad_norm, flat.param.clone(), flat.buffer.clone()))
+    assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-4)
+    for own, expected in zip(after[0][2:], after[1][2:], strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["CrossQ", "SoftActorCritic"])
+@pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+def test_updates_of_critics_with_batch_renorm_are_those_of_autograd(
+    action: ActionSpace, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = []
+    for on in (True, False):
+        monkeypatch.setattr(direct, "DIRECT", on)
+        torch.manual_seed(3)
+        agent, env = build_sac(action, name=name, critic_net=BRN)
+        metrics = drive(agent, env, 12)
+        algorithm = agent.algorithm
+        flats = [algorithm.trainer.flat, algorithm.actor_trainer.flat]
+        after.append(([m.loss for m in metrics], [x.clone() for flat in flats for x in (flat.param, flat.buffer)]))
+    assert len(after[0][0]) > 3
+    assert after[0][0] == pytest.approx(after[1][0], rel=1e-3)
+    assert after[0][1][1].any()
+    for own, expected in zip(after[0][1], after[1][1], strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-4)
 
 
 def arc(*layers: dict[str, Any]) -> NetSpec:

@@ -387,15 +387,26 @@ def test_statistics_are_exposed() -> None:
     assert set(FlatRMSprop(torch.zeros(2), torch.zeros(2), 0.1, centered=True, momentum=0.1).statistics) == {"square", "mean", "velocity"}
 
 
+class OwnTrain(nn.Dropout):
+    """A layer that does more when its mode changes."""
+
+    def train(self, mode: bool = True) -> "OwnTrain":
+        self.seen = mode
+        return super().train(mode)
+
+
 def test_layers_with_modes_are_switched() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout1d(), nn.Tanh()), nn.GRU(2, 2))
+    attention = nn.MultiheadAttention(4, 2, dropout=0.1)
+    parts = [nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout1d(), nn.Tanh()), nn.GRU(2, 2), OwnTrain()]
+    module = nn.Sequential(*parts, attention)
     trainer = Trainer(FlatParams(module), MLPNetSpec(name="MLPNet"))
     assert not any(m.training for m in module.modules())
-    trainer.set_train_mode(True)
-    assert [m.training for m in module] == [False, True, True, False, True]
-    assert module[3][0].training
-    trainer.set_train_mode(False)
-    assert not any(m.training for m in module.modules())
+    for mode in (True, False):
+        trainer.set_train_mode(mode)
+        assert [m.training for m in module] == [False, mode, mode, False, mode, mode, mode]
+        assert module[3][0].training == mode
+        assert attention.out_proj.training == mode
+        assert module[5].seen == mode
 
 
 @pytest.mark.parametrize("name", [*LEARNING_RATES, "GlobalAdam", "GlobalRMSprop", "Lookahead"])

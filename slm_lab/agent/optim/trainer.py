@@ -161,7 +161,7 @@ class Trainer:
     def set_train_mode(self, on: bool) -> None:
         """Switch the layers that have modes; between updates they are in evaluation mode. (`net.train` visits all: 3 % of A2C.)"""
         for module in self.mode_layers:
-            if type(module).train is nn.Module.train and not module._modules and "training" in vars(module):
+            if type(module).train is nn.Module.train and not module._modules:
                 vars(module)["training"] = on  # `train` takes 20 times as long: 5 % of an update of a net with batch norm
             else:
                 module.train(on)

@@ -1,10 +1,10 @@
 """The tables and figures of the documentation that come from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-Runs what is missing of the studies `benchmarks` (scores beside published ones), `a3c_vs_a2c` and `sync_async` in slm_lab/spec/study/, and
-writes docs/BENCHMARKS.md, short tables of scores in README.md and docs/algorithms.md, and tables and figures of docs/hogwild.md and
-docs/sync_async.md. A finished run leaves one result file, which is
-kept with the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/): delete one, and that run is made again. The
-runs themselves are in data/NAME/. `--pages` writes the pages from the results that there are.
+Trains what has no result yet in the studies `benchmarks` (scores beside published ones), `a3c_vs_a2c` and `sync_async` of
+slm_lab/spec/study/. Then writes docs/BENCHMARKS.md, the short tables of scores in README.md and docs/algorithms.md, and the tables and
+figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is kept in the repository (docs/benchmarks/,
+docs/hogwild/results/, docs/sync_async/results/). If it is deleted, the run is repeated. The runs themselves are in data/NAME/.
+`--pages` writes the pages from the results that there are.
 """
 
 import argparse
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 INTRO = """# Scores of the shipped specs
 
-Written by `make benchmarks` from the results of the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json), which it runs where one is
-missing. Each `random_seed` is a run of four Sessions; every Session counts as a seed. Published: SLM Lab v5, 4 seeds, the same frames, envs
-and row spacing.
+`make benchmarks` writes this page from the results of the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). It first trains what
+has no result yet. Each `random_seed` is a run of four Sessions; every Session counts as a seed. Published: SLM Lab v5, 4 seeds, the same
+frames, envs and row spacing.
 
 """
 FIGURES = {
@@ -100,8 +100,9 @@ def with_short_table(page: Path, rows: Sequence[Row]) -> str:
     shown = [(algorithm, [known.get((algorithm, env)) for env in envs]) for algorithm in SHORT_TABLES[page]]
     table = _markdown([["", *envs], *([algorithm, *map(_short_cell, found)] for algorithm, found in shown)])
     seeds = sorted({row.seeds for _, found in shown for row in found if row is not None})
-    number_of_seeds = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return _between("scores", f"{table}\n\nMean over {number_of_seeds} seeds. The number in brackets is the published score.\n", page)
+    over = " to ".join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))
+    note = f"Each score is the mean over {over or 0} seeds. In brackets: the score that SLM Lab v5 published for as many frames."
+    return _between("scores", f"{table}\n\n{note}\n", page)
 
 
 def _short_cell(row: Row | None) -> str:

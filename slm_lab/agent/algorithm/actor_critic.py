@@ -32,9 +32,9 @@ class ActorCritic(PolicyGradient):
             return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch | RecordedBatch:
-        # layers that differ in training mode must compute in it, which is so from the loss on
-        evaluated = self.objective is None or bool(self.trainer.mode_layers)
-        recorded = None if evaluated else recorded_outputs(self.net, rollout.arrays, self.record)
+        # advantages are computed in evaluation mode: a net with layers that have modes needs another pass to learn from
+        one_pass = self.objective is not None and not self.trainer.mode_layers
+        recorded = recorded_outputs(self.net, rollout.arrays, self.record) if one_pass else None
         if recorded is not None:
             return RecordedBatch(rollout.arrays, recorded, *self._advantages(rollout.arrays, recorded))
         values = None if self.trainer.mode_layers else outputs_to_learn(self.net, rollout)

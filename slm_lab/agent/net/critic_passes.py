@@ -76,12 +76,12 @@ class DirectCritics:
 
     @property
     def hooked(self) -> bool:
-        """Whether a module has hooks, which would not be called here."""
+        """Whether a module has hooks. This pass would not call them."""
         return any(net.hooked for net in self._all)
 
     @property
     def usable(self) -> bool:
-        """Whether all layers are trained and no module has hooks."""
+        """Whether all parameters require gradients and no module has hooks."""
         return all(net.usable for net in self._all)
 
     def record(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> StackedOutputs | SeparateOutputs:
@@ -129,7 +129,7 @@ def _separate(critics: SeparateCritics, index: int) -> DirectMLP | None:
 
 
 class StackedOutputs:
-    """Values of a stack of critics."""
+    """Values of critics that are computed as one stack."""
 
     def __init__(self, stack: DirectMLP, x_CBI: Tensor, actions: int) -> None:
         self._net, self._actions = stack, actions

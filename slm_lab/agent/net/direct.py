@@ -4,7 +4,8 @@ An algorithm whose loss has a known gradient needs no graph: it computes the out
 them back. Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small
 products and activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
 
-Nets that are not plain chains of linear layers, norms and activations learn through autograd; GraphOutputs has the same interface.
+Only sequences of linear layers, norms and activations are supported. Other nets learn through autograd, with the same interface: see
+GraphOutputs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DIRECT = True
 class DirectMLP:
     """Linear layers with norms and activations, and their gradients. To be used inside `silent()`.
 
-    Args: modules: those that compute the same, with the modules that contain them. layers: see DirectLayer.
+    Args: modules: the modules that this pass replaces, and those that contain them. layers: see DirectLayer.
     """
 
     def __init__(self, modules: Iterable[nn.Module], layers: Sequence[AnyLayer]) -> None:
@@ -42,20 +43,20 @@ class DirectMLP:
 
     @property
     def hooked(self) -> bool:
-        """Whether a module has hooks, which would not be called here."""
+        """Whether a module has hooks. This pass would not call them."""
         return any(self._hooks)
 
     @property
     def usable(self) -> bool:
-        """Whether all layers are trained and no module has hooks."""
+        """Whether all parameters require gradients and no module has hooks."""
         return not any(self._hooks) and all([parameter.requires_grad for parameter in self._params])  # noqa: C419  # a third of the time
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], products: Products, containers: Iterable[nn.Module] = ()) -> DirectMLP | None:
-        """Return the pass of modules that run in sequence; None if a module is not supported.
+        """Return the pass through modules that run in sequence, or None if one of them is not supported.
 
-        Args: products: of the hidden layers; the last one, which gives outputs, computes in float32. containers: modules whose hooks count
-        too.
+        Args: products: of the hidden layers; the last one, which gives outputs, computes in float32. containers: modules that contain
+        them, whose hooks are checked too.
         """
         found: list[tuple[nn.Module, Activation | None]] = []
         for module in modules:
@@ -185,7 +186,7 @@ class GraphOutputs:
 
 
 def with_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """Return a scalar whose gradient with respect to x is `grad`. (To check an explicit gradient torch loads sympy, which takes 0.5 s.)"""
+    """Return a scalar whose gradient with respect to x is `grad`. (If `backward` is given `grad`, torch imports sympy, 0.5 s.)"""
     return torch.dot(x.reshape(-1), grad.reshape(-1))
 
 

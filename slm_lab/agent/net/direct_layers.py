@@ -62,8 +62,8 @@ class DirectLayer:
     def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         """Propagate the gradient with respect to the outputs, which is modified.
 
-        Args: x, out: input and outputs. weights: whether to add the gradients of weight and bias. columns: those of the input whose
-        gradient is returned; None: none.
+        Args: x, out: input and outputs. weights: whether to add the gradients of weight and bias. columns: the columns of the input
+        whose gradient is returned; None: no gradient is returned.
         """
         activation = self.activation
         if grad.shape[-2] <= self.small_rows:

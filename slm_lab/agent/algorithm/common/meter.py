@@ -38,14 +38,14 @@ class GradientMeter:
         self._report(self.trainer.backward(loss, weight), weight, values)
 
     def add_terms(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Do the same for a closed-form objective: a number is a loss whose gradient, times `weight`, has been added already."""
+        """Do the same for the result of a closed form. If the loss is a float, `weight` times its gradient has been added already."""
         if isinstance(loss, float):
             self.add_known(loss, weight, **values)
         else:
             self.add(loss, weight, **values)
 
     def add_known(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Report a loss, whose gradient, times `weight`, has been added to the next step's already, and other scalars."""
+        """Report a loss and other scalars. `weight` times the gradient of the loss has been added to the next step's already."""
         self._report(self.trainer.check(loss), weight, values)
 
     def _report(self, loss: Tensor | float, weight: float, values: Mapping[str, Tensor | float]) -> None:

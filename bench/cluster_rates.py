@@ -76,7 +76,7 @@ def rate(call: Callable[[], object], seconds: float = 3.0) -> float:
 
 
 def pushes(processes: int | None) -> float:
-    """Return the pushes and pulls per second through a server of so many processes; None: as many as a trial would have."""
+    """Return the pushes and pulls per second through a server of `processes` processes; None: as many as a trial would have."""
     from bench.cluster_rates import _Divided  # by the name that other processes find it by
 
     spec = spec_of(HIDDEN)
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", choices=["push", "a3c", []], help="absent: both")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=400_000, help="of a run of A3C")
-    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also with servers of so many processes")
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also with servers of these numbers of processes")
     arguments = parser.parse_args()
     say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
     if not arguments.cases or "push" in arguments.cases:

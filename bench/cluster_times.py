@@ -204,7 +204,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
 
 
 class Echo:
-    """Answers with so many bytes."""
+    """Answers with the given number of bytes."""
 
     def __init__(self, back: int) -> None:
         self.answer = np.zeros(back // 4, np.float32)

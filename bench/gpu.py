@@ -1,9 +1,9 @@
 """Tests and speed on a CUDA device: `make gpu`, or `python -m bench.gpu [--device cuda:0] [--out FILE] [--dry-run]`.
 
-First the checks: every algorithm takes three updates as it does on the CPU, checkpoints go there and back, workers train one net. Then
-gradient steps per second of PPO, SAC and CrossQ with small and large nets: here on the CPU (one thread, as a Session), here on the device,
-and in a minimal loop of plain torch on the device, whose data never leave it. Data are random; no environment takes part. Prints one table,
-and writes one JSON file. `--dry-run` takes the device's paths on the CPU, with tiny sizes.
+First the checks: every algorithm takes three updates as it does on the CPU, checkpoints are loaded on the CPU and back, workers train one
+net. Then gradient steps per second of PPO, SAC and CrossQ with small and large nets: here on the CPU (one thread, as a Session), here on
+the device, and in a minimal loop of plain torch on the device, whose data never leave it. Data are random; no environment takes part.
+Prints one table, and writes one JSON file. `--dry-run` takes the device's paths on the CPU, with tiny sizes.
 
 Exit: 0; 1 a check failed; 2 there is no CUDA device.
 """
@@ -106,7 +106,7 @@ def check_updates(case: Case, device: str, dry: bool) -> str:
 
 
 def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bool) -> str:
-    """Load the device's state here, that state there again, and compare; return what differs, or ""."""
+    """Load the device's state on the CPU, load that back on the device, and compare; return what differs, or ""."""
     with paths_of(device, dry):
         state = copy.deepcopy(there.state_dict())
     here.load_state_dict(state)

@@ -23,7 +23,7 @@ NAMES = ("params", "optim/exp_avg", "optim/exp_avg_sq")
 
 
 class Net:
-    """The shared arrays of a net with so many parameters."""
+    """The shared arrays of a net with the given number of parameters."""
 
     def __init__(self, parameters: int) -> None:
         self.parameters = parameters

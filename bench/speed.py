@@ -141,7 +141,7 @@ def shown(rate: float) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return a report as a table for readers."""
-    lines = ["| case | slm_lab | beside | its | ratio |", "|---|---|---|---|---|"]
+    lines = ["| case | slm_lab (frames/s) | compared with | its frames/s | ratio |", "|---|---|---|---|---|"]
     for result in report["results"]:
         fps = result["fps"]
         for peer in list(fps)[1:]:

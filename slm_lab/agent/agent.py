@@ -140,7 +140,7 @@ class Agent:
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Start from those of another agent's weights that have the same name and shape. Returns the names of this net that got none.
+        """Copy the entries of `weights` whose name and shape match this net. Returns the names of the entries that were not found.
 
         Critics that have a net of their own, optimizers and temperature are not part of an agent's weights.
         """
@@ -201,7 +201,7 @@ class Agent:
 
 
 def _threads(number: int) -> AbstractContextManager[None]:
-    """Return the context in which torch computes in so many threads instead of one."""
+    """Return the context in which torch computes with `number` threads instead of one."""
     return nullcontext() if number == 1 else _several_threads(number)
 
 

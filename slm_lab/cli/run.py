@@ -94,14 +94,14 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
-    from slm_lab.experiment.enjoy import Game, enjoy, summary
+    from slm_lab.experiment.enjoy import EnjoyOptions, enjoy, summary
     from slm_lab.experiment.find import find_run
     from slm_lab.experiment.plan import Plan
     from slm_lab.spec.loader import load_spec, spec_names
 
     if file is not None and name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
         load_spec(file, name)  # the error with the known names
-    game = Game(
+    game = EnjoyOptions(
         episodes=arguments.episodes,
         deterministic=arguments.deterministic,
         show="screen" if arguments.render else "video" if arguments.video else None,

@@ -70,15 +70,16 @@ class RawStep(NamedTuple):
     obs: Any
     """Batch of observations in the env's own space."""
     reward_N: np.ndarray
-    """Raw."""
+    """float [N]: rewards of the env, neither scaled nor clipped."""
     terminated_N: np.ndarray
+    """bool [N]."""
     truncated_N: np.ndarray
-    """May be true together with terminated_N."""
+    """bool [N]; may be true together with terminated_N."""
     final: list[tuple[int, Any]] | None
     """Index and last observation of each env that was reset within this step. An env whose episode ended and that is not listed is
     reset by the next step, which is a dummy row."""
     lives_N: np.ndarray | None = None
-    """Atari: remaining lives."""
+    """int64 [N]: remaining lives (Atari)."""
 
 
 Outcome = tuple[Any, Any, bool, bool, dict[str, Any]]
@@ -107,7 +108,8 @@ class Backend(ABC):
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
     lone: LoneEnv | None = None
-    """The env, if there is one alone, with observations in a Box and actions that are rows of their batch; `step` does the same."""
+    """The single env, for callers that step it without a batch. None unless there is one env, its observations are in a Box, and its action
+    is a row of the batch of actions."""
     fresh: bool = False
     """Whether step and reset return new arrays, which are not written to later."""
     observation_space: gym.Space[Any]
@@ -134,7 +136,7 @@ class Backend(ABC):
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
-        """Step every env. Raises RuntimeError, or what the env raises, if an env fails."""
+        """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or what the env raises, if an env fails."""
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         """Return the env's info in the last step of an episode that has just ended; empty if the backend has none."""

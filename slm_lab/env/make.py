@@ -109,7 +109,7 @@ def supported_keys(space: gym.Space[Any]) -> list[str] | None:
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
-    """Raise SpecError if the machine has too little memory for so many envs, however small."""
+    """Raise SpecError if the machine has too little memory for num_envs envs, however small."""
     count = num_envs or spec.num_envs
     if count * _LEAST_BYTES > memory_bytes():
         sizes = f"{count:,} envs need at least {count * _LEAST_BYTES / 2**30:,.1f} GiB ({_LEAST_BYTES:,} bytes each)"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.lib.records import ActionSpace, ObservationSpace, Part
+from slm_lab.lib.records import ActionSpace, ObservationPart, ObservationSpace
 
 Codec = Callable[[Any], np.ndarray]
 """Maps a batch [N, …] to a batch [N, …]."""
@@ -117,7 +117,7 @@ def _packed(entries: list[Leaf]) -> tuple[ObservationSpace, Codec]:
     for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
         entry = known[index][0]
         end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        parts[index] = Part(names[index], entry.shape, entry.dtype, begin, end)
+        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end)
         begin = end
     size = -(-begin // 4) * 4
     copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]

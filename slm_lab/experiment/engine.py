@@ -112,8 +112,8 @@ def _logged_to(path: Path) -> Iterator[None]:
 class _SessionProcesses:
     """The Sessions of a job, each in a child process: those that wait, those that run, and how the others ended.
 
-    Each child builds its envs and agent at once. The first that is ready makes the run's folder necessary; each begins when it is ordered
-    to. Sessions that train one net begin together, and one that dies is restarted, attached to the same shared arrays.
+    Each child builds its envs and agent at once. The run folder is created when the first one is ready; each begins to train when it is
+    told the folder. Sessions that train one net begin together, and one that dies is restarted, attached to the same shared arrays.
     """
 
     def __init__(self, job: Job) -> None:
@@ -227,7 +227,7 @@ class _SessionProcesses:
 
 
 def run_processes(job: Job) -> list[End]:
-    """Run each Session in a process of its own, so many at a time as the plan says. Raises UserError on Windows."""
+    """Run each Session in a process of its own, as many at a time as the plan allows. Raises UserError on Windows."""
     if sys.platform == "win32":
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")

@@ -35,7 +35,7 @@ EPISODES = 10
 MAX_ENVS = 32
 """Largest number of envs that play at a time."""
 VIDEO_FRAMES = 1_000
-"""A video to which no number of episodes is given ends with the episode that reaches so many frames."""
+"""Without --episodes, a video ends with the episode in which this number of frames is reached."""
 _TRAINING_KEYS = (
     "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale",
 )  # fmt: skip
@@ -43,8 +43,8 @@ _TRAINING_KEYS = (
 
 
 @dataclass(frozen=True)
-class Game:
-    """What is played, and how."""
+class EnjoyOptions:
+    """Options of mode enjoy."""
 
     episodes: int | None = None
     """Number of episodes; None: EPISODES."""
@@ -68,7 +68,7 @@ class Played(NamedTuple):
     video: VideoFile | None = None
 
 
-def enjoy(paths: RunPaths, game: Game, plan: Plan) -> Played:
+def enjoy(paths: RunPaths, game: EnjoyOptions, plan: Plan) -> Played:
     """Play episodes with a checkpoint of a run, in its env or in another one with the same spaces.
 
     Each env plays a number of episodes that is fixed before; a window or a video shows one env. Raises SpecError or UserError.
@@ -94,7 +94,7 @@ def enjoy(paths: RunPaths, game: Game, plan: Plan) -> Played:
     return Played(agent.path, returns, video)
 
 
-def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, game: Game) -> list[float]:
+def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, game: EnjoyOptions) -> list[float]:
     seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
     episodes = EPISODES if game.episodes is None else game.episodes
     num_envs = 1 if game.show is not None else min(episodes, MAX_ENVS)
@@ -137,7 +137,7 @@ def _check_spaces(agent: LoadedAgent, env: Env, trained: str, played: str) -> No
         raise UserError("\n".join(f"the policy was trained in {trained} with {line}" for line in differing))
 
 
-def _video(paths: RunPaths, agent: LoadedAgent, game: Game) -> VideoFile:
+def _video(paths: RunPaths, agent: LoadedAgent, game: EnjoyOptions) -> VideoFile:
     """Return the video of a checkpoint, named after it and the time."""
     name = f"{agent.path.stem}_{datetime.now():%Y_%m_%d_%H%M%S}.mp4"
     return VideoFile(paths.root / "video" / name, VIDEO_FRAMES if game.episodes is None else None)

@@ -21,7 +21,7 @@ Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | None = None) -> list[float]:
-    """Return the raw returns of so many episodes (None: of one per env), in the order of envs; none if `stop` is requested before the end.
+    """Return raw returns of `episodes` episodes (None: of one per env), in the order of envs; none if `stop` is requested before the end.
 
     `act(obs_N, first_N) → action_N`. How many episodes each env contributes is fixed before the first step: those that end first are the
     shortest, and their mean would be biased. An env is left out from an episode on that does not end within MAX_STEPS.

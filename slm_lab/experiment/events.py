@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Mode = Literal["train", "eval"]
-Values = dict[str, float | int | None]
+RowValues = dict[str, float | int | None]
 """Column → value; None if the column has no value in this row."""
 Status = Literal["done", "stopped", "failed"]
 """How a Session ended; stopped: saved early, as requested."""
@@ -20,8 +20,8 @@ class Row:
 
     table: int
     mode: Mode
-    values: Values
-    scalars: Values = field(default_factory=dict)
+    values: RowValues
+    scalars: RowValues = field(default_factory=dict)
     """Further means over the row's updates, for TensorBoard."""
 
 
@@ -32,7 +32,7 @@ class Progress:
     table: int
     frame: int
     fps: float
-    row: Values | None = None
+    row: RowValues | None = None
     """The row that was just made, if any."""
     seconds_left: float = math.inf
     """Until meta.max_seconds."""

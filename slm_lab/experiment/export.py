@@ -127,7 +127,7 @@ def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str
     except Exception as error:  # torch raises many kinds for what it cannot trace or translate
         other = "; --format torch may work" if format == "onnx" else ""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-        raise UserError(f"{format} cannot hold its net: {type(error).__name__}: {lines[0][:200]}{other}") from error
+        raise UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {lines[0][:200]}{other}") from error
     return dict(zip(names, map(_form, inputs), strict=True)), dict(zip(out_names, map(_form, outputs), strict=True))
 
 

@@ -97,7 +97,10 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
 def load_checkpoint_agent(
     paths: RunPaths, spec_name: str | None = None, which: Which = "best", session: int | None = None, device: str = "cpu"
 ) -> LoadedAgent:
-    """The agent of trial 0 with the best weights, over all Sessions or of one; `spec_name` if the folder's may differ.
+    """Load the agent of trial 0 from a checkpoint.
+
+    Args: spec_name: name of the spec in the saved file; None: the first one. session: None: the Session whose checkpoint has the highest
+    total_reward_ma.
 
     A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
     """

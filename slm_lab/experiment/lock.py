@@ -27,7 +27,7 @@ class _FileLock:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def acquire(self, seconds: float = 0.0) -> bool:
-        """Return whether the lock is held, at the latest after so many seconds."""
+        """Wait up to `seconds` for the lock; return whether it is held."""
         deadline = time.monotonic() + seconds
         while not _lock(self.fd):
             if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ def in_use(path: Path) -> bool:
 
 
 def _lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock a file without waiting; return whether it is locked, which it counts as where there are no such locks."""
+    """Lock a file without waiting; return whether it is locked. Also true on a platform without such locks."""
     try:
         import fcntl
     except ImportError:

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from slm_lab.agent.policy.fit import fits
 from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.plan import UserError
@@ -236,19 +237,14 @@ def _supported_keys(name: str) -> list[str] | None:
 
 def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
     """Raise UserError if the algorithm cannot act in the env."""
-    if _fits(template.model, info):
+    if fits(template.model, info.action):
         return
-    fitting = [name for name, model in ALGORITHMS.items() if model.learns and _fits(model, info)]
+    fitting = [name for name, model in ALGORITHMS.items() if model.learns and fits(model, info.action)]
     kind, which = info.action.kind.replace("_", "-"), template.agent["algorithm"]["name"]
     bounds = "" if info.action.bounded or info.action.kind != "continuous" else " without bounds"
     raise UserError(
         f"--like {template.source}: {which} does not support the {kind} actions{bounds} of {env}; use one of {', '.join(fitting)}"
     )
-
-
-def _fits(model: type[AlgorithmSpec], info: EnvInfo) -> bool:
-    action = info.action
-    return action.kind in model.action_kinds and (action.kind != "continuous" or action.bounded or not model.bounded_only)
 
 
 def _kind(name: str) -> str:

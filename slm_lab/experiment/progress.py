@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from slm_lab.experiment.events import End, Event, Notice, Progress, Values
+from slm_lab.experiment.events import End, Event, Notice, Progress, RowValues
 from slm_lab.experiment.screen import Screen
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
@@ -37,7 +37,7 @@ class _State:
 
     frame: int = 0
     fps: float = 0.0
-    row: Values = field(default_factory=dict)
+    row: RowValues = field(default_factory=dict)
     status: str = "starts"
     seconds_left: float = math.inf
     line_due: float = 0.0
@@ -96,7 +96,7 @@ class ProgressDisplay:
         self.begun = True
         self.say(text)
 
-    def update(self, index: int, frame: int, fps: float, row: Values | None, seconds_left: float = math.inf) -> None:
+    def update(self, index: int, frame: int, fps: float, row: RowValues | None, seconds_left: float = math.inf) -> None:
         """Show that Session (or policy) `index` is at `frame`; `row` is its new row, if any; `fps` 0: not known yet."""
         state, now = self.states[index], perf_counter()
         state.frame, state.fps, state.seconds_left, state.status = frame, fps, seconds_left, ""

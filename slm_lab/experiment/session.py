@@ -28,7 +28,7 @@ from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
-from slm_lab.experiment.events import CheckpointWritten, Values
+from slm_lab.experiment.events import CheckpointWritten, RowValues
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
 from slm_lab.experiment.init_from import init_weights
@@ -65,9 +65,9 @@ class SessionResult:
     index: int
     frame: int = 0
     interrupted: bool = False
-    rows: list[Values] = field(default_factory=list)
+    rows: list[RowValues] = field(default_factory=list)
     """Training rows of the first policy, see observers.COLUMNS; empty if a sink took them."""
-    eval_rows: list[Values] = field(default_factory=list)
+    eval_rows: list[RowValues] = field(default_factory=list)
     """Evaluation rows, if meta.rigorous_eval is on."""
 
 
@@ -279,7 +279,7 @@ class Session:
 
     @property
     def _learning_cores(self) -> int:
-        """The same for its updates: one if other processes learn or act meanwhile, or may."""
+        """Cores for an update: one if other processes learn or act at the same time, or may."""
         sampler = self.spec.meta.sampler
         in_turns = sampler is None or sampler.serial_mode or not sampler.async_rl
         alone = self.store is None and in_turns and self.plan.jobs is None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeVar
 
 from slm_lab.experiment import state
-from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, Values
+from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, RowValues
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.storage import Location
 from slm_lab.lib.errors import NotWritable
@@ -73,7 +73,7 @@ class MemorySink:
         if isinstance(event, Row):
             self.row_events.append(event)
 
-    def table_rows(self, table: int, mode: Mode) -> list[Values]:
+    def table_rows(self, table: int, mode: Mode) -> list[RowValues]:
         """The rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
 

@@ -48,8 +48,9 @@ _REMAINS = "interrupted; partial results are in {}"
 
 
 class Trial:
-    """Trial number `index` of an experiment. `plan` includes what `data_dir` says, and more.
+    """Trial number `index` of an experiment.
 
+    `data_dir` is the folder in which the run folder is made; it is ignored if `plan`, which has mode, data folder and resources, is given.
     `observers` are subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers. With several Sessions,
     which run in processes of their own, they must be importable.
 
@@ -240,7 +241,7 @@ class Trial:
         return paths
 
     def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
-        """Measure and draw all Sessions, which took so many seconds; the metrics are those of the Sessions that did not fail."""
+        """Measure and draw all Sessions, which took `seconds`; the metrics are those of the Sessions that did not fail."""
         paths = self.paths
         if paths is None:
             return {}

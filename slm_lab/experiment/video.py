@@ -12,7 +12,7 @@ import numpy as np
 from slm_lab.experiment.plan import UserError
 
 SMALLEST = 360
-"""Frames with fewer rows are enlarged by a whole factor to at least so many, since H.264 blurs single pixels of colour."""
+"""Frames with fewer rows are enlarged by a whole factor to at least this number, since H.264 blurs single pixels of colour."""
 
 
 def load_ffmpeg() -> ModuleType:
@@ -33,7 +33,7 @@ def load_ffmpeg() -> ModuleType:
 class VideoFile:
     """Writes the frames of episodes to an MP4 file, which appears when it is closed.
 
-    Args: enough: no further episode is recorded once there are so many frames; None: all are.
+    Args: enough: no further episode is recorded once there are this many frames; None: all are.
     """
 
     def __init__(self, path: Path, enough: int | None = None) -> None:

@@ -31,7 +31,7 @@ class ActionSpace:
 
 
 @dataclass(frozen=True)
-class Part:
+class ObservationPart:
     """One entry of a packed observation: bytes [begin, end) of it hold an array."""
 
     name: str
@@ -56,7 +56,7 @@ class ObservationSpace:
     """uint8 for images, else float32."""
     stack: int = 1
     """Frames stacked along the first axis, the newest last: within an episode each observation is the one before, moved on by a frame."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ObservationPart, ...] = ()
     """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
 
     @property

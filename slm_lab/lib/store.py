@@ -162,7 +162,7 @@ class Store(Protocol):
         """One update of the parameters, in the process of the store: exclusive if the store is locked."""
 
     def pull(self, seconds: float = 0.0) -> bool:
-        """Bring this process's copies of the part's arrays up to date if they are older than so many seconds; return whether they were."""
+        """Bring this process's copies of the part's arrays up to date if they are older than `seconds`; return whether they were."""
 
     def take_traffic(self) -> tuple[int, int]:
         """Return the bytes of arrays that were sent to another process and received from it since the last call."""

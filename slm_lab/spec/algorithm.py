@@ -260,9 +260,9 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     """Acts uniformly at random before training_start_step."""
 
     training_frequency: Positive = 1
-    """Transitions between trainings; at most one training per vector step."""
+    """Transitions between updates; at most one update per vector step."""
     training_start_step: Count | None = None
-    """Transitions collected before the first training; absent: a batch (memory.batch_size), in SoftActorCritic and CrossQ at least 1,000.
+    """Transitions collected before the first update; absent: a batch (memory.batch_size), in SoftActorCritic and CrossQ at least 1,000.
     SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the Session."""
 
     def rollout_len(self, default: int) -> int:
@@ -312,12 +312,12 @@ class DoubleDQNSpec(QLearningSpec):
 
 
 class EntropyAnneal(SpecModel):
-    """Linear annealing of the automatic target entropy over discrete actions, in parts of ln|A|."""
+    """Linear annealing of the automatic target entropy over discrete actions."""
 
     start_ratio: Fraction | None = None
-    """At the first frame; absent: target_entropy_ratio."""
+    """Target entropy at the first frame, as a fraction of ln|A|; absent: target_entropy_ratio."""
     end_ratio: Fraction | None = None
-    """At the last of `frames`; absent: start_ratio."""
+    """Target entropy after `frames` frames, as a fraction of ln|A|; absent: start_ratio."""
     frames: Count = 0
     """Frames (of all workers together) over which it changes; 0: it stays at start_ratio."""
 

@@ -110,7 +110,7 @@ class NetSpec(Component):
     critic_optim_spec: OptimSpec | None = None
     """The critic's optimizer, if use_same_optim is false."""
     lr_scheduler_spec: LRSchedulerSpec | None = None
-    """Learning rate schedule over frames; absent: constant."""
+    """Learning rate schedule: of frames (LinearToZero, LinearToMin) or of training calls (torch's schedulers); absent: constant."""
     actor_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The actor's learning rate schedule, if use_same_optim is false."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
@@ -126,9 +126,10 @@ class NetSpec(Component):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which products of hidden layers are computed, forward and backward; RecurrentNet: float32 only. "bfloat16": inputs, weights
     and products are rounded to it. Weights, gradients, norms, losses and optimizers remain float32, and so do output layers, the tails
-    above a shared HydraMLPNet, and activations (not inside several heads, a TorchArc graph that branches, encoders of a Dict's images or
-    your own net). Small nets then learn and act by torch instead of numpy; an agent that is loaded from a run (enjoy, export) acts in
-    float32. A processor without instructions for it (AVX-512 BF16 or AMX) takes about ten times as long as with float32."""
+    above a shared HydraMLPNet, and activations, except inside nets with several heads, TorchArc graphs that branch, encoders of a Dict's
+    images and your own nets, where they are bfloat16 too. Small nets then learn and act by torch instead of numpy; an agent that is loaded
+    from a run (enjoy, export) acts in float32. A processor without instructions for it (AVX-512 BF16 or AMX) takes about ten times as long
+    as with float32."""
     gpu: Flag | Literal["auto"] = "auto"
     """Compute on a CUDA device; "auto": if there is one. true without one: on the CPU, with a notice."""
     cuda_id: Count | None = None

@@ -69,10 +69,10 @@ def test_outputs_and_gradients_are_those_of_autograd(
     passes = DirectActorCritic.of(net)
     assert passes is not None
     flat.param.add_(torch.rand_like(flat.param), alpha=0.1)
-    of_params, of_value, some = torch.randn(150, 3), torch.randn(150), np.array([0, 3, 149])
+    grad_params, grad_value, some = torch.randn(150, 3), torch.randn(150), np.array([0, 3, 149])
     outputs = net(obs)
-    torch.autograd.backward(outputs, [of_params, of_value])
-    torch.autograd.backward([x[some] for x in net(obs)], [of_params[some], of_value[some]])
+    torch.autograd.backward(outputs, [grad_params, grad_value])
+    torch.autograd.backward([x[some] for x in net(obs)], [grad_params[some], grad_value[some]])
     expected = flat.grad.clone()
     flat.grad.zero_()
     found, again = passes.record(obs.numpy()), passes.record(obs.numpy())
@@ -80,10 +80,10 @@ def test_outputs_and_gradients_are_those_of_autograd(
     assert again is not None
     near(found.params_BP, outputs[0])
     near(found.value_B, outputs[1])
-    found.backward(of_params.numpy().copy(), of_value.numpy().copy())
+    found.backward(grad_params.numpy().copy(), grad_value.numpy().copy())
     again = again.select(slice(150)).select(some)
     assert again.params_BP.shape == (3, 3)
-    again.backward(of_params.numpy()[some], of_value.numpy()[some])
+    again.backward(grad_params.numpy()[some], grad_value.numpy()[some])
     near(flat.grad, expected)
 
 
@@ -208,8 +208,8 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
         return
     flat.grad.zero_()
     some = (torch.arange(21) % 3 == 0).float()
-    for of_q in (torch.stack((some, 1.0 - some)), torch.stack((torch.ones(21), torch.zeros(21))), torch.randn(2, 21)):
-        own, theirs = (one.record(obs, actions, of_actions=True).action_grad(of_q.clone()) for one in (ours, graph))
+    for grad_q in (torch.stack((some, 1.0 - some)), torch.stack((torch.ones(21), torch.zeros(21))), torch.randn(2, 21)):
+        own, theirs = (one.record(obs, actions, for_action_grad=True).action_grad(grad_q.clone()) for one in (ours, graph))
         near(own, theirs)
     assert not flat.grad.any(), "weights take no gradient"
     assert all(parameter.requires_grad for parameter in critics.parameters())
@@ -250,8 +250,8 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
         torch.testing.assert_close(flat.buffer, other.buffer)
         if actions is not None and not training:  # the actor's step has critics in evaluation mode
             some = (torch.arange(rows) % 3 == 0).float()
-            for of_q in (torch.stack((some, 1.0 - some)), torch.stack((some * 0.0, 1.0 - some)), torch.randn(2, rows)):
-                own, theirs = (one.record(obs, actions, of_actions=True).action_grad(of_q.clone()) for one in (ours, graph))
+            for grad_q in (torch.stack((some, 1.0 - some)), torch.stack((some * 0.0, 1.0 - some)), torch.randn(2, rows)):
+                own, theirs = (one.record(obs, actions, for_action_grad=True).action_grad(grad_q.clone()) for one in (ours, graph))
                 near(own, theirs)
         torch.testing.assert_close(flat.buffer, other.buffer)
     assert flat.buffer.equal(FlatParams(build_critics(arc(*RENORM), VECTOR, action)).buffer) != training
@@ -283,16 +283,16 @@ def test_batch_statistics_belong_to_one_pass() -> None:
 def test_values_of_the_actions_taken(rows: int) -> None:
     torch.manual_seed(0)
     net = QNet(MLPNetSpec(name="MLPNet", hid_layers=[16]), VECTOR, (3,))
-    flat, obs, action, of_q = FlatParams(net), torch.randn(rows, 5), torch.randint(3, (rows,)), torch.randn(rows)
+    flat, obs, action, grad_q = FlatParams(net), torch.randn(rows, 5), torch.randint(3, (rows,)), torch.randn(rows)
     mlp = direct_actor(net.actor_body, net.actor_head)
     assert mlp is not None
     expected = net.critic(obs).gather(1, action.unsqueeze(1)).squeeze(1)
-    expected.backward(of_q)
+    expected.backward(grad_q)
     grad = flat.grad.clone()
     flat.grad.zero_()
     found = DirectActionValues(mlp, obs, action)
     near(found.out, expected)
-    found.backward(of_q.numpy())
+    found.backward(grad_q.numpy())
     near(flat.grad, grad)
 
 
@@ -339,11 +339,11 @@ def test_an_actor_alone_has_values_of_zero() -> None:
     found = passes.record(obs.numpy())
     assert found is not None
     assert not found.value_B.any()
-    of_params = torch.randn(150, 3)
-    net.actor(obs).backward(of_params)
+    grad_params = torch.randn(150, 3)
+    net.actor(obs).backward(grad_params)
     expected = flat.grad.clone()
     flat.grad.zero_()
-    found.backward(of_params.numpy(), np.zeros(150, np.float32))
+    found.backward(grad_params.numpy(), np.zeros(150, np.float32))
     near(flat.grad, expected)
 
 
@@ -357,13 +357,13 @@ def test_products_in_bfloat16_are_near() -> None:
     for body in net.bodies:
         body.products = Products()
         vars(body).pop("fused", None)
-    expected, of_out = net.actor(obs), torch.randn(150, 3)
-    expected.backward(of_out)
+    expected, grad_out = net.actor(obs), torch.randn(150, 3)
+    expected.backward(grad_out)
     grad = flat.grad.clone()
     flat.grad.zero_()
     found = DirectOutputs(mlp, obs)
     near(found.out, expected, 2e-2)
-    found.backward(of_out.clone())
+    found.backward(grad_out.clone())
     assert float((flat.grad - grad).norm() / grad.norm()) < 5e-2
 
 

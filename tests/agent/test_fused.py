@@ -75,8 +75,8 @@ def test_only_what_is_needed_is_computed() -> None:
     net.requires_grad_(False)
     assert not mlp(x).requires_grad
     x.requires_grad_()
-    (of_input,) = torch.autograd.grad(mlp(x).sum(), x)  # as the actor learns through frozen critics
-    assert_equal([of_input], list(torch.autograd.grad(net(x).sum(), x)))
+    (grad_input,) = torch.autograd.grad(mlp(x).sum(), x)  # as the actor learns through frozen critics
+    assert_equal([grad_input], list(torch.autograd.grad(net(x).sum(), x)))
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -162,11 +162,11 @@ def test_stacked_critics_are_separate_ones(activation: str) -> None:
     ours, theirs = stacked(obs, action), separate(obs, action)
     assert bool(stacked.fused) == (activation != "elu")
     torch.testing.assert_close(ours, theirs)
-    of_params = torch.autograd.grad(ours, [action, *stacked.parameters()], grad)
+    grad_params = torch.autograd.grad(ours, [action, *stacked.parameters()], grad)
     expected = torch.autograd.grad(theirs, [action, *separate.parameters()], grad)
-    assert_equal([of_params[0]], [expected[0]])
-    layers = len(of_params[1:])
-    for index, grads in enumerate(of_params[1:]):
+    assert_equal([grad_params[0]], [expected[0]])
+    layers = len(grad_params[1:])
+    for index, grads in enumerate(grad_params[1:]):
         pair = expected[1 + index], expected[1 + layers + index]
         assert_equal([grads], [torch.stack(pair).view_as(grads)])
 

@@ -141,29 +141,29 @@ def test_numpy_draws_are_the_same_distribution() -> None:
 def test_rsample_has_the_derivative(of_state: bool) -> None:
     """Of actions and log-probabilities, against autograd through torch's Normal; no gradient flows to a log σ beyond its bounds."""
     rng = torch.Generator().manual_seed(3)
-    noise, of_action, of_logp = torch.randn(5, 2, generator=rng), torch.randn(5, 2, generator=rng), 0.7
+    noise, grad_action, grad_logp = torch.randn(5, 2, generator=rng), torch.randn(5, 2, generator=rng), 0.7
     params = torch.randn(5, 4 if of_state else 2, generator=rng).requires_grad_()
     free = None if of_state else torch.tensor([-0.3, 2.5], requires_grad=True)
     with torch.no_grad():
         params[0, -1] += 9.0
     distribution = SquashedNormal(CONTINUOUS, None if free is None else free.detach())
     sample = distribution.rsample(params.detach(), noise)
-    found, of_free = sample.gradient(of_action, of_logp)
+    found, grad_free = sample.gradient(grad_action, grad_logp)
     loc, log_std = params.chunk(2, dim=1) if free is None else (params, free)
     normal = torch.distributions.Normal(loc, log_std.clamp(-5.0, 2.0).exp())
     u = normal.loc + normal.scale * noise
     correction = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
-    loss = (of_action * u.tanh()).sum() + of_logp * (normal.log_prob(u) - correction).sum()
+    loss = (grad_action * u.tanh()).sum() + grad_logp * (normal.log_prob(u) - correction).sum()
     expected = torch.autograd.grad(loss, [params] if free is None else [params, free])
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
     arrays = distribution.rsample(params.detach().numpy(), noise.numpy())
-    of_params, of_log_std = arrays.gradient(of_action.numpy(), of_logp)
+    grad_params, grad_log_std = arrays.gradient(grad_action.numpy(), grad_logp)
     np.testing.assert_allclose(arrays.logp_B, sample.logp_B, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(of_params, found, rtol=1e-5, atol=1e-5)
-    assert of_params.dtype == arrays.logp_B.dtype == np.float32
-    if of_free is not None:
-        torch.testing.assert_close(of_free, expected[1], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(of_log_std, of_free, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(grad_params, found, rtol=1e-5, atol=1e-5)
+    assert grad_params.dtype == arrays.logp_B.dtype == np.float32
+    if grad_free is not None:
+        torch.testing.assert_close(grad_free, expected[1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(grad_log_std, grad_free, rtol=1e-5, atol=1e-5)
 
 
 # critics
@@ -629,12 +629,12 @@ def test_crossq_has_no_target_net_and_bootstraps_without_gradient() -> None:
     torch.testing.assert_close(q, next_q)
     flat = algorithm.trainer.flat
     passed.backward(torch.cat((torch.ones_like(q), torch.zeros_like(q)), dim=1))
-    of_q = flat.grad.clone()
+    grad_q = flat.grad.clone()
     flat.grad.zero_()
     algorithm.meter.begin()
     before = flat.param.clone()
     critic_loss(algorithm, batch, 0.3)
-    assert of_q.any()
+    assert grad_q.any()
     assert not torch.equal(before, flat.param)
 
 

@@ -204,7 +204,7 @@ def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: p
     agent = load_agent(paths.root)
     assert agent.path == paths.checkpoint(1, "best")
     assert [str(broken) in message for message in caplog.messages] == [True]
-    path, returns = enjoy.enjoy(paths, enjoy.Game(), Plan(data_dir=tmp_path))[:2]
+    path, returns = enjoy.enjoy(paths, enjoy.EnjoyOptions(), Plan(data_dir=tmp_path))[:2]
     assert (path, len(returns)) == (paths.checkpoint(1, "best"), 10)
     paths.checkpoint(1, "best").unlink()
     with pytest.raises(UserError) as caught:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment.events import Mode, Row, Values
+from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.failures import WorkerFailed, cause
 from slm_lab.experiment.observers.base import COLUMNS, SHARED_COLUMNS, Observer, hooks
 from slm_lab.experiment.observers.checkpointer import Checkpointer, SaveTimer
 from slm_lab.experiment.observers.dev_checks import DevCheckError, DevChecks
 from slm_lab.experiment.observers.progress import ProgressReporter
-from slm_lab.experiment.observers.rows import Evaluator, Recorder, Table
+from slm_lab.experiment.observers.rows import Evaluator, Recorder, RowBuilder
 from slm_lab.experiment.process.interrupt import Blocked
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
@@ -28,12 +28,12 @@ def episodes(*returns: float) -> list[Episode]:
     return [Episode(0, value, 9) for value in returns]
 
 
-class Rows(list[Values]):
+class Rows(list[RowValues]):
     """Takes rows as an observer emits them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scalars: list[Values] = []
+        self.scalars: list[RowValues] = []
 
     def __call__(self, row: Row) -> None:
         self.append(row.values)
@@ -91,7 +91,7 @@ def test_update_columns_are_means_since_the_row_before() -> None:
 
 
 def test_recorder_goes_on_from_its_state() -> None:
-    def run(stop_at: int | None) -> list[Values]:
+    def run(stop_at: int | None) -> list[RowValues]:
         rows = Rows()
         clock = Clock()
         recorder = Recorder(clock, Rates(), 4, rows)
@@ -288,14 +288,14 @@ def test_a_table_continues_from_its_rows() -> None:
     """Rows that a checkpoint knows already count once; the clock's other counts never go back."""
     rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
 
-    fresh = Table(Clock(), Rates())
+    fresh = RowBuilder(Clock(), Rates())
     fresh.resume(rows)
     assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
     assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
     fresh.clock.frame = 800
     assert fresh.row(41.0, 1, 41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
 
-    saved = Table(Clock(), Rates())
+    saved = RowBuilder(Clock(), Rates())
     saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
     saved.clock.epi, saved.clock.t, saved.clock.opt_step = 10, 310, 38
     saved.resume(rows)

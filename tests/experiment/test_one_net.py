@@ -12,7 +12,7 @@ import pytest
 from slm_lab.experiment.analysis.compare import SeedResult, recent_returns
 from slm_lab.experiment.analysis.curves import Table
 from slm_lab.experiment.analysis.one_net import ALL_WORKERS, global_table, independent
-from slm_lab.experiment.events import Row, Values
+from slm_lab.experiment.events import Row, RowValues
 from slm_lab.experiment.observers.base import COLUMNS, SHARED_COLUMNS
 from slm_lab.experiment.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
@@ -33,7 +33,7 @@ class Rates:
 
 
 class Worker:
-    def __init__(self, fd: int, index: int, workers: int, rows: list[Values], *, fresh: bool = True) -> None:
+    def __init__(self, fd: int, index: int, workers: int, rows: list[RowValues], *, fresh: bool = True) -> None:
         self.clock, self.window = Clock(), EpisodeWindow()
         SharedArrays(fd, index, workers, fresh=fresh).attach({"clock": self.clock, "episodes": self.window})
         self.recorder = Recorder(
@@ -47,7 +47,7 @@ class Worker:
 def trial(workers: int, killed_at: int | None = None) -> dict[int, Table]:
     """Workers step in turn; an episode ends every EPISODE global frames, in whichever worker steps then."""
     fd = shared_file()
-    rows: list[list[Values]] = [[] for _ in range(workers)]
+    rows: list[list[RowValues]] = [[] for _ in range(workers)]
     made = [Worker(fd, index, workers, rows[index]) for index in range(workers)]
     for step in range(END // STEP):
         frame, index = (step + 1) * STEP, step % workers
@@ -61,7 +61,7 @@ def trial(workers: int, killed_at: int | None = None) -> dict[int, Table]:
     return {index: table_of(one) for index, one in enumerate(rows)}
 
 
-def table_of(rows: list[Values]) -> Table:
+def table_of(rows: list[RowValues]) -> Table:
     return {name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64) for name in rows[0]}
 
 

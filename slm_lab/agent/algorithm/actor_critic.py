@@ -60,7 +60,7 @@ class ActorCritic(PolicyGradient):
             steps = spec.num_step_returns or len(reward_TN)  # without: returns to the end of the episode or rollout
             return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, spec.gamma, steps)
             advantage_TN = return_TN - value_TN
-        self.meter.record(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
+        self.meter.report(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
         if spec.normalize_advantages:
             advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
         if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only inside the weight

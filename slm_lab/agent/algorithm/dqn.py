@@ -58,7 +58,7 @@ class Sarsa(ValueLearning):
             q_B = action_value(q_BA, microbatch.action_B)
             self.meter.add(self.value_loss(q_B, microbatch.target_B), weight)
             td_error, q_mean = value_diagnostics(q_B, microbatch.target_B)
-            self.meter.record(td_error=weight * td_error, q_mean=weight * q_mean)
+            self.meter.report(td_error=weight * td_error, q_mean=weight * q_mean)
         self.meter.step()
         return self.meter.end()
 
@@ -119,13 +119,13 @@ class QLearning(ValueLearning):
         return None if self.net.value_head is not None else direct_actor(self.net.actor_body, self.net.actor_head)
 
     def _action_values(self, batch: Transitions) -> Outputs:
-        """Return the pass whose outputs are Q(s, a) [B], or [B, D] for D discrete actions at a time."""
+        """Return the pass whose outputs are Q(s, a) [B], or [B, D] for a multi-discrete action with D components."""
         if self._direct is None or not self._direct.usable or self.info.action.kind != "discrete":
             return GraphOutputs(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
         return DirectActionValues(self._direct, batch.obs_B, batch.action_B)
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
-        """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D discrete actions at a time."""
+        """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
         target_B: Tensor | np.ndarray
         if isinstance(batch, SequenceBatch):
             values, target_B = self._unrolled(batch)
@@ -137,14 +137,14 @@ class QLearning(ValueLearning):
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
         weights = None if weight_B is None else like(q_B, weight_B)
-        loss, of_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
-        values.backward(of_q_B)
+        loss, grad_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
+        values.backward(grad_q_B)
         if self.memory.prioritized:
             error_B = tensor(target_B) - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
-        self.meter.add_known(loss)
+        self.meter.report_loss(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
-        self.meter.record(td_error=td_error, q_mean=q_mean)
+        self.meter.report(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
     @torch.no_grad()
@@ -158,11 +158,11 @@ class QLearning(ValueLearning):
         return self._bootstrapped(batch, next_value_B)
 
     def _each(self, q_BA: Any) -> Any:
-        """Return the values of D discrete actions at a time as [..., D, A]; those of one as they are."""
+        """Return the values of a multi-discrete action with D components as [..., D, A]; those of a discrete action unchanged."""
         return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
     def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
-        """Return the targets [B]; [B, D] for D actions at a time, each with the whole reward and the value of its own next action."""
+        """Return the targets [B]; [B, D] for D components of an action, each with the whole reward and the value of its own next choice."""
         reward_B, terminated_B = like(next_value_B, batch.reward_B), like(next_value_B, batch.terminated_B)
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
             reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (batch.reward_B, batch.terminated_B))

@@ -132,10 +132,10 @@ class SoftActorCritic(Algorithm):
             return DirectOutputs(direct, obs_B)
         return GraphOutputs(self.net.actor(obs_B))
 
-    def _q(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> CriticOutputs:
+    def _q(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> CriticOutputs:
         """Return the pass whose outputs are the critics' values: [C, B] of actions, [C, B, A] without any."""
         direct = self._direct[1]
-        return (direct if direct is not None and direct.usable else self._graph).record(obs_B, action_B, of_actions)
+        return (direct if direct is not None and direct.usable else self._graph).record(obs_B, action_B, for_action_grad)
 
     @torch.no_grad()
     def _next_q(self, obs_B: Tensor, action_B: Tensor | None) -> Tensor:
@@ -153,13 +153,13 @@ class SoftActorCritic(Algorithm):
         target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
         action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
         q_CB = q if action_CB is None else action_value(q, action_CB)
-        loss, of_q_CB = self._critic_loss(q_CB, target_B, batch.weight_B)
-        of_q = of_q_CB if action_CB is None else torch.zeros_like(q).scatter_(2, action_CB.unsqueeze(2), of_q_CB.unsqueeze(2))
+        loss, grad_q_CB = self._critic_loss(q_CB, target_B, batch.weight_B)
+        grad_q = grad_q_CB if action_CB is None else torch.zeros_like(q).scatter_(2, action_CB.unsqueeze(2), grad_q_CB.unsqueeze(2))
         # the values of next states, which CrossQ computes in the same pass, carry no gradient
-        passed.backward(of_q if self.target is not None else torch.cat((of_q, torch.zeros_like(of_q)), dim=1))
+        passed.backward(grad_q if self.target is not None else torch.cat((grad_q, torch.zeros_like(grad_q)), dim=1))
         if self.memory.prioritized:
             self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
-        self.meter.add_known(loss, q_mean=q_CB.mean())
+        self.meter.report_loss(loss, q_mean=q_CB.mean())
         self.meter.step()
         self.critic_steps += 1
 
@@ -212,13 +212,13 @@ class SoftActorCritic(Algorithm):
         """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
         actor = self._actor(batch.obs_B)
         sample = self._sample(actor.out)
-        critics, B = self._q(batch.obs_B, tensor(sample.action_BD), of_actions=True), len(batch.obs_B)
+        critics, B = self._q(batch.obs_B, tensor(sample.action_BD), for_action_grad=True), len(batch.obs_B)
         q_CB = tensor(critics.out)
-        of_action_BD = critics.action_grad(REDUCTION_GRADIENTS[self.reduction](q_CB).mul_(-1.0 / B))
-        of_params_BP, of_log_std_D = sample.gradient(like(sample.action_BD, of_action_BD), alpha / B)
-        actor.backward(of_params_BP)
-        if of_log_std_D is not None:
-            self.distribution.log_std.grad += tensor(of_log_std_D)
+        grad_action_BD = critics.action_grad(REDUCTION_GRADIENTS[self.reduction](q_CB).mul_(-1.0 / B))
+        grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
+        actor.backward(grad_params_BP)
+        if grad_log_std_D is not None:
+            self.distribution.log_std.grad += tensor(grad_log_std_D)
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
@@ -233,15 +233,15 @@ class SoftActorCritic(Algorithm):
         cost_BA = alpha * logp_BA - q_BA
         cost_B = (p_BA * cost_BA).sum(1)
         loss, entropy = cost_B.mean(), entropy_B.mean()
-        of_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))
+        grad_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))
         if self.spec.entropy_penalty_coef:
             before = entropy if self.mean_entropy is None else self.mean_entropy
             loss = loss + self.spec.entropy_penalty_coef * 0.5 * (before - entropy).square()  # after arXiv:2209.10081, eq. 11
             change = self.spec.entropy_penalty_coef * (before - entropy)
             # ∂ H / ∂ z = −π (log π + H), with logits z
-            of_params_BA += change * p_BA * (logp_BA + entropy_B.unsqueeze(1))
+            grad_params_BA += change * p_BA * (logp_BA + entropy_B.unsqueeze(1))
             self.mean_entropy = torch.lerp(before, entropy, 0.01)
-        actor.backward(of_params_BA.div_(B))
+        actor.backward(grad_params_BA.div_(B))
         return loss, entropy
 
     def _sample(self, params_BP: Any) -> SquashedSample:

@@ -124,7 +124,7 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
-    """Build the hidden layers that only one output has, on top of so many features; return them and their number of features.
+    """Build the hidden layers that only one output has, whose inputs are `features` numbers; return them and their number of outputs.
 
     Only a HydraMLPNet has them: the first tail is the actor's (or that of action values), the second the critic's; a single one is used for
     both, with separate weights. A shared body ends before them.

@@ -22,7 +22,7 @@ class CriticOutputs(Outputs, Protocol):
     """Values of C critics: [C, B] of actions, [C, B, A] without any."""
 
     def action_grad(self, grad: Tensor, /) -> Tensor:
-        """Return the gradient of the actions [B, D], given that of the values [C, B]; after `record` with of_actions, at most once."""
+        """Return the gradient of the actions [B, D], given that of the values [C, B]; after `record` with for_action_grad, at most once."""
 
 
 class GraphCritics:
@@ -31,9 +31,9 @@ class GraphCritics:
     def __init__(self, critics: QCritics) -> None:
         self.critics, self._params = critics, list(critics.parameters())
 
-    def record(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> GraphCriticOutputs:
-        """Compute values. Args: of_actions: prepare `action_grad` in place of `backward`."""
-        if not of_actions:
+    def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> GraphCriticOutputs:
+        """Compute values. Args: for_action_grad: prepare `action_grad` in place of `backward`."""
+        if not for_action_grad:
             return GraphCriticOutputs(self.critics(obs_B, action_B), None)
         assert action_B is not None
         leaf_B = action_B.detach().requires_grad_()
@@ -84,7 +84,7 @@ class DirectCritics:
         """Whether all parameters require gradients and no module has hooks."""
         return all(net.usable for net in self._all)
 
-    def record(self, obs_B: Tensor, action_B: Tensor | None, of_actions: bool = False) -> StackedOutputs | SeparateOutputs:
+    def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> StackedOutputs | SeparateOutputs:
         """Compute values."""
         obs_BD = obs_B.flatten(1)
         x_BI = obs_BD if action_B is None else torch.cat((obs_BD, action_B), dim=1)
@@ -123,7 +123,7 @@ def _stacked(critics: StackedCritics) -> DirectCritics | None:
 def _separate(critics: SeparateCritics, index: int) -> DirectMLP | None:
     critic = critics.critics[index]
     assert isinstance(critic, QCritic)
-    if critic.late:
+    if critic.action_after_body:
         return None
     return DirectMLP.from_modules([*chain(critic.body.layers), critic.head], critic.body.products, [critics, *critic.modules()])
 
@@ -142,9 +142,9 @@ class StackedOutputs:
 
     def action_grad(self, grad_CB: Tensor) -> Tensor:
         size = self._values[0].shape[-1]
-        of_action_CBD = self._net.backward(self._values, grad_CB.numpy()[:, :, None], False, slice(size - self._actions, size))
-        assert of_action_CBD is not None
-        return torch.from_numpy(of_action_CBD).sum(0)
+        grad_action_CBD = self._net.backward(self._values, grad_CB.numpy()[:, :, None], False, slice(size - self._actions, size))
+        assert grad_action_CBD is not None
+        return torch.from_numpy(grad_action_CBD).sum(0)
 
 
 class SeparateOutputs:
@@ -169,7 +169,7 @@ class SeparateOutputs:
             if not len(row_K):
                 continue
             some = values if len(row_K) == len(grad_B) else [value.take(row_K, axis=0) for value in values]
-            of_action_KD = net.backward(some, grad_B[row_K, None], False, columns)
-            assert of_action_KD is not None
-            total_BD[row_K] += of_action_KD
+            grad_action_KD = net.backward(some, grad_B[row_K, None], False, columns)
+            assert grad_action_KD is not None
+            total_BD[row_K] += grad_action_KD
         return torch.from_numpy(total_BD)

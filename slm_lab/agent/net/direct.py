@@ -89,11 +89,11 @@ class DirectMLP:
 
         Args: values: from `forward`. weights, columns: as of DirectLayer.backward, the columns of x.
         """
-        of_out: np.ndarray | None = grad
+        grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
-            assert of_out is not None
-            of_out = self.layers[index].backward(of_out, values[index], values[index + 1], weights, ALL if index else columns)
-        return of_out
+            assert grad_out is not None
+            grad_out = self.layers[index].backward(grad_out, values[index], values[index + 1], weights, ALL if index else columns)
+        return grad_out
 
 
 def direct_actor(body: Body, head: ActorHead) -> DirectMLP | None:
@@ -121,9 +121,9 @@ class DirectPass:
         one.params_BP, one.value_B = self.params_BP[rows], self.value_B[rows]
         return one
 
-    def backward(self, of_params_BP: np.ndarray, of_value_B: np.ndarray) -> None:
+    def backward(self, grad_params_BP: np.ndarray, grad_value_B: np.ndarray) -> None:
         """Add the gradients of weights and biases, given those of the outputs, which are modified."""
-        for net, values, grad in zip(self._nets, self._values, (of_params_BP, of_value_B[:, None]), strict=False):
+        for net, values, grad in zip(self._nets, self._values, (grad_params_BP, grad_value_B[:, None]), strict=False):
             if self._rows is not None:
                 some, grad = grad, np.zeros_like(values[-1])
                 grad[self._rows] = some
@@ -210,6 +210,6 @@ class DirectActionValues(DirectOutputs):
         self.out = self._values[-1][self._place]
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
-        of_q_BA = np.zeros_like(self._values[-1])
-        of_q_BA[self._place] = array(grad)
-        self._net.backward(self._values, of_q_BA)
+        grad_q_BA = np.zeros_like(self._values[-1])
+        grad_q_BA[self._place] = array(grad)
+        self._net.backward(self._values, grad_q_BA)

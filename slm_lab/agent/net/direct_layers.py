@@ -1,4 +1,4 @@
-"""AnyLayer of the nets in direct.py: a linear layer or a norm, the activation after it, and their gradients."""
+"""Layers of the nets in direct.py: a linear layer or a norm with the activation that follows, and their gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DirectLayer:
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, products: Products) -> None:
         self.params, self.grads, self.activation, self.products = [one.detach() for one in params], grads, activation, products
         self.weight, self.bias = (one.numpy() for one in self.params)
-        self.of_weight, self.of_bias = (one.numpy() for one in grads)
+        self.grad_weight, self.grad_bias = (one.numpy() for one in grads)
         self.weight_t = self.weight.swapaxes(-1, -2)
         self.small_rows, self.small_forward_rows = (
             0 if products.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
@@ -70,16 +70,16 @@ class DirectLayer:
             if activation is not None:
                 activation.array_backward_(grad, out)
             if weights:
-                self.of_weight += _product(grad.swapaxes(-1, -2), x)
-                self.of_bias += _sum_of_rows(grad)
+                self.grad_weight += _product(grad.swapaxes(-1, -2), x)
+                self.grad_bias += _sum_of_rows(grad)
             return None if columns is None else _product(grad, self.weight if columns is ALL else self.weight[..., columns])
-        of_out, (weight, _), (of_weight, _) = torch.from_numpy(grad), self.params, self.grads
+        grad_out, (weight, _), (grad_weight, _) = torch.from_numpy(grad), self.params, self.grads
         if activation is not None:
-            activation.backward_(of_out, torch.from_numpy(out))
+            activation.backward_(grad_out, torch.from_numpy(out))
         if weights:
-            self.products.add_weight_grad(of_weight, of_out, torch.from_numpy(x))
-            self.of_bias += _sum_of_rows(grad)
-        return None if columns is None else self.products.input_grad(of_out, weight if columns is ALL else weight[..., columns]).numpy()
+            self.products.add_weight_grad(grad_weight, grad_out, torch.from_numpy(x))
+            self.grad_bias += _sum_of_rows(grad)
+        return None if columns is None else self.products.input_grad(grad_out, weight if columns is ALL else weight[..., columns]).numpy()
 
 
 ALL = slice(None)
@@ -118,16 +118,16 @@ class DirectNorm:
         return out.numpy()
 
     def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        of_out, inputs = torch.from_numpy(grad), torch.from_numpy(x)
+        grad_out, inputs = torch.from_numpy(grad), torch.from_numpy(x)
         if self.activation is not None:
-            self.activation.backward_(of_out, torch.from_numpy(out))
+            self.activation.backward_(grad_out, torch.from_numpy(out))
         _, mean, rstd = torch.native_layer_norm(inputs, self.shape, *self.params, self.eps)
         wanted = [columns is not None, weights, weights]
-        of_x, *found = torch.ops.aten.native_layer_norm_backward(of_out, inputs, self.shape, mean, rstd, *self.params, wanted)
+        grad_x, *found = torch.ops.aten.native_layer_norm_backward(grad_out, inputs, self.shape, mean, rstd, *self.params, wanted)
         if weights:
             for total, own in zip(self.grads, found, strict=True):
                 total += own
-        return None if columns is None else of_x[..., columns].numpy()
+        return None if columns is None else grad_x[..., columns].numpy()
 
 
 class BatchPass(NamedTuple):
@@ -178,24 +178,26 @@ class DirectRenorm:
 
     def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         batch, eps, (weight, _) = self._batch, self.module.eps, self.params
-        of_out, inputs, wanted = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
+        grad_out, inputs, wanted = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
         if self.activation is not None:
-            self.activation.backward_(of_out, torch.from_numpy(out))
+            self.activation.backward_(grad_out, torch.from_numpy(out))
         if batch is not None and x is batch.x:
             scale = torch.from_numpy(batch.r * self.weight)
-            of_x, of_scale, of_shift = _renorm_backward(of_out, inputs, scale, None, None, batch.mean, batch.inverse_std, True, eps, wanted)
+            grad_x, grad_scale, grad_shift = _renorm_backward(
+                grad_out, inputs, scale, None, None, batch.mean, batch.inverse_std, True, eps, wanted
+            )
             if weights:  # out = x̂ (r · weight) + (bias + d · weight)
-                of_scale = of_scale * torch.from_numpy(batch.r) + of_shift * torch.from_numpy(batch.d)
+                grad_scale = grad_scale * torch.from_numpy(batch.r) + grad_shift * torch.from_numpy(batch.d)
         else:
             assert not self.module.uses_batch_statistics(inputs), "needs all rows of the last forward pass in training mode"
             if weights:
-                of_x, of_scale, of_shift = _renorm_backward(of_out, inputs, weight, *self._moving, None, None, False, eps, wanted)
+                grad_x, grad_scale, grad_shift = _renorm_backward(grad_out, inputs, weight, *self._moving, None, None, False, eps, wanted)
             else:
-                of_x = of_out.mul_(torch.from_numpy(self._moving_scale()))
+                grad_x = grad_out.mul_(torch.from_numpy(self._moving_scale()))
         if weights:
-            for total, own in zip(self.grads, (of_scale, of_shift), strict=True):
+            for total, own in zip(self.grads, (grad_scale, grad_shift), strict=True):
                 total += own
-        return None if columns is None else of_x[..., columns].numpy()
+        return None if columns is None else grad_x[..., columns].numpy()
 
     def _moving_scale(self) -> np.ndarray:
         """Return weight / moving standard deviation [F]."""

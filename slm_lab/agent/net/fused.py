@@ -115,8 +115,8 @@ class Chain:
 class FusedMLP:
     """A net whose linear layers are computed by `FusedChain`, with the activations after them where it supports these.
 
-    Other modules between them, such as a norm, compute by themselves. With such modules it takes longer than `net` does, unless products
-    are computed in another way than torch does by itself.
+    Other modules between them, such as a norm, compute by themselves. With such modules it is slower than calling the modules one by one,
+    unless `products` uses oneDNN or bfloat16.
     """
 
     def __init__(self, modules: Sequence[nn.Module], parts: Sequence[Chain | nn.Module], products: Products) -> None:
@@ -213,5 +213,5 @@ def _differentiable(
         out = out if act is None else act.plain(out)
     wanted = [tensor for tensor, needed in zip((x, *params), needs, strict=True) if needed]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    of_x, *grads = [next(found) if needed else None for needed in needs]
-    return (of_x, None, *grads)
+    grad_x, *grads = [next(found) if needed else None for needed in needs]
+    return (grad_x, None, *grads)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.weight_norm import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.lib.records import Part
+from slm_lab.lib.records import ObservationPart
 from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -150,7 +150,7 @@ class Pixels(nn.Module):
         return obs_B.to(torch.float32, memory_format=layout(obs_B)).mul_(self.scale)
 
 
-def unpack(obs_B: Tensor, parts: Sequence[Part], normalize: bool = True) -> list[Tensor]:
+def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
     """Return the entries of packed observations, uint8 [B, bytes], as float32 [B, *shape] each; uint8 images in [0, 1] if `normalize`."""
     scale = 1.0 / 255.0 if normalize else 1.0
     entries = []
@@ -167,7 +167,7 @@ class Unpack(nn.Module):
     Without encoders images are flattened.
     """
 
-    def __init__(self, parts: Sequence[Part], normalize: bool = True, encoders: Sequence[nn.Module] = ()) -> None:
+    def __init__(self, parts: Sequence[ObservationPart], normalize: bool = True, encoders: Sequence[nn.Module] = ()) -> None:
         super().__init__()
         self.parts, self.normalize = parts, normalize
         self.encoders = nn.ModuleList(encoders)

@@ -31,13 +31,13 @@ class QCritic(nn.Module):
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False) -> None:
         super().__init__()
         init_fn, actions = getattr(spec, "init_fn", None), action.dim if action.kind == "continuous" else 0
-        self.late = bool(actions) and (obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3)
-        if actions and not self.late:
+        self.action_after_body = bool(actions) and (obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3)
+        if actions and not self.action_after_body:
             obs = ObservationSpace((torch.Size(obs.shape).numel() + actions,))
         self.body = build_body(spec, obs, "critic")
         features = self.body.features
         self.joint = nn.Sequential()
-        if self.late:
+        if self.action_after_body:
             act = activation(getattr(spec, "hid_layers_activation", "relu"))
             self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
             init_layer(self.joint[0], init_fn, type(act).__name__.lower())
@@ -54,7 +54,7 @@ class QCritic(nn.Module):
         """Return Q [B, 1] of actions [B, D]; without actions Q [B, A]."""
         if action_B is None:
             return self.head(self.body(obs_B))
-        if not self.late:
+        if not self.action_after_body:
             return self.head(self.body(torch.cat((obs_B.flatten(1), action_B), dim=1)))
         return self.head(self.body.products.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
 
@@ -132,6 +132,6 @@ def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spe
     """Build critics with separate weights. Raises SpecError if the spec does not fit the observations."""
     critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
-    plain = layers and not critics[0].late and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
+    plain = layers and not critics[0].action_after_body and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
     plain = plain and (spec.critic_optim_spec or spec.optim_spec).name != "Muon"  # it needs the weight matrices apart
     return StackedCritics(critics) if plain else SeparateCritics(critics)

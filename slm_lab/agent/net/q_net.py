@@ -15,7 +15,7 @@ from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
 class QNet(nn.Module):
     """Q(s, ·): a body and a head, dueling or plain.
 
-    Of several discrete actions at a time (`nvec` choices each) every one has values of its own, side by side.
+    For a multi-discrete action, the values of each component (`nvec[i]` choices) are concatenated.
 
     Dueling (arXiv:1511.06581, eq. 9): one head gives advantages, another the state's value. Actions are chosen by the advantages alone:
     the value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it. With several actions

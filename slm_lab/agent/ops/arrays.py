@@ -1,6 +1,6 @@
 """Tensors or numpy arrays: formulas take either, because small nets learn in numpy, whose calls cost less than torch's.
 
-In torch an update of 32 rows spends more time on the way into its operations than in them.
+For an update of 32 rows, torch's dispatch takes longer than the arithmetic.
 """
 
 from __future__ import annotations

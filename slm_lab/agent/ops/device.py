@@ -1,4 +1,4 @@
-"""Work on a CUDA device, which computes while the host goes on: what waits for its results leaves it idle."""
+"""Work on a CUDA device. It runs asynchronously: reading a result blocks until the device has finished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ON_CPU = False
 
 
 def is_asynchronous(place: Tensor | torch.device) -> bool:
-    """Return whether a device, or that of a tensor, computes while the host goes on: numbers are to stay there until an update ends."""
+    """Return whether a device, or that of a tensor, runs asynchronously: then results stay on it until the end of an update."""
     return ON_CPU or (place.is_cuda if isinstance(place, Tensor) else place.type == "cuda")
 
 

@@ -264,20 +264,20 @@ class SquashedSample(NamedTuple):
     state_dependent: bool
     """Whether log σ depends on the state."""
 
-    def gradient(self, of_action_BD: Any, of_logp: Any) -> tuple[Any, Any]:
+    def gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
         """Return the gradient of the parameters [B, P], and that of a log σ [D] which does not depend on the state (else None).
 
-        Args: of_action_BD: gradient of the actions. of_logp: gradient of each row's log π(a|s), the same for all rows.
+        Args: grad_action_BD: gradient of the actions. grad_logp: gradient of each row's log π(a|s), the same for all rows.
         """
         # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), at given ε;  ∂ log π / ∂ log σ = −1
         action_BD = self.action_BD
-        of_u_BD = of_action_BD * (1.0 - action_BD * action_BD) + (2.0 * of_logp) * action_BD
-        of_log_std_BD = of_u_BD * self.shift_BD - of_logp
-        of_log_std_BD *= (self.log_std_BD > LOG_STD_MIN) & (self.log_std_BD < LOG_STD_MAX)
+        grad_u_BD = grad_action_BD * (1.0 - action_BD * action_BD) + (2.0 * grad_logp) * action_BD
+        grad_log_std_BD = grad_u_BD * self.shift_BD - grad_logp
+        grad_log_std_BD *= (self.log_std_BD > LOG_STD_MIN) & (self.log_std_BD < LOG_STD_MAX)
         if self.state_dependent:
-            join: Any = np.concatenate if isinstance(of_u_BD, np.ndarray) else torch.cat
-            return join((of_u_BD, of_log_std_BD), 1), None
-        return of_u_BD, of_log_std_BD.sum(0)
+            join: Any = np.concatenate if isinstance(grad_u_BD, np.ndarray) else torch.cat
+            return join((grad_u_BD, grad_log_std_BD), 1), None
+        return grad_u_BD, grad_log_std_BD.sum(0)
 
 
 class SquashedNormal(Normal):
@@ -331,7 +331,7 @@ class SquashedNormal(Normal):
 
 
 class NormalTanh(Normal):
-    """tanh of independent Gaussians, whose actions are kept as they are before tanh; only the env's are put through it.
+    """tanh of independent Gaussians. Rollouts store the Gaussian sample u; the env receives tanh(u).
 
     log π is that of tanh(u) in [-1, 1], as in SquashedNormal, but u is not recovered from an action near ±1, where float32 has lost it.
     """

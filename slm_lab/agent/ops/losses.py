@@ -56,8 +56,3 @@ def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tenso
 def symlog(x: Tensor) -> Tensor:
     """sign(x) · ln(|x| + 1), eq. 9 of arXiv:2301.04104. Any shape."""
     return torch.sign(x) * torch.log1p(torch.abs(x))
-
-
-def symexp(x: Tensor) -> Tensor:
-    """The inverse of symlog: sign(x) · (exp(|x|) − 1). Any shape."""
-    return torch.sign(x) * torch.expm1(torch.abs(x))

@@ -63,13 +63,13 @@ def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.
     row_B = np.arange(len(action_B))
     entropy_B = -np.add.reduce(p_PB * logp_PB, axis=0)
 
-    def gradient(of_logp_B: np.ndarray, of_entropy: float) -> tuple[np.ndarray, None]:
+    def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, None]:
         # ∂ log π(a) / ∂ z = onehot(a) − π;  ∂ H / ∂ z = −π (log π + H)
         grad_PB = logp_PB + entropy_B
-        grad_PB *= -of_entropy
-        grad_PB -= of_logp_B
+        grad_PB *= -grad_entropy
+        grad_PB -= grad_logp_B
         grad_PB *= p_PB
-        grad_PB[action_B, row_B] += of_logp_B
+        grad_PB[action_B, row_B] += grad_logp_B
         return grad_PB.T, None
 
     return logp_PB[action_B, row_B], entropy_B, gradient
@@ -87,17 +87,17 @@ def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) 
     entropy_B = np.zeros(len(params_BP), np.float32)  # np.broadcast_to takes longer
     entropy_B += volume_B + (constant + 0.5 * distribution.action.dim)
 
-    def gradient(of_logp_B: np.ndarray, of_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
+    def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
         # ∂ log π(a) / ∂ μ = z / σ, ∂ log π(a) / ∂ log σ = z² − 1;  ∂ H / ∂ log σ = 1
-        of_loc_BD = of_logp_B[:, None] * z_BD
-        of_log_std_BD = of_loc_BD * z_BD
-        of_log_std_BD -= of_logp_B[:, None]
-        of_log_std_BD += of_entropy
-        of_log_std_BD *= (unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)
-        of_loc_BD *= inv_std_BD
+        grad_loc_BD = grad_logp_B[:, None] * z_BD
+        grad_log_std_BD = grad_loc_BD * z_BD
+        grad_log_std_BD -= grad_logp_B[:, None]
+        grad_log_std_BD += grad_entropy
+        grad_log_std_BD *= (unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)
+        grad_loc_BD *= inv_std_BD
         if free is None:
-            return np.concatenate((of_loc_BD, of_log_std_BD), axis=1), None
-        return of_loc_BD, np.add.reduce(of_log_std_BD, axis=0)
+            return np.concatenate((grad_loc_BD, grad_log_std_BD), axis=1), None
+        return grad_loc_BD, np.add.reduce(grad_log_std_BD, axis=0)
 
     return logp_B, entropy_B, gradient
 
@@ -110,13 +110,13 @@ EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray],
 """Distribution → the function of its parameters [B, P] and of actions [B] that returns log π(a|s) [B], the entropy [B] and its gradient."""
 
 
-class Known(NamedTuple):
+class ObjectiveAndGradient(NamedTuple):
     """An objective with its gradient."""
 
     terms: Terms
-    of_params_BP: np.ndarray
-    of_value_B: np.ndarray
-    of_log_std_D: np.ndarray | None
+    grad_params_BP: np.ndarray
+    grad_value_B: np.ndarray
+    grad_log_std_D: np.ndarray | None
     """By a free log_std."""
 
 
@@ -134,7 +134,7 @@ class Objective:
         """Whether the objective has a closed form here, and its tensors are on the CPU."""
         return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
 
-    def known(
+    def with_gradient(
         self,
         params_BP: np.ndarray,
         value_B: np.ndarray,
@@ -144,29 +144,30 @@ class Objective:
         target_B: Tensor | np.ndarray,
         coefs: Coefs,
         weight: float = 1.0,
-    ) -> Known:
+    ) -> ObjectiveAndGradient:
         """Return the objective of a minibatch, and `weight` times its gradient. To be called inside `silent()`."""
         B = len(value_B)
         logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, array(action_B))
         if coefs.clip_eps is None:
-            loss_B, of_logp_B = _policy_gradient(logp_B, array(advantage_B))
+            loss_B, grad_logp_B = _policy_gradient(logp_B, array(advantage_B))
         else:
-            loss_B, of_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps)
-        of_logp_B *= coefs.policy * weight / B
-        of_params_BP, of_log_std_D = gradient(of_logp_B, -coefs.entropy * weight / B)
+            loss_B, grad_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps)
+        grad_logp_B *= coefs.policy * weight / B
+        grad_params_BP, grad_log_std_D = gradient(grad_logp_B, -coefs.entropy * weight / B)
         if coefs.value_std is None:
-            error_B, of_error_B = value_B - array(target_B), 1.0
+            error_B, grad_error_B = value_B - array(target_B), 1.0
         else:
             scaled_B = value_B / coefs.value_std
             near_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
             error_B = near_B - np.clip(array(target_B) / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
-            of_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
+            grad_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
         policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
         value_loss = float(error_B.dot(error_B)) / B
         error_B *= 2.0 * coefs.value * weight / B
-        error_B *= of_error_B
+        error_B *= grad_error_B
         loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
-        return Known(Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B)), of_params_BP, error_B, of_log_std_D)
+        terms = Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B))
+        return ObjectiveAndGradient(terms, grad_params_BP, error_B, grad_log_std_D)
 
     def __call__(
         self,
@@ -181,13 +182,13 @@ class Objective:
         """Return the objective of a minibatch; its gradient flows into `params_BP`, `value_B` and a free log_std."""
         params, value = params_BP.detach().numpy(), value_B.detach().numpy()
         with silent():
-            known = self.known(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
-        inputs, grads = [params_BP, value_B], [known.of_params_BP, known.of_value_B]
-        if known.of_log_std_D is not None:
+            result = self.with_gradient(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
+        inputs, grads = [params_BP, value_B], [result.grad_params_BP, result.grad_value_B]
+        if result.grad_log_std_D is not None:
             inputs.append(self.distribution.log_std)  # type: ignore[attr-defined]  # a Normal
-            grads.append(known.of_log_std_D)
-        out: Tensor = _Known.apply(known.terms.loss, grads, *inputs)
-        return known.terms._replace(loss=out)
+            grads.append(result.grad_log_std_D)
+        out: Tensor = _PrecomputedGradient.apply(result.terms.loss, grads, *inputs)
+        return result.terms._replace(loss=out)
 
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -209,7 +210,7 @@ def _clipped_surrogate(
     return -np.minimum(unclipped_B, bound_B), -unclipped_B * inside_B
 
 
-class _Known(torch.autograd.Function):
+class _PrecomputedGradient(torch.autograd.Function):
     """A scalar whose gradients are known: its value, the gradients of the inputs as arrays, and the inputs."""
 
     @staticmethod

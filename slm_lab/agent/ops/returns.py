@@ -103,7 +103,7 @@ class VTrace(NamedTuple, Generic[A]):
     """What `vtrace` returns, float32 [T, N] each."""
 
     target_TN: A
-    """vs: target of the critic, the value of the present policy."""
+    """v_s: target of the critic, the value of the current policy."""
     advantage_TN: A
     """Â, unweighted: the policy gradient is that of ρ Â log π, or of π/μ Â if a surrogate loss contains the ratio."""
     rho_TN: A

@@ -32,9 +32,9 @@ def action_value(q_BA: A, action_B: A) -> A:
 
 
 def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the values of D discrete actions at a time, side by side [..., Σ nvec], as [..., D, max nvec]; −∞ where there is no action.
+    """Split the values of a multi-discrete action with D components: [..., Σ nvec] → [..., D, max nvec]; unused entries are −∞.
 
-    Then the functions below give one value for each of the D actions.
+    The functions below then give one value for each component.
     """
     if len(set(nvec)) == 1:
         return q_BA.unflatten(-1, (len(nvec), nvec[0]))

@@ -33,7 +33,7 @@ class FlatOptimizer(ABC):
         """Take one step."""
 
     def step_along(self, grad: Tensor) -> None:
-        """Take one step along `grad` [P], in place of the gradient."""
+        """Take one step with `grad` [P] instead of the accumulated gradient."""
         self.grad.copy_(grad)
         self.step()
 
@@ -249,7 +249,7 @@ class Muon(FlatOptimizer):
                 matrix.grad = None if p.grad is None else p.grad.view_as(matrix)
                 matrices.append(matrix)
         if not matrices:
-            raise ValueError("needs a net with hidden layers, whose weights it is for")
+            raise ValueError("requires a net with at least one hidden layer; use AdamW")
         decay = {key: value for key, value in kwargs.items() if key == "weight_decay"}
         self.inner: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=lr, **{"adjust_lr_fn": "match_rms_adamw", **kwargs})]
         if others:

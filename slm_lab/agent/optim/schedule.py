@@ -32,7 +32,7 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 
 
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
-    """Return the rate of `scheduler` after so many steps, without taking them one by one."""
+    """Return the function from the number of steps to the learning rate of `scheduler`, in closed form."""
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # silences a warning that is meant for training loops
 

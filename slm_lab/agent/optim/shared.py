@@ -16,12 +16,12 @@ _FRESH_SECONDS = 0.02
 
 
 class SharedParams:
-    """Between one process's copy of the parameters and the shared ones.
+    """Synchronises one process's copy of the parameters with the shared parameters.
 
     A process computes its gradient on a copy, applies it to the shared parameters, and then pulls. In "shared" mode it also pulls before
-    each gradient and each action, so that every read is of the latest. (A process that computed on the shared parameters themselves,
-    which others move between its forward and its backward pass, would get the gradient of no net: async SAC then learned HalfCheetah more
-    slowly, docs/hogwild.md.) Nobody waits for anybody, unless meta.hogwild_lock lets one update in at a time.
+    each gradient and each action, so that every read is of the latest. (A process that computed on the shared parameters themselves, which
+    others move between its forward and its backward pass, would compute a gradient that belongs to no version of the parameters: async SAC
+    then learned HalfCheetah more slowly, docs/hogwild.md.) Nobody waits for anybody, unless meta.hogwild_lock lets one update in at a time.
 
     Buffers (batch statistics) are pulled as parameters are. An update adds its change of them, divided by the number of updates that began
     from the same statistics: they are the mean over all processes, and move as fast as with one. Added undivided, many stale changes of a

@@ -50,7 +50,7 @@ class Group:
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
-        """Set the learning rate of `frame`, after so many training calls, times `factor`."""
+        """Set the learning rate of `frame`, after `calls` training calls, times `factor`."""
         self.optimizer.lr = factor * self.lr_at(calls if self.counts_calls else frame)
 
     @property
@@ -124,7 +124,7 @@ class Trainer:
         self.deferred = is_asynchronous(flat.param)
         """Losses, norms and the check of what is finite stay on the device; not with shared parameters, which are on the CPU."""
         self._losses: list[Tensor] = []
-        self._skipped_there = torch.zeros((), device=flat.param.device)
+        self._skipped_on_device = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
         if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
             flat.division = divided(flat.size, flat.starts)
@@ -139,7 +139,7 @@ class Trainer:
         return all(group.shares_all for group in self.groups)
 
     @property
-    def _elsewhere(self) -> Store | None:
+    def _remote_store(self) -> Store | None:
         """The store, if statistics of optimizers are in its process alone."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
@@ -214,7 +214,7 @@ class Trainer:
     def step(self) -> Tensor | float:
         """Step along the gradient added up since the last one. Return its L2 norm over all parameters, before clipping."""
         if self.deferred:
-            return self._step_there()
+            return self._step_on_device()
         squares = 0.0
         for grad in self._clipped:
             norm = math.sqrt(torch.dot(grad, grad))  # vector_norm takes up to twice as long
@@ -235,7 +235,7 @@ class Trainer:
         self.flat.grad.zero_()
         return math.sqrt(squares)
 
-    def _step_there(self) -> Tensor:
+    def _step_on_device(self) -> Tensor:
         """Take the step, clipped or skipped as in `step`, without waiting for the device."""
         norms = [torch.linalg.vector_norm(grad) for grad in self._clipped]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
@@ -247,14 +247,14 @@ class Trainer:
             group.optimizer.step_unless(bad)
         if self.mode_layers:
             self.flat.restore_buffers_where(bad)
-        self._skipped_there += bad
+        self._skipped_on_device += bad
         self.flat.grad.zero_()
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def end(self) -> None:
         """End an update: count the steps that were skipped on the device."""
         if self.deferred:
-            before, self.skipped = self.skipped, int(self._skipped_there)
+            before, self.skipped = self.skipped, int(self._skipped_on_device)
             if self.skipped > before == 0:
                 self._report_skipped()
 
@@ -288,7 +288,7 @@ class Trainer:
         notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
 
     def state_dict(self) -> dict[str, Any]:
-        if (store := self._elsewhere) is not None:
+        if (store := self._remote_store) is not None:
             return store.run("update", self._pulled_state)
         self.refresh()
         optimizers = [group.state_dict() for group in self.groups]
@@ -301,7 +301,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
-        if (store := self._elsewhere) is not None:
+        if (store := self._remote_store) is not None:
             store.run("update", self.load_state_dict, state)
         self.flat.load_state_dict(state)
         self._calls_W[self._index] = state.get("calls", 0)
@@ -312,13 +312,13 @@ class Trainer:
 
     def own_state(self) -> dict[str, Any]:
         """Return the statistics of optimizers that are not shared."""
-        if (store := self._elsewhere) is not None:
+        if (store := self._remote_store) is not None:
             return store.run("update", self.own_state)
         return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Load what `own_state` returned."""
-        if (store := self._elsewhere) is not None:
+        if (store := self._remote_store) is not None:
             return store.run("update", self.load_own_state, state)
         for group, saved in zip(self.groups, state["optimizers"], strict=True):
             if saved is not None:

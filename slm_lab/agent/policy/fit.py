@@ -75,7 +75,7 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: Act
 
 
 def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
-    """Return the target entropies that no policy over so many discrete actions can have."""
+    """Return the target entropies that no policy over `actions` discrete actions can have."""
     greatest = math.log(actions)
     bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
     given = {"target_entropy": spec.target_entropy, "entropy_anneal": spec.entropy_anneal}

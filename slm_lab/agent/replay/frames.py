@@ -48,7 +48,7 @@ def zero_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
     return np.zeros(shape, dtype) if device is None else DeviceRows(shape, dtype, device)
 
 
-class Store(ABC):
+class ObservationStore(ABC):
     """Observations of `capacity` transitions, by their row in the ring."""
 
     arrays: dict[str, Rows]
@@ -56,7 +56,7 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
+        """ObservationStore obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
 
     @abstractmethod
     def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
@@ -75,7 +75,7 @@ class Store(ABC):
         return False
 
     def used(self, rows: int) -> dict[str, int]:
-        """Return how much of each array is in use when so many rows of the ring are."""
+        """Return how much of each array is in use when the given number of rows is."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
     array[: len(saved)] = saved
 
 
-class VectorStore(Store):
+class VectorStore(ObservationStore):
     """Both observations of each transition, whole."""
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -120,7 +120,7 @@ class VectorStore(Store):
         return self.next_obs.take(row_B, axis=0)
 
 
-class FrameStore(Store):
+class FrameStore(ObservationStore):
     """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations consist of.
 
     An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered
@@ -135,8 +135,8 @@ class FrameStore(Store):
         self.slot = np.zeros((capacity, 2, stack), np.int32)
         """Slots of the frames of each transition's observation and next one."""
         self.oldest = np.zeros(capacity, np.int64)
-        """A frame number that neither the transition nor any later one goes below: what is lost is then always the oldest. (Their own
-        smallest would not do: an env whose episode goes on may be stacked of older frames than one that has just begun.)"""
+        """Lower bound of the frame numbers of each transition and of all later ones. It never decreases, so that transitions are lost in
+        the order in which they were added. (The smallest frame number of each transition may decrease from one env to the next.)"""
         self.current = np.zeros((info.num_envs, stack), np.int64)
         """Frame numbers of each env's next observation."""
         self.known_N = np.zeros(info.num_envs, np.bool_)
@@ -174,7 +174,7 @@ class FrameStore(Store):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of the first observation of an episode."""
+        """ObservationStore the frames of the first observation of an episode."""
         frames = self._frames_of(obs[None])[0]
         for index, frame in enumerate(frames):
             if index and np.array_equal(frame, frames[index - 1]):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.ops.device import is_asynchronous, upload
-from slm_lab.agent.replay.frames import FrameStore, Store, VectorStore, load_rows, zero_rows
+from slm_lab.agent.replay.frames import FrameStore, ObservationStore, VectorStore, load_rows, zero_rows
 from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
@@ -93,7 +93,7 @@ class Replay:
         if device is not None:
             _check_device(device, self.capacity, info)
         check_replay_memory(self.capacity, self.nbytes, device=device)
-        self.store: Store = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info, device)
+        self.store: ObservationStore = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info, device)
         action, shape = info.action, () if info.action.kind == "discrete" else (info.action.dim,)
         rows = (self.capacity,)
         self.columns: dict[str, Any] = {
@@ -109,9 +109,9 @@ class Replay:
         self.ready = False
         """Whether the last step completed what one update needs."""
         self.replayed = 0
-        """With use_cer: transitions of `seen` that have been in a batch for being new."""
+        """With use_cer: number of transitions that have been put into a batch because they were new (arXiv:1712.01275)."""
         self.fresh = 0
-        """Last places of the last batch that hold such transitions."""
+        """Number of entries at the end of the last batch that are such transitions."""
 
     def _capacity(self, most: int, num_envs: int) -> int:
         """Return the number of rows, given the most that are of use."""
@@ -123,7 +123,7 @@ class Replay:
 
     @property
     def items(self) -> int:
-        """Maximum number of what is drawn: transitions here."""
+        """Capacity in sampled items: transitions; in SequenceReplay, sequences."""
         return self.capacity
 
     @property
@@ -132,7 +132,7 @@ class Replay:
         return self.size > 0 and self.seen >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step; rows that are not transitions are left out."""
+        """ObservationStore one step; rows that are not transitions are left out."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self._put(row_K, env_K, obs_N, first_N, out, step)
@@ -174,7 +174,7 @@ class Replay:
         return (self.seen - age_B) % self.capacity
 
     def _include_new(self, row_B: np.ndarray) -> None:
-        """Put the oldest transitions that no batch has held for being new into the last places."""
+        """Replace the end of the batch by the oldest transitions that have not been put into one yet."""
         oldest = max(self.replayed, self.seen - self.size)
         self.fresh = min(self.seen - oldest, self.batch_size)
         row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity
@@ -210,7 +210,7 @@ class Replay:
         return min(self.seen, self.capacity)
 
     def _items_in_use(self) -> int:
-        """Return the same of what is drawn."""
+        """Return the number of sampled items, counted from the first, that were ever written."""
         return self._rows_in_use()
 
     def load_contents(self, state: dict[str, Any]) -> None:
@@ -289,7 +289,7 @@ def _is_image(info: EnvInfo) -> bool:
 
 
 def replay_bytes(capacity: int, info: EnvInfo) -> int:
-    """Return the bytes of a replay buffer of so many transitions."""
+    """Return the bytes of a replay buffer for the given number of transitions."""
     action = info.action
     row = (4 if action.kind == "continuous" else 8) * (1 if action.kind == "discrete" else action.dim) + 3 * 4 + 8
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
@@ -297,10 +297,10 @@ def replay_bytes(capacity: int, info: EnvInfo) -> int:
 
 def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str = "", device: str | None = None) -> None:
     """Raise SpecError if memories of `capacity` transitions and `nbytes` bytes each do not fit this machine, or a CUDA device of it."""
-    there = memory_bytes() if _on_host(device) else devices.memory_bytes(str(device))
-    if nbytes * memories > there:
+    available = memory_bytes() if _on_host(device) else devices.memory_bytes(str(device))
+    if nbytes * memories > available:
         where = "machine" if _on_host(device) else f"device ({device})"
-        raise SpecError("agent", [Problem("agent.memory.max_size", memory_message(capacity, nbytes, memories, there, where) + hint)])
+        raise SpecError("agent", [Problem("agent.memory.max_size", memory_message(capacity, nbytes, memories, available, where) + hint)])
 
 
 def _on_host(device: str | None) -> bool:
@@ -317,12 +317,12 @@ def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
         raise SpecError("agent", [Problem("agent.memory.max_size", message)])
 
 
-def memory_message(capacity: int, needed: int, memories: int = 1, there: int | None = None, where: str = "machine") -> str:
-    """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit this machine (`there` bytes)."""
-    there = memory_bytes() if there is None else there
-    fitting = math.floor(capacity * there / (needed * memories) * 0.9)
+def memory_message(capacity: int, needed: int, memories: int = 1, available: int | None = None, where: str = "machine") -> str:
+    """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit into `available` bytes."""
+    available = memory_bytes() if available is None else available
+    fitting = math.floor(capacity * available / (needed * memories) * 0.9)
     each = f"{memories} at once of {needed / 2**30:,.1f} GiB each" if memories > 1 else f"{needed / 2**30:,.1f} GiB"
-    return f"{capacity:,} transitions take {each}, this {where} has {there / 2**30:,.1f} GiB; at most {fitting:,} would fit"
+    return f"{capacity:,} transitions take {each}, this {where} has {available / 2**30:,.1f} GiB; at most {fitting:,} would fit"
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class SequenceReplay(Replay):
 
     @property
     def has_batch(self) -> bool:
-        """Whether so many sequences have been completed, ever."""
+        """Whether at least batch_size sequences have been completed, ever."""
         return self.size > 0 and int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum()) >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
@@ -171,7 +171,7 @@ class SequenceReplay(Replay):
         self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
     def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
-        """Return the places of the sequences that begin at so many transitions of envs."""
+        """Return the places of sequences, given the number of the transition at which each begins, and its env."""
         places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
         return places
 

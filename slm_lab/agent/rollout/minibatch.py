@@ -75,8 +75,8 @@ class Values(Generic[A]):
 def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
     """Run actor and critic once, with gradients for the single step on a rollout; None if that is not possible.
 
-    A recurrent net learns in sequences, and many images learn in microbatches. Rows that are in no loss take part with a gradient of 0;
-    but 0 times a number that is not finite is NaN, and such observations are a reason for which envs end.
+    A recurrent net learns in sequences, and many images learn in microbatches. Rows outside the loss get a gradient of 0. Since 0 ·
+    NaN is NaN, the result is None too if an observation is not finite, for example after an env has diverged.
     """
     obs_B = flat(rollout.obs_TN)
     if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
@@ -231,8 +231,8 @@ class Batch:
         bounds = np.linspace(0, self.size, min(count, self.size) + 1).astype(int).tolist()
         for _ in range(epochs):
             order = torch.from_numpy(rng.permutation(self.size))
-            there = upload(order, self.columns[0].device)
-            shuffled = [] if self.recurrent else [x.index_select(0, there) for x in self.columns]
+            order_on_device = upload(order, self.columns[0].device)
+            shuffled = [] if self.recurrent else [x.index_select(0, order_on_device) for x in self.columns]
             for begin, end in pairwise(bounds):
                 if self.recurrent:
                     yield self._sequences(order[begin:end])

@@ -23,7 +23,7 @@ ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
 
 
 def slab_bytes(info: EnvInfo, rows: int) -> int:
-    """Return the bytes of the arrays of so many rows."""
+    """Return the bytes of the arrays for the given number of rows."""
     obs, action = info.observation, info.action
     per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20
     return rows * info.num_envs * per_env

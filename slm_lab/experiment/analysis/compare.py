@@ -344,7 +344,7 @@ def recent_returns(table: Table, x_column: str) -> Curve:
     """Return at each row the mean return of the newest episodes: of the row and of as many before it as have SOLVE_EPISODES together."""
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
-    # the last row before those that are needed: up to it there are at most so many episodes
+    # the last row before those that are needed: up to it there are at most that many episodes
     before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
     enough = before >= 0
     number = episodes - np.append(0.0, episodes)[before]

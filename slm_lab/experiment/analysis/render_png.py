@@ -98,7 +98,7 @@ class _Canvas:
         return content.getvalue()
 
     def _text(self, below: float, **style: Any) -> Any:
-        """Make an empty text, centred so many pixels below the top."""
+        """Make an empty text, centred at the given distance in pixels from the top."""
         return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
 
     def _new_axes(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from slm_lab.experiment.cluster.remote import PACKED, Remote, unpack
-from slm_lab.experiment.cluster.server import Answer, Attached, NotAttached, Status
+from slm_lab.experiment.cluster.server import Answer, Attached, NotAttached, ServerStatus
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
 from slm_lab.spec.spec import Spec
@@ -63,7 +63,7 @@ class _Copies:
         """Make the Session known to all processes of the server, once they are ready to serve from the same arrays."""
         processes = max((division.processes for division in self.divisions.values()), default=1)
         while True:
-            statuses: list[Status] = self._together("status", [_Call(process) for process in range(len(self.servers))])
+            statuses: list[ServerStatus] = self._together("status", [_Call(process) for process in range(len(self.servers))])
             self.servers[1:] = statuses[0].others
             begun = {status.generation for status in statuses}
             if len(statuses) == len(self.servers) and len(begun) == 1 and None not in begun:

@@ -73,7 +73,7 @@ class Cluster:
         return f"cluster {self.address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {total:g} core{'s' * (total != 1)}{with_gpus}"
 
     def check_fits(self, what: str, cores: float, gpus: float = 0.0) -> None:
-        """Raise UserError if no node has so many cores and GPUs, all of them free."""
+        """Raise UserError if no node has the given cores and GPUs free."""
         nodes = self.nodes
         if not any(node.cores >= cores and node.gpus >= gpus for node in nodes):
             needs = f"{cores:g} core{'s' * (cores != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")

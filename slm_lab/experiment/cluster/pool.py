@@ -227,7 +227,7 @@ class RayPool:
             self.datasets.put(cause(error))
 
     def _look(self, seconds: float) -> None:
-        """Handle what workers have returned, after waiting for at most so many seconds."""
+        """Handle what workers have returned, after waiting for at most `seconds`."""
         pending: dict[Any, _Worker] = {}
         for worker in self.workers:
             futures = (worker.built, worker.connected, worker.sending, worker.orders[0][0] if worker.orders else None)

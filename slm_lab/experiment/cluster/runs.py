@@ -100,7 +100,7 @@ class ClusterRuns:
         return self._runs[-1]
 
     def events(self, seconds: float) -> Iterator[Sent | Ended]:
-        """Yield what has happened, after waiting for at most so many seconds."""
+        """Yield what has happened, after waiting for at most `seconds`."""
         if not self._runs:
             return
         pending = {run.future: run for run in self._runs}
@@ -127,7 +127,7 @@ class ClusterRuns:
         yield Ended(run, reason, lost)
 
     def stop(self, seconds: float) -> None:
-        """Let all runs save themselves; those that have not ended after so many seconds are killed."""
+        """Let all runs save themselves; those that have not ended after `seconds` are killed."""
         self._deadline = time.monotonic() + seconds
         for run in self._runs:
             run.actor.stop.options(concurrency_group="control").remote()

@@ -36,7 +36,7 @@ class NotAttached(PlainError):
     """The server was restarted and does not know the Session any more."""
 
 
-class Status(NamedTuple):
+class ServerStatus(NamedTuple):
     """What the driver and Sessions must know of a process of the server."""
 
     generation: int | None
@@ -148,8 +148,8 @@ class ParameterServer:
         """Let Sessions know the further processes of the server."""
         self._others = others
 
-    def status(self) -> Status:
-        return Status(self._generation, self._processes, self._others)
+    def status(self) -> ServerStatus:
+        return ServerStatus(self._generation, self._processes, self._others)
 
     def where(self) -> tuple[str, int]:
         """Return the name of the machine, and the process."""

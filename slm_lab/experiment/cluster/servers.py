@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from slm_lab.experiment.cluster.remote import Remote
-from slm_lab.experiment.cluster.server import Status
+from slm_lab.experiment.cluster.server import ServerStatus
 from slm_lab.experiment.storage import Location
 
 
@@ -25,7 +25,7 @@ class ParameterServers:
         self.generation = 0
         self.servers: list[Remote] = []
         self._asked: list[Any] = []
-        """Status of each process, under way."""
+        """ServerStatus of each process, under way."""
         self._add()
 
     @property
@@ -34,7 +34,7 @@ class ParameterServers:
 
     def look(self) -> None:
         """Handle what has happened, without waiting unless a process was started again."""
-        statuses: dict[int, Status] = {}
+        statuses: dict[int, ServerStatus] = {}
         done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
         for number in done:
             with suppress(Exception):  # it has died too often; Sessions fail with the same error

@@ -29,7 +29,7 @@ class SaveTimer:
         self.restart()
 
     def restart(self, seconds: float = 0.0) -> None:
-        """Start the interval anew: the state has been saved, which took so many seconds."""
+        """Start the interval anew after the state has been saved, which took `seconds`."""
         self.due, self.wanted = perf_counter() + max(self.interval, 10.0 * seconds), False
 
     def check(self) -> None:

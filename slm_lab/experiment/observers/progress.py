@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-from slm_lab.experiment.events import Row, Values
+from slm_lab.experiment.events import Row, RowValues
 from slm_lab.experiment.observers.base import Observer
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
@@ -32,7 +32,7 @@ class ProgressReporter(Observer):
     def __init__(
         self,
         clock: Clock,
-        report: Callable[[int, float, Values | None, float], None],
+        report: Callable[[int, float, RowValues | None, float], None],
         *,
         learns: bool = True,
         max_seconds: float | None = None,
@@ -70,7 +70,7 @@ class ProgressReporter(Observer):
         while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
             marks.popleft()
 
-    def _report(self, row: Values | None) -> None:
+    def _report(self, row: RowValues | None) -> None:
         (begin, first), (end, last) = self.marks[0], self.last
         fps = (last - first) / (end - begin) if end > begin else 0.0
         self.due = perf_counter() + _INTERVAL
@@ -78,7 +78,7 @@ class ProgressReporter(Observer):
 
 
 class TimeLimit(Observer):
-    """Calls `end` at the first step past so many seconds of training."""
+    """Calls `end` at the first step past the given seconds of training."""
 
     def __init__(self, clock: Clock, seconds: float, end: Callable[[], None]) -> None:
         self.clock, self.seconds, self.end = clock, seconds, end

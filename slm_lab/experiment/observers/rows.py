@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from slm_lab.experiment.events import Mode, Row, Values
+from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EPISODES, EpisodeWindow
@@ -29,7 +29,7 @@ class Rates(Protocol):
     def entropy_coef(self) -> float | None: ...
 
 
-class Table:
+class RowBuilder:
     """Turns a total_reward into a row, with moving average and speed."""
 
     def __init__(self, clock: Clock, rates: Rates, columns: Sequence[str] = COLUMNS) -> None:
@@ -39,14 +39,14 @@ class Table:
         """Frame of the last row."""
         self.wall_t = 0.0
 
-    def row(self, total_reward: float | None, epi_new: int, return_new: float | None) -> Values:
+    def row(self, total_reward: float | None, epi_new: int, return_new: float | None) -> RowValues:
         """The next row, at the clock's frame; columns of the update are None."""
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
         fps = (clock.frame - self.frame) / max(wall_t - self.wall_t, 1e-9)
         self.frame, self.wall_t = clock.frame, wall_t
-        row: Values = dict.fromkeys(self.columns)
+        row: RowValues = dict.fromkeys(self.columns)
         if "global_frame" in row:
             row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
@@ -105,7 +105,7 @@ class Recorder(Observer):
         window: EpisodeWindow | None = None,
     ) -> None:
         self.clock, self.every, self.emit, self.index = clock, every, emit, index
-        self.table = Table(clock, rates, columns)
+        self.table = RowBuilder(clock, rates, columns)
         self.window = window or EpisodeWindow()
         self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
@@ -201,7 +201,7 @@ class Evaluator(Observer):
         index: int = 0,
     ) -> None:
         self.clock, self.every, self.emit, self.evaluate, self.index = clock, every, emit, evaluate, index
-        self.table = Table(clock, rates, columns)
+        self.table = RowBuilder(clock, rates, columns)
         self.interrupted = False
         self.pending = False
         """An evaluation was broken off by a stop: a continued run makes up for it."""

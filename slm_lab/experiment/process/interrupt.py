@@ -14,7 +14,7 @@ from slm_lab.experiment.process.heartbeat import PHASES, USER_CODE, Heartbeat, S
 from slm_lab.lib.signals import STOP_SIGNALS
 
 _ONE_EVENT = 0.2
-"""Signals within so many seconds are one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
+"""Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
 _WAKE: int | None = getattr(signal, "SIGURG", None)
 """Interrupts a system call of the main thread. Ignored by default: without effect if it arrives late."""
 _POLL = 0.1

@@ -24,8 +24,8 @@ _MOST_VALUES = 20
 def check_builds(space: SearchSpace, plan: Plan) -> None:
     """Build env and agent with each value of each key (of a range: with both ends), other keys as they stand in the spec.
 
-    Raises SpecError with a problem for each value that can be loaded, but not built. Values that the spec refuses beside its own values of
-    the other keys are left out; so are processes: rollout workers and shared nets are not started.
+    Raises SpecError with a problem for each value that can be loaded, but not built. A value that is valid only together with other
+    values of other keys is skipped. No processes are started: no rollout workers, no shared nets.
     """
     problems: list[Problem] = []
     built: set[str] = set()

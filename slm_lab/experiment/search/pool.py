@@ -61,7 +61,7 @@ class TrialPool:
         self._to_stop.add(trial)
 
     def events(self, seconds: float) -> Iterator[tuple[TrialJob, Update]]:
-        """Yield what has happened, after waiting for at most so many seconds. The death of an actor is a failure of its trial."""
+        """Yield what has happened, after waiting for at most `seconds`. The death of an actor is a failure of its trial."""
         pending = {future: trial for trial, (_, future, _) in self._running.items()}
         if not pending:
             return

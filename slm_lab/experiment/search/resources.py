@@ -27,12 +27,12 @@ class Resources:
 
 
 def available_cores(spec: Spec, plan: Plan) -> int:
-    """Return the cores of a search: with --jobs those of so many Sessions, else all."""
+    """Return the cores of a search: with --jobs, those of as many Sessions; else all."""
     return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
 
 
 def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> Resources:
-    """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster, each with so many cores.
+    """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster.
 
     A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a
     scheduler all its Sessions run at a time, if need be more than there are cores, since it compares means over Sessions at common frames;

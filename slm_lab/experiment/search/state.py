@@ -17,7 +17,7 @@ VERSION = 1
 ATTEMPTS = 2
 """Times that a trial is started before it counts as failed; starts that ended with the search itself do not count."""
 
-Status = Literal["waiting", "running", "finished", "stopped", "failed"]
+TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
 """waiting: proposed, or to be retried; stopped: by the scheduler."""
 
 
@@ -27,7 +27,7 @@ class TrialState:
 
     trial: int
     values: Values
-    status: Status = "waiting"
+    status: TrialStatus = "waiting"
     failures: int = 0
     """Starts that failed."""
     frame: int = 0

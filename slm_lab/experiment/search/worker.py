@@ -106,7 +106,7 @@ class TrialWorker:
         self._thread.start()
 
     def update(self, stop: bool = False, seconds: float = 0.5) -> Update:
-        """Return what is new, at the latest after so many seconds. With `stop`, let the Sessions save themselves and end."""
+        """Return what is new, after waiting for at most `seconds`. With `stop`, let the Sessions save themselves and end."""
         assert self._thread is not None
         if stop:
             self._stop.requested = True
@@ -157,7 +157,7 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
 
 
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
-    """Return the trial of a job: the one that has been started before, continued by the lab's own resume, or a new one."""
+    """Return the trial of a job: the one that has been started before, resumed, or a new one."""
     common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
     if job.take_over is not None:
         copy_checkpoints(job.paths, job.take_over, job.trial)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,6 @@ class ResultRun(Run):
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
         return str(self.content["entry"]), {}
-
-
-def read_results(files: Iterable[Path]) -> list[ResultRun]:
-    """Read result files. Raises UserError."""
-    return [ResultRun(file) for file in sorted(files)]
 
 
 def result_of_folder(file: Path, folder: Path, identity: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from slm_lab.agent.ops.linear import Products
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
-from slm_lab.experiment.events import Values
+from slm_lab.experiment.events import RowValues
 from slm_lab.experiment.observers.base import SAMPLER_COLUMNS
 from slm_lab.experiment.process.server import ensure_server
 from slm_lab.experiment.session import Session
@@ -44,13 +44,13 @@ SHORT = {"name": "CartPole-v1", "max_t": 10}
 SERIAL = {"serial_mode": True}
 
 
-def comparable(rows: list[Values]) -> list[dict[str, Any]]:
+def comparable(rows: list[RowValues]) -> list[dict[str, Any]]:
     """Rows without the columns of wall-clock time and of workers."""
     left_out = ("wall_t", "fps", *SAMPLER_COLUMNS)
     return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 
-def assert_equal_runs(one: Session, other: Session) -> list[Values]:
+def assert_equal_runs(one: Session, other: Session) -> list[RowValues]:
     """Run both: rows, weights and statistics of every policy are the same. Returns the rows of the first policy."""
     sinks = MemorySink(), MemorySink()
     for session, sink in zip((one, other), sinks, strict=True):

@@ -35,14 +35,14 @@ def agent_memory(
         if isinstance(memory, OnPolicyBatchReplaySpec):
             check_rollout_memory(agent, info, device)
         return build_memory(memory, info, agent.rollout_len, state_size)
-    there: dict[str, Any] = {"device": device} if getattr(memory, "on_device", False) else {}
+    options: dict[str, Any] = {"device": device} if getattr(memory, "on_device", False) else {}
     if isinstance(agent.net, RecurrentNetSpec):
-        there |= {"state_size": state_size, "seq_len": agent.net.seq_len}
+        options |= {"state_size": state_size, "seq_len": agent.net.seq_len}
         kind: Any = SEQUENCE_REPLAYS[type(memory)]
     else:
         kind = REPLAYS.get(type(memory)) or type(memory).implementation()
     rng = np.random.default_rng(seeds.update)
-    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, agent.training_start, **there)
+    replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, agent.training_start, **options)
     return replay
 
 
@@ -50,8 +50,8 @@ def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
     """Raise SpecError if a rollout and its shuffled copy do not fit this machine, or the CUDA device to which they are moved."""
     needed, available = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
     where = "machine"
-    if device != "cpu" and (there := devices.memory_bytes(device)) < available:
-        available, where = there, f"device ({device})"
+    if device != "cpu" and (on_device := devices.memory_bytes(device)) < available:
+        available, where = on_device, f"device ({device})"
     if needed > available:
         lengths = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(agent.algorithm, key, None)]
         path = f"agent.algorithm.{lengths[0]}" if lengths else "env.num_envs"

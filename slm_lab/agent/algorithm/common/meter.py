@@ -38,14 +38,14 @@ class GradientMeter:
         self._report(self.trainer.backward(loss, weight), weight, values)
 
     def add_terms(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Do the same for the result of a closed form. If the loss is a float, `weight` times its gradient has been added already."""
+        """Call `add`, or `report_loss` if the loss is a float: then `weight` times its gradient is in `Parameter.grad` already."""
         if isinstance(loss, float):
-            self.add_known(loss, weight, **values)
+            self.report_loss(loss, weight, **values)
         else:
             self.add(loss, weight, **values)
 
-    def add_known(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Report a loss and other scalars. `weight` times the gradient of the loss has been added to the next step's already."""
+    def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
+        """Report a loss, `weight` times whose gradient is in `Parameter.grad` already, and other scalars."""
         self._report(self.trainer.check(loss), weight, values)
 
     def _report(self, loss: Tensor | float, weight: float, values: Mapping[str, Tensor | float]) -> None:
@@ -57,7 +57,7 @@ class GradientMeter:
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 
-    def record(self, **values: Tensor | float) -> None:
+    def report(self, **values: Tensor | float) -> None:
         """Report numbers of the next step beside its loss."""
         for name, value in values.items():
             if isinstance(value, float):
@@ -67,9 +67,9 @@ class GradientMeter:
 
     def step(self) -> None:
         """Take one gradient step on what was added."""
-        self.record(grad_norm=self.trainer.step())
+        self.report(grad_norm=self.trainer.step())
         if self.trainer.shared is not None:
-            self.record(**self.trainer.shared.report)
+            self.report(**self.trainer.shared.report)
         self._steps += 1
         self.clock.opt_step += 1
 

@@ -72,7 +72,10 @@ class PolicyGradient(Algorithm):
             return None if self._direct is None else self._direct.values(obs_B)
 
     def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Return the objective of a minibatch. If they need no autograd, `weight` times its gradient has been added."""
+        """Return the objective of a minibatch.
+
+        If actor and critic run without autograd, `weight` times its gradient is added to `Parameter.grad` here, and the loss is a float.
+        """
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable
@@ -81,11 +84,11 @@ class PolicyGradient(Algorithm):
                 recorded = self.record(array(batch.inputs))
             if not isinstance(recorded, DirectPass):
                 return self.objective(*batch.forward(self.net), *rows, coefs)
-            known = self.objective.known(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
-            recorded.backward(known.of_params_BP, known.of_value_B)
-        if known.of_log_std_D is not None:
-            self.distribution.log_std.grad += torch.from_numpy(known.of_log_std_D)  # type: ignore[attr-defined]  # a Normal
-        return known.terms
+            result = self.objective.with_gradient(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
+            recorded.backward(result.grad_params_BP, result.grad_value_B)
+        if result.grad_log_std_D is not None:
+            self.distribution.log_std.grad += torch.from_numpy(result.grad_log_std_D)  # type: ignore[attr-defined]  # a Normal
+        return result.terms
 
 
 @torch.no_grad()

@@ -127,7 +127,7 @@ class SILReplay:
         self._forget()
 
     def _put(self, rollout: Rollout, return_TN: Tensor, episode: int, length: int) -> None:
-        """Append the transitions of one episode to the ring, as steps of so many envs."""
+        """Append the transitions of one episode to the ring, in steps of num_envs."""
         columns, discount = self.ring.columns, self.gamma if self.count in self.last_obs else 0.0
         for begin in range(0, length, self.chunk):
             end = min(begin + self.chunk, length)

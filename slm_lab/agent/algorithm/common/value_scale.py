@@ -16,9 +16,9 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 
 
 class TargetDeviation:
-    """Standard deviation of all value targets so far, of each as often as it was learned from (merged as by Chan et al. 1979).
+    """Running standard deviation of the value targets (Chan et al. 1979).
 
-    Targets that are not finite are ignored.
+    A target counts once for each minibatch that contains it. Targets that are not finite are ignored.
     """
 
     def __init__(self) -> None:

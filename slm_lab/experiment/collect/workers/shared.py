@@ -211,7 +211,7 @@ class BusySpans:
 
 
 class Slot:
-    """Room for one rollout of a group of envs."""
+    """Storage for one rollout of a group of envs."""
 
     def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
         self.storage = OnPolicyBatchReplay(info, rows, state_size)

@@ -220,20 +220,28 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:
-    """Resolve actor_* and critic_* specs, which need use_same_optim false and a critic."""
+    """Resolve actor_* and critic_* specs, which need separate nets of actor and critic, and use_same_optim false."""
     algorithm = draft.spec.agent.algorithm
     separate = [key for key in SEPARATE if getattr(net, key) is not None]
-    if not separate or not algorithm.learns or (algorithm.has_critic and not net.use_same_optim):
+    if not algorithm.learns:
         return
-    if algorithm.has_critic and "use_same_optim" not in net.model_fields_set:
-        draft.report.note((*NET, separate[0]), "actor and critic have their own specs: use_same_optim is set to false")
-        draft.set((*NET, "use_same_optim"), False)
-        return
-    reason = "use_same_optim is true" if algorithm.has_critic else f"{algorithm.name} has no critic"
+    if algorithm.has_critic and not net.shared:
+        if not net.use_same_optim:
+            return
+        if separate and "use_same_optim" not in net.model_fields_set:
+            draft.report.note((*NET, separate[0]), "actor and critic have their own specs: use_same_optim is set to false")
+            draft.set((*NET, "use_same_optim"), False)
+            return
+    one_net = "actor and critic are one net (shared)" if net.shared else "use_same_optim is true"
+    reason = one_net if algorithm.has_critic else f"{algorithm.name} has no critic"
+    if not net.use_same_optim:
+        draft.set((*NET, "use_same_optim"), True, "" if separate else f"false has no effect: {reason}; ignored")
     for key in separate:
         common = key.removeprefix("actor_")
-        if common != key and common not in net.model_fields_set:
+        given = common in net.model_fields_set
+        if common != key and (algorithm.has_critic or not given):  # as in SLM Lab, the actor's replaces a common one
             draft.set((*NET, common), getattr(net, key))
-            draft.set((*NET, key), None, f"used as '{common}': {reason}")
+            draft.set((*NET, key), None, "" if draft.report.for_slm_lab and not given else f"used as '{common}': {reason}")
         else:
-            draft.set((*NET, key), None, f"has no effect: {reason}; ignored")
+            same = key.startswith("critic_") and getattr(net, key) == getattr(net, key.replace("critic_", "actor_"))
+            draft.set((*NET, key), None, "" if same else f"has no effect: {reason}; ignored")

@@ -106,13 +106,22 @@ class Twin:
         weight = torch.ones(rows) if batch.weight_B is None else batch.weight_B
         return sum((weight * self.each(q[c] - target)).sum() / rows for c in range(len(q)))  # type: ignore[return-value]
 
-    def actor_loss(self, batch: Transitions, noise: np.ndarray, mean_entropy: float | None) -> Tensor:
+    def values(self, batch: Transitions) -> Tensor:
+        """The critics' values of states, with which they take their step and, for discrete actions, the actor its own."""
+        a, rows = self.a, len(batch.obs_B)
+        action = None if a.discrete else batch.action_B
+        with torch.no_grad():
+            if a.target is not None or not a.discrete:
+                return a.critics(batch.obs_B, action)
+            return a.critics(torch.cat((batch.obs_B, batch.next_obs_B)), None)[:, :rows]
+
+    def actor_loss(self, batch: Transitions, noise: np.ndarray, mean_entropy: float | None, values: Tensor) -> Tensor:
         a = self.a
         if not a.discrete:
             action, logp = self.sample(batch.obs_B, noise)
             return (ALPHA * logp - self.one(a.critics(batch.obs_B, action))).mean()
         logp = F.log_softmax(a.net.actor(batch.obs_B), dim=1)
-        q, p = self.one(a.critics(batch.obs_B)).detach(), logp.exp()
+        q, p = self.one(values), logp.exp()
         entropy = -(p * logp).sum(1).mean()
         loss = -(p * q).sum(1).mean() - ALPHA * entropy
         if mean_entropy is not None:
@@ -164,20 +173,25 @@ def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, mon
     buffers = algorithm.trainer.flat.buffer.clone()
 
     algorithm.meter.begin()  # layers as for learning
+    values = twin.values(batch)
+    algorithm.trainer.flat.buffer.copy_(buffers)
     algorithm.rng = np.random.default_rng(5)
-    found = step_gradient(algorithm.trainer, lambda: algorithm._critic_step(batch, ALPHA))
+    returned: list[Tensor] = []
+    found = step_gradient(algorithm.trainer, lambda: returned.append(algorithm._critic_step(batch, ALPHA)))
     algorithm.trainer.flat.buffer.copy_(buffers)
     expected = autograd(algorithm.trainer, twin.critic_loss(batch, noise))
+    if discrete:
+        torch.testing.assert_close(returned[0], values, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert expected.abs().max() > 1e-3
 
     algorithm.mean_entropy = torch.tensor(0.7)
     algorithm.rng = np.random.default_rng(5)
-    found = step_gradient(algorithm.actor_trainer, lambda: algorithm._actor_step(batch, ALPHA))
+    found = step_gradient(algorithm.actor_trainer, lambda: algorithm._actor_step(batch, values, ALPHA))
     algorithm.trainer.set_train_mode(False)  # as in the actor's step
     algorithm.actor_trainer.set_train_mode(True)
     penalty = 0.7 if algorithm.spec.entropy_penalty_coef else None
-    expected = autograd(algorithm.actor_trainer, twin.actor_loss(batch, noise, penalty))
+    expected = autograd(algorithm.actor_trainer, twin.actor_loss(batch, noise, penalty, values))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert expected.abs().max() > 1e-3
 
@@ -188,12 +202,13 @@ def test_soft_actor_critic_of_images() -> None:
     images = torch.randint(0, 255, (2, ROWS, 3, 12, 12), dtype=torch.uint8)
     batch = transitions(torch.rand(ROWS, 2) - 0.5)._replace(obs_B=images[0], next_obs_B=images[1])
     twin, noise = Twin(algorithm, "MSELoss"), np.random.default_rng(5).standard_normal((ROWS, 2), np.float32)
+    values = twin.values(batch)
     for trainer, step, loss in (
-        (algorithm.trainer, algorithm._critic_step, lambda: twin.critic_loss(batch, noise)),
-        (algorithm.actor_trainer, algorithm._actor_step, lambda: twin.actor_loss(batch, noise, None)),
+        (algorithm.trainer, lambda: algorithm._critic_step(batch, ALPHA), lambda: twin.critic_loss(batch, noise)),
+        (algorithm.actor_trainer, lambda: algorithm._actor_step(batch, values, ALPHA), lambda: twin.actor_loss(batch, noise, None, values)),
     ):
         algorithm.rng = np.random.default_rng(5)
-        found = step_gradient(trainer, lambda step=step: step(batch, ALPHA))
+        found = step_gradient(trainer, step)
         torch.testing.assert_close(found, autograd(trainer, loss()), rtol=1e-4, atol=1e-5)
 
 
@@ -202,16 +217,16 @@ def test_soft_actor_critic_of_images() -> None:
 def test_a_step_whose_loss_is_not_finite_is_skipped(step: str, action: ActionSpace) -> None:
     algorithm = algorithm_of(build(action)[0])
     batch = transitions(torch.zeros(6, 2) if action is CONTINUOUS else torch.zeros(6, dtype=torch.int64))
-    if step == "critic":
-        trainer, run = algorithm.trainer, algorithm._critic_step
-        batch = batch._replace(reward_B=torch.full((6,), torch.inf))
-    else:
-        trainer, run = algorithm.actor_trainer, algorithm._actor_step
-        batch = batch._replace(obs_B=torch.full((6, 4), torch.nan))
+    critic = step == "critic"
+    trainer = algorithm.trainer if critic else algorithm.actor_trainer
+    batch = batch._replace(reward_B=torch.full((6,), torch.inf)) if critic else batch._replace(obs_B=torch.full((6, 4), torch.nan))
     before = trainer.flat.param.clone()
     algorithm.meter.begin()
     with silent():
-        run(batch, ALPHA)
+        if critic:
+            algorithm._critic_step(batch, ALPHA)
+        else:
+            algorithm._actor_step(batch, torch.zeros(2, 6, 3), ALPHA)
     assert trainer.skipped == 1
     assert torch.equal(before, trainer.flat.param)
 

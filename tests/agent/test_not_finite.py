@@ -133,8 +133,8 @@ def test_the_temperature_ignores_an_entropy_that_is_not_finite_or_overflows(entr
     agent: Agent = agent_of(Case("SoftActorCritic", "Replay", "MLPNet").spec(), Case("SoftActorCritic", "Replay", "MLPNet").info())
     assert isinstance(agent.algorithm, SoftActorCritic)
     temperature: Temperature = agent.algorithm.temperature
-    temperature.step(0.5, 0, 0.01)
+    temperature.step(0.5, 0)
     before = str(temperature.state_dict())
-    temperature.step(entropy, 0, 0.01)
+    temperature.step(entropy, 0)
     assert str(temperature.state_dict()) == before
     assert all(np.isfinite(value).all() for value in numbers(temperature.state_dict()))

@@ -160,7 +160,7 @@ def test_gradients_are_clipped_by_the_norm_of_each_net(algorithm: dict[str, Any]
     """One step of SGD with a rate of 1 moves the weights by the clipped gradient: separate nets each by its own norm."""
     sgd = {"name": "SGD", "lr": 1.0}
     net = {**MLP, "shared": shared, "optim_spec": sgd}
-    net |= {"use_same_optim": False, "actor_optim_spec": sgd, "critic_optim_spec": sgd} if own_optim and not shared else {}
+    net |= {"use_same_optim": False, "actor_optim_spec": sgd, "critic_optim_spec": sgd} if own_optim else {}
     moved = []
     for clip in (None, 0.01):
         agent = gathered(algorithm, "OnPolicyBatchReplay", net={**net, "clip_grad_val": clip})

@@ -211,7 +211,7 @@ def test_bad_optimizers_are_spec_errors() -> None:
         (OptimSpec(name="Adam", lr=0.1, betas=[0.9, 1.5]), "betas"),
         (OptimSpec(name="SGD", speed=3), "speed"),
         (OptimSpec.model_validate({"name": "Lookahead", "optimizer": "Muon"}), "shapes"),
-        (OptimSpec(name="Muon"), "hidden layers"),
+        (OptimSpec(name="Muon"), "hidden layer"),
     ):
         with pytest.raises(SpecError, match=part):
             build_optimizer(spec, [torch.zeros(2)], torch.zeros(2), "agent.net.optim_spec")

@@ -18,8 +18,10 @@ from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.trainer import Group
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
+from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import ConvNetSpec, MLPNetSpec
 from slm_lab.spec.spec import Spec
@@ -378,7 +380,7 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -
         params = algorithm.net.actor(batch.obs_B)
         action, logp, *_ = SquashedNormal(CONTINUOUS).rsample(params, torch.from_numpy(noise.astype(np.float32)))
     q = q_of(algorithm, batch.obs_B, action)
-    loss, entropy, norm = algorithm._actor_step(batch, 0.3)
+    loss, entropy, norm = algorithm._actor_step(batch, q, 0.3)
     assert loss == pytest.approx(float((0.3 * logp - ONE_OF_TWO[reduction](q)).mean()), rel=1e-4)
     assert entropy == pytest.approx(float(-logp.mean()), rel=1e-4)
     assert norm > 0.0
@@ -398,11 +400,12 @@ def test_entropy_penalty_is_on_changes_against_the_moving_average() -> None:
             p = F.softmax(algorithm.net.actor(batch.obs_B), dim=1)
         entropy = -(p * p.log()).sum(1).mean()
         average = entropy if average is None else average
-        q = q_of(algorithm, batch.obs_B, None).mean(0)
+        values = q_of(algorithm, batch.obs_B, None)
+        q = values.mean(0)
         penalty = 7.0 * 0.5 * (average - entropy) ** 2
         expected = (p * (0.3 * p.log() - q)).sum(1).mean() + penalty
         average = 0.99 * average + 0.01 * entropy
-        assert algorithm._actor_step(batch, 0.3)[0] == pytest.approx(float(expected), rel=1e-4)
+        assert algorithm._actor_step(batch, values, 0.3)[0] == pytest.approx(float(expected), rel=1e-4)
     assert penalty > 1e-3, "it counts"
     assert algorithm.mean_entropy == pytest.approx(float(average), rel=1e-4)
 
@@ -410,7 +413,7 @@ def test_entropy_penalty_is_on_changes_against_the_moving_average() -> None:
 def test_the_moving_average_of_the_entropy_is_saved_once_it_is_known() -> None:
     one, _ = build(DISCRETE, entropy_penalty_coef=0.7)
     assert one.state_dict()["algorithm"]["mean_entropy"] is None
-    algorithm_of(one)._actor_step(transitions(torch.tensor([0, 2, 1, 1])), 0.3)
+    algorithm_of(one)._actor_step(transitions(torch.tensor([0, 2, 1, 1])), torch.randn(2, 4, 3), 0.3)
     other, _ = build(DISCRETE, entropy_penalty_coef=0.7)
     other.load_state_dict(one.state_dict())
     assert algorithm_of(other).mean_entropy == algorithm_of(one).mean_entropy is not None
@@ -439,32 +442,55 @@ def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
     np.testing.assert_allclose(p, F.softmax(torch.from_numpy(reward) / 0.5, dim=0), atol=0.03)
 
 
+def temperature_of(action: ActionSpace = CONTINUOUS, max_frame: int = 1000, **keys: Any) -> tuple[Temperature, Group]:
+    """A temperature, and the optimizer group of the actor, which sets its learning rate."""
+    spec = sac_spec(**keys)
+    assert isinstance(spec.agent.algorithm, SoftActorCriticSpec)
+    assert spec.agent.net is not None
+    actor = Group(FlatParams(torch.nn.Linear(1, 1)), 0, spec.agent.net, "")
+    return Temperature(spec.agent.algorithm, EnvInfo(1, OBS, action, max_frame=max_frame), actor), actor
+
+
 def test_temperature_moves_towards_the_target_entropy() -> None:
-    spec = sac_spec(target_entropy=-1.0, alpha_lr=0.1, log_alpha_min=-0.15, log_alpha_max=0.25).agent.algorithm
-    temperature = Temperature(spec, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
-    temperature.step(0.5, 0, 1e-3)
+    temperature, _ = temperature_of(target_entropy=-1.0, alpha_lr=0.1, log_alpha_min=-0.15, log_alpha_max=0.25)
+    temperature.step(0.5, 0)
     assert temperature.log_alpha.item() == pytest.approx(-0.1, rel=1e-3), "too random: α falls, by Adam's first step"
-    temperature.step(0.5, 0, 1e-3)
+    temperature.step(0.5, 0)
     assert temperature.log_alpha.item() == pytest.approx(-0.15), "its bound"
     for _ in range(50):
-        temperature.step(-3.0, 0, 1e-3)
+        temperature.step(-3.0, 0)
     assert temperature.log_alpha.item() == pytest.approx(0.25)
 
 
-def test_temperature_takes_the_actors_lr_unless_told() -> None:
-    spec = sac_spec().agent.algorithm
-    temperature = Temperature(spec, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
-    temperature.step(0.5, 0, 0.02)
-    assert temperature.log_alpha.item() == pytest.approx(-0.02, rel=1e-3)
+@pytest.mark.parametrize("alpha_lr", [None, 0.07])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "SGD"])
+def test_temperature_has_the_actors_optimizer_and_schedule(name: str, alpha_lr: float | None) -> None:
+    """Against autograd through J(α) = −α (H̄ − H), eq. 18, by log α, and the optimizer and scheduler of torch."""
+    kwargs = {"betas": (0.5, 0.99)} if name.startswith("Adam") else {}
+    net = {**MLP, "optim_spec": {"name": name, "lr": 0.02, **kwargs}, "lr_scheduler_spec": {"name": "StepLR", "step_size": 3, "gamma": 0.5}}
+    temperature, actor = temperature_of(net=net, target_entropy=-1.0, **({} if alpha_lr is None else {"alpha_lr": alpha_lr}))
+    log_alpha = torch.nn.Parameter(torch.zeros(1))
+    optimizer = vars(torch.optim)[name]([log_alpha], lr=alpha_lr or 0.02, **kwargs)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    for call in range(9):
+        entropy = 1.5 - 0.4 * call
+        actor.set_lr(10 * call, call, 1.0)
+        temperature.step(entropy, 10 * call)
+        optimizer.zero_grad()
+        (-log_alpha.exp() * (-1.0 - entropy)).backward()
+        optimizer.step()
+        scheduler.step()
+        assert temperature.log_alpha.item() == pytest.approx(log_alpha.item(), rel=1e-4, abs=1e-6)
+        log_alpha.grad = None
+    assert abs(log_alpha.item()) > 0.01
 
 
 def test_fixed_temperature_and_its_anneal() -> None:
-    temperature = Temperature(sac_spec(fixed_alpha=0.4, alpha_anneal_frames=100).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
-    temperature.step(5.0, 0, 1.0)
+    temperature, _ = temperature_of(fixed_alpha=0.4, alpha_anneal_frames=100)
+    temperature.step(5.0, 0)
     assert [temperature.value(frame) for frame in (0, 50, 100, 200)] == pytest.approx([0.4, 0.2, 0.0, 0.0])
     for keys in ({}, {"alpha_anneal_frames": 0}):
-        constant = Temperature(sac_spec(fixed_alpha=0.4, **keys).agent.algorithm, EnvInfo(1, OBS, CONTINUOUS))  # type: ignore[arg-type]
-        assert constant.value(10**9) == 0.4
+        assert temperature_of(fixed_alpha=0.4, **keys)[0].value(10**9) == 0.4
 
 
 @pytest.mark.parametrize(
@@ -487,7 +513,7 @@ def test_fixed_temperature_and_its_anneal() -> None:
 def test_target_entropies(keys: dict[str, Any], action: ActionSpace, expected: tuple[float, float]) -> None:
     spec = sac_spec(**keys).agent.algorithm
     assert target_entropies(spec, action) == pytest.approx(expected)  # type: ignore[arg-type]
-    temperature = Temperature(spec, EnvInfo(1, OBS, action, max_frame=200))  # type: ignore[arg-type]
+    temperature, _ = temperature_of(action, 200, **keys)
     middle = 0.5 * (expected[0] + expected[1])
     assert [temperature.target_entropy(frame) for frame in (0, 100, 200, 300)] == pytest.approx(
         [expected[0], middle, expected[1], expected[1]]
@@ -495,19 +521,42 @@ def test_target_entropies(keys: dict[str, Any], action: ActionSpace, expected: t
 
 
 def test_the_target_entropy_is_annealed_over_its_own_frames() -> None:
-    spec = sac_spec(entropy_anneal={"start_ratio": 1.0, "end_ratio": 0.5, "frames": 80}).agent.algorithm
-    temperature = Temperature(spec, EnvInfo(1, OBS, DISCRETE, max_frame=1000))  # type: ignore[arg-type]
+    temperature, _ = temperature_of(DISCRETE, entropy_anneal={"start_ratio": 1.0, "end_ratio": 0.5, "frames": 80})
     ratios = [temperature.target_entropy(frame) / math.log(3) for frame in (0, 20, 80, 500)]
     assert ratios == pytest.approx([1.0, 0.875, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_log_alpha_stays_within_its_bounds(action: ActionSpace) -> None:
-    temperature = Temperature(sac_spec(alpha_lr=1.0).agent.algorithm, EnvInfo(1, OBS, action))  # type: ignore[arg-type]
     for entropy, bound in ((9.0, -5.0), (-9.0, 2.0)):
+        temperature, _ = temperature_of(action, alpha_lr=1.0)
         for _ in range(30):
-            temperature.step(entropy, 0, 1e-3)
+            temperature.step(entropy, 0)
         assert temperature.log_alpha.item() == bound
+
+
+@pytest.mark.parametrize("net", [MLP, {**MLP, "layer_norm": True}], ids=["stacked", "separate"])
+def test_gradients_of_critics_are_clipped_by_the_norm_of_each(net: dict[str, Any]) -> None:
+    """One step of SGD with a rate of 1 moves each critic by its clipped gradient."""
+    net, moved = {**net, "optim_spec": {"name": "SGD", "lr": 1.0}}, []
+    batch = transitions(torch.rand(6, 2) - 0.5)
+    for clip in (None, 0.01):
+        torch.manual_seed(0)
+        algorithm = algorithm_of(build(critic_net={**net, "clip_grad_val": clip})[0])
+        params = list(algorithm.critics.parameters())
+        stacked = isinstance(algorithm.critics, StackedCritics)
+        assert stacked is ("layer_norm" not in net)
+        before = [parameter.detach().clone() for parameter in params]
+        algorithm.rng = np.random.default_rng(5)
+        algorithm.meter.begin()
+        algorithm._critic_step(batch, 0.3)
+        change = [old - new.detach() for old, new in zip(before, params, strict=True)]
+        half = len(change) // 2
+        each = [[x[c] for x in change] for c in range(2)] if stacked else [change[:half], change[half:]]
+        moved.append([torch.cat([x.flatten() for x in critic]) for critic in each])
+    for free, clipped in zip(*moved, strict=True):
+        assert free.norm() > 0.01
+        torch.testing.assert_close(clipped, free * 0.01 / free.norm(), rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize(("action", "reduction"), [(CONTINUOUS, "min"), (DISCRETE, "mean")], ids=["continuous", "discrete"])
@@ -615,7 +664,7 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
         torch.testing.assert_close(norm.running_mean[:4], 0.01 * both.mean(0))
     before = algorithm.trainer.flat.buffer.clone()
     algorithm.meter.begin()  # layers as for learning
-    algorithm._actor_step(batch, 0.3)
+    algorithm._actor_step(batch, torch.randn(2, 6, 3), 0.3)
     assert torch.equal(before, algorithm.trainer.flat.buffer), "the actor's loss leaves the statistics alone"
 
 

@@ -158,8 +158,11 @@ def test_training_frequency_of_ppo_is_its_horizon(specs: Specs) -> None:
         ({}, False, 1e-3, 0.1, 1),  # not said: read as meant
         ({"agent.net.use_same_optim": False}, False, 1e-3, 0.1, 0),
         ({"agent.net.use_same_optim": True}, True, 0.1, None, 2),  # the actor's serves both
-        ({"agent.net.use_same_optim": True, "agent.net.optim_spec": {"name": "Adam", "lr": 0.3}}, True, 0.3, None, 2),
+        ({"agent.net.use_same_optim": True, "agent.net.optim_spec": {"name": "Adam", "lr": 0.3}}, True, 0.1, None, 2),
+        ({"agent.net.use_same_optim": False, "agent.net.shared": True}, True, 0.1, None, 2),  # one net
+        ({"agent.net.shared": True, "agent.net.critic_optim_spec": {"name": "Adam", "lr": 0.1}}, True, 0.1, None, 1),
         ({"agent.algorithm": {"name": "Reinforce"}}, True, 0.1, None, 2),
+        ({"agent.algorithm": {"name": "Reinforce"}, "agent.net.optim_spec": {"name": "Adam", "lr": 0.3}}, True, 0.3, None, 2),
     ],
 )
 def test_separate_optimizers(specs: Specs, changes: dict[str, Any], same: bool, optim: float, actor: float | None, notices: int) -> None:

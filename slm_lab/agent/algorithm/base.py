@@ -10,7 +10,7 @@ from slm_lab.agent.algorithm.common.memory import agent_memory
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.build import optimizer_parts, separate_nets
+from slm_lab.agent.policy.build import optimizer_parts, separate_gradients
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import Rollout
@@ -77,7 +77,7 @@ class Algorithm:
         self.tuning = Tuning()
         self._untuned = self.spec
         if policy.flat is not None and agent.net is not None:
-            self.trainer = Trainer(policy.flat, agent.net, optimizer_parts(agent), separate_nets(policy.net))
+            self.trainer = Trainer(policy.flat, agent.net, optimizer_parts(agent), separate_gradients(policy.net, policy.flat))
         self.memory = agent_memory(agent, info, clock, seeds, policy.state_size, device)
         self.replay = self.memory if isinstance(self.memory, Replay) else None
         self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1

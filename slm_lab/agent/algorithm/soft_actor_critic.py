@@ -78,7 +78,8 @@ class SoftActorCritic(Algorithm):
         critic_spec = agent.critic_net or agent.net
         with _problems_of_critic_net(agent):
             self.critics = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
-            self.trainer = Trainer(FlatParams(self.critics, device=device), critic_spec, ("critic",))
+            flat = FlatParams(self.critics, device=device)
+            self.trainer = Trainer(flat, critic_spec, ("critic",), self.critics.gradients())
             if self.spec.has_target:
                 target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
                 self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
@@ -87,7 +88,7 @@ class SoftActorCritic(Algorithm):
         self.meter = GradientMeter(self.trainer, self.clock)
         self.reduction = self.spec.critic_reduction or ("mean" if self.discrete else "min")
         self.reduce = REDUCTIONS[self.reduction]
-        self.temperature = Temperature(self.spec, info, device)
+        self.temperature = Temperature(self.spec, info, self.actor_trainer.groups[0], device)
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
         self.mean_entropy: Tensor | None = None
@@ -108,10 +109,10 @@ class SoftActorCritic(Algorithm):
         for _ in range(self.steps_per_update):
             batch = self.memory.sample().to(self.device)
             alpha = self.temperature.value(frame)
-            self._critic_step(batch, alpha)
+            q = self._critic_step(batch, alpha)
             if self.critic_steps % self.spec.policy_delay == 0:
-                reports.append(self._actor_step(batch, alpha))
-                self.temperature.step(reports[-1][1], frame, self.actor_trainer.lr)
+                reports.append(self._actor_step(batch, q, alpha))
+                self.temperature.step(reports[-1][1], frame)
                 if self.target is not None:
                     due = self.target.due(frame) if due is None else due
                     if due:
@@ -144,7 +145,8 @@ class SoftActorCritic(Algorithm):
         direct = self._direct[2]
         return self.target.net(obs_B, action_B) if direct is None or direct.hooked else tensor(direct.record(obs_B, action_B).out)
 
-    def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> None:
+    def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
+        """Take a gradient step of the critics; return their values before it: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
         self.trainer.refresh()
         if self.target is not None:
             self.target.refresh()
@@ -162,6 +164,7 @@ class SoftActorCritic(Algorithm):
         self.meter.report_loss(loss, q_mean=q_CB.mean())
         self.meter.step()
         self.critic_steps += 1
+        return q
 
     def _critic_loss(self, q_CB: Tensor, target_B: Tensor, weight_B: Tensor | None) -> LossAndGradient:
         """Return the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13), and its gradient [C, B]."""
@@ -196,12 +199,12 @@ class SoftActorCritic(Algorithm):
         next_q_BA = self.reduce(next_q_CBA)
         return passed, q_CBA, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
-    def _actor_step(self, batch: Transitions, alpha: Tensor | float) -> ActorReport:
-        """Take a gradient step of the actor; return its loss, entropy and gradient norm."""
+    def _actor_step(self, batch: Transitions, q: Tensor, alpha: Tensor | float) -> ActorReport:
+        """Take a gradient step of the actor; return its loss, entropy and gradient norm. Args: q: result of `_critic_step`."""
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
-        loss, entropy = (self._discrete_gradient if self.discrete else self._continuous_gradient)(batch, alpha)
+        loss, entropy = self._discrete_gradient(batch, q, alpha) if self.discrete else self._continuous_gradient(batch, alpha)
         value = self.actor_trainer.check(loss)
         norm = self.actor_trainer.step()
         self.actor_trainer.set_train_mode(False)
@@ -222,12 +225,13 @@ class SoftActorCritic(Algorithm):
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
-    def _discrete_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy."""
+    def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
+
+        q_CBA are the values before the critics' step: another pass through the critics would take a fifth of an update.
+        """
         actor, B = self._actor(batch.obs_B), len(batch.obs_B)
-        logp_BA = F.log_softmax(tensor(actor.out), dim=1)
-        with torch.no_grad():
-            q_BA = self.reduce(tensor(self._q(batch.obs_B, None).out))
+        logp_BA, q_BA = F.log_softmax(tensor(actor.out), dim=1), self.reduce(q_CBA)
         p_BA = logp_BA.exp()
         entropy_B = -(p_BA * logp_BA).sum(1)
         cost_BA = alpha * logp_BA - q_BA

@@ -36,11 +36,16 @@ class Group:
         self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
-        scheduler, lr = getattr(spec, key), self.optim.rate
-        self.counts_calls = scheduler is not None and scheduler.counts_calls
+        self._scheduler, self._scheduler_path = getattr(spec, key), f"agent.net.{key}"
+        self.counts_calls = self._scheduler is not None and self._scheduler.counts_calls
         """Whether the learning rate depends on the number of training calls."""
-        self.lr_at: LRSchedule = build_lr_schedule(scheduler, lr, f"agent.net.{key}") if scheduler else lambda frame: lr
+        self.lr_at = self.schedule(self.optim.rate)
+        self._now, self._factor = 0, 1.0
         self._store: Store | None = None
+
+    def schedule(self, lr: float) -> LRSchedule:
+        """Return the schedule of this group for another initial learning rate."""
+        return (lambda now: lr) if self._scheduler is None else build_lr_schedule(self._scheduler, lr, self._scheduler_path)
 
     def build_optimizer(self) -> None:
         """Build the optimizer of the present `flat.master`, without statistics."""
@@ -51,7 +56,12 @@ class Group:
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
         """Set the learning rate of `frame`, after `calls` training calls, times `factor`."""
-        self.optimizer.lr = factor * self.lr_at(calls if self.counts_calls else frame)
+        self._now, self._factor = calls if self.counts_calls else frame, factor
+        self.optimizer.lr = self.rate(self.lr_at)
+
+    def rate(self, schedule: LRSchedule) -> float:
+        """Return the present learning rate of a schedule that `schedule` returned."""
+        return self._factor * schedule(self._now)
 
     @property
     def shares_all(self) -> bool:
@@ -105,12 +115,10 @@ class Trainer:
         flat: the parameters.
         spec: optimizer, schedule and clipping keys.
         parts: name of each group of `flat` that has optimizer keys of its own ("actor", "critic"); empty: one optimizer for all.
-        nets: the parameters of each net whose gradient is clipped by its own norm; absent: that of each group is.
+        nets: the gradients of each net, as parts of `flat.grad`: each net is clipped by its own norm. Absent: one net.
     """
 
-    def __init__(
-        self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[nn.Parameter]] | None = None
-    ) -> None:
+    def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[Tensor]] | None = None) -> None:
         self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
         self.shared: SharedParams | None = None
@@ -128,8 +136,8 @@ class Trainer:
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
         if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
             flat.division = divided(flat.size, flat.starts)
-        self._clipped = [flat.grad[part] for part in (flat.slices if nets is None else map(flat.span, nets))]
-        """The gradients that are clipped, each by its own norm."""
+        self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
+        """The gradients of nets that are clipped, each net by its own norm."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
         """Index of this process, and training calls of each process that trains the net."""
@@ -216,11 +224,12 @@ class Trainer:
         if self.deferred:
             return self._step_on_device()
         squares = 0.0
-        for grad in self._clipped:
-            norm = math.sqrt(torch.dot(grad, grad))  # vector_norm takes up to twice as long
-            squares += norm * norm
-            if self.clip is not None and norm > self.clip:
-                grad.mul_(self.clip / (norm + 1e-6))
+        for grads in self._nets:
+            square = sum([float(torch.dot(grad, grad)) for grad in grads])  # vector_norm takes up to twice as long
+            squares += square
+            if self.clip is not None and (norm := math.sqrt(square)) > self.clip:
+                for grad in grads:
+                    grad.mul_(self.clip / (norm + 1e-6))
         if not (self._finite and math.isfinite(squares)):
             self._skip()
         elif self.shared is None:
@@ -237,12 +246,13 @@ class Trainer:
 
     def _step_on_device(self) -> Tensor:
         """Take the step, clipped or skipped as in `step`, without waiting for the device."""
-        norms = [torch.linalg.vector_norm(grad) for grad in self._clipped]
+        norms = [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads])) for grads in self._nets]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
         self._losses.clear()
         if self.clip is not None:
-            for grad, norm in zip(self._clipped, norms, strict=True):
-                grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+            for grads, norm in zip(self._nets, norms, strict=True):
+                for grad in grads:
+                    grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         for group in self.groups:
             group.optimizer.step_unless(bad)
         if self.mode_layers:

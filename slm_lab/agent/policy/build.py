@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
@@ -54,11 +54,11 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
     return ("actor", "critic") if agent.algorithm.has_critic and not agent.net.use_same_optim else ()
 
 
-def separate_nets(net: nn.Module | None) -> list[list[nn.Parameter]] | None:
-    """Return the parameters of actor and critic if they share no body, else None."""
+def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
+    """Return the gradients of actor and critic if they share no body, else None."""
     if not isinstance(net, ActorCriticNet) or net.critic_body is None:
         return None
-    return [net.actor_parameters(), net.critic_parameters()]
+    return [[flat.grad[flat.span(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]
 
 
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:

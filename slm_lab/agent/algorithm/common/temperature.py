@@ -9,23 +9,30 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.agent.optim.optimizers import FlatAdam, shared_statistics
+from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
+from slm_lab.agent.optim.trainer import Group
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.algorithm import EntropyAnneal, SoftActorCriticSpec
+from slm_lab.spec.net import OptimSpec
 
-LARGEST_GAP = 1e15
-"""Distance in nats from the target entropy beyond which a step is skipped: its square would overflow in the optimizer's statistics."""
+LARGEST_GRADIENT = 1e15
+"""Gradient beyond which a step is skipped: its square would overflow in the optimizer's statistics."""
 
 
 class Temperature:
     """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed.
 
     On a CUDA device it is computed there, so that nothing waits for the entropies; shared by several processes it is on the CPU.
+
+    Args: actor: its optimizer and learning rate schedule are those of log α too, with the initial learning rate alpha_lr if that is given.
     """
 
-    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, device: str = "cpu") -> None:
+    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
         self.spec, anneal = spec, spec.entropy_anneal
+        # such an optimizer cannot step a single number
+        self._optim = actor.optim if actor.optim.name not in SHAPED else OptimSpec(name="Adam", lr=actor.optim.rate)
+        self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames
         self.anneal_frames = own or info.max_frame
         """Frames until the target entropy has its last value: a number of global frames, or those of the run."""
@@ -37,7 +44,7 @@ class Temperature:
     def _use(self, log_alpha: Tensor) -> None:
         self.log_alpha, self.grad = log_alpha, torch.zeros_like(log_alpha)
         self._deferred = self._store is None and is_asynchronous(log_alpha)
-        self.optimizer = FlatAdam(log_alpha, self.grad, self.spec.alpha_lr or 1e-3)
+        self.optimizer = build_optimizer(self._optim, [log_alpha], self.grad, self._actor.path)
 
     def shared_arrays(self) -> Named:
         statistics = {f"optim/{name}": array for name, array in shared_statistics(self.optimizer.statistics).items()}
@@ -62,27 +69,27 @@ class Temperature:
         """Return the target entropy at a frame, in nats."""
         return self.begin + (self.end - self.begin) * min(frame / self.anneal_frames, 1.0)
 
-    def step(self, entropy: Tensor | float, frame: int, lr: float) -> None:
-        """Take one gradient step towards the target entropy, given the policy's entropy. `lr`: applies if alpha_lr is absent."""
-        # eq. 18, by log α in place of α: the derivative of -log α · (log π + H) is the distance to the target
-        gap = entropy - self.target_entropy(frame)
-        self.optimizer.lr = self.spec.alpha_lr or lr
+    def step(self, entropy: Tensor | float, frame: int) -> None:
+        """Take one gradient step towards the target entropy, given the policy's entropy []."""
         if self.spec.fixed_alpha is not None:
             return
+        gap, lr = entropy - self.target_entropy(frame), self._actor.rate(self._lr_at)
         if isinstance(gap, Tensor):
-            self.grad.copy_(gap)
-            self.optimizer.step_unless(~(gap.abs() < LARGEST_GAP))
+            torch.mul(self.log_alpha.exp(), gap, out=self.grad)
+            self.optimizer.lr = lr
+            self.optimizer.step_unless(~(self.grad[0].abs() < LARGEST_GRADIENT))
             self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
-            return
-        if not abs(gap) < LARGEST_GAP:  # NaN too
-            return
-        if self._store is None:
-            self._step(gap, self.optimizer.lr)
+        elif self._store is None:
+            self._step(gap, lr)
         else:
-            self._store.run("update", self._step, gap, self.optimizer.lr)
+            self._store.run("update", self._step, gap, lr)
 
     def _step(self, gap: float, lr: float) -> None:
-        self.grad.fill_(gap)
+        # eq. 18; its derivative by log α, with which α stays positive, is α times the distance to the target
+        grad = math.exp(self.log_alpha.item()) * gap
+        if not abs(grad) < LARGEST_GRADIENT:  # NaN too
+            return
+        self.grad.fill_(grad)
         self.optimizer.lr = lr
         self.optimizer.step()
         self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)

@@ -117,7 +117,15 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
             "bidirectional": False,
             "seq_len": NEEDED,
         },
-        "TorchArcNet": {**POLICY, **INIT_STD, "shared": False, "hid_layers_activation": "relu", "arc": NEEDED, "normalize": False},
+        "TorchArcNet": {
+            **POLICY,
+            **INIT_STD,
+            "shared": False,
+            "hid_layers_activation": "relu",
+            "arc": NEEDED,
+            "arc_file": None,
+            "normalize": False,
+        },
     },
     "schedule": {"no_decay": DECAY, "linear_decay": DECAY, "rate_decay": DECAY, "periodic_decay": DECAY},
     "env": {
@@ -156,9 +164,13 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.algorithm", "explore_var_spec"): "DQN family, absent: ε from 1 to 0.05 over the first tenth of `max_frame`.",
     ("agent.algorithm", "sil_policy_loss_coef"): "Learns from the returns of whole past episodes, the critic too; there from sums over"
     " shuffled transitions.",
-    ("agent.algorithm", "minibatch_size"): "At most a rollout; larger ones are reduced, with a notice.",
+    ("agent.algorithm", "minibatch_size"): "At most a rollout; larger ones are reduced, with a notice. A rollout is divided evenly;"
+    " there the rest is a smaller minibatch.",
     ("agent.algorithm", "normalize_advantages"): "Also rollout, and false: as they are. There all but percentile is standardize.",
     ("agent.algorithm", "entropy_anneal"): "Also true, or a target in nats.",
+    ("agent.algorithm", "training_start_step"): "The first update is at this number of transitions; there at the next vector step.",
+    ("agent.memory", "alpha"): "Batches are drawn from equal parts of the sum of priorities; there independently. With a RecurrentNet"
+    " `beta` is 0.4 if it is absent, and new sequences have the greatest priority.",
     ("agent.memory", "sil_replay_name"): "The keys of that replay buffer stand in `agent.memory` too.",
     ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"
     " allocated than the frames of a Session.",
@@ -166,8 +178,13 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.net", "seq_len"): "The net carries a hidden state over the steps of an episode and is trained over sequences of `seq_len` steps"
     "; there it sees `seq_len` stacked observations and carries none.",
     ("agent.net", "bidirectional"): "true is an error: future observations are unknown when acting.",
-    ("agent.net", "actor_init_std"): "Also without `shared`; there it is dropped.",
-    ("agent.net", "critic_init_std"): "Also without `shared`; there it is dropped.",
+    ("agent.net", "actor_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
+    ("agent.net", "critic_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
+    ("agent.net", "log_std_init"): "There it is ignored for actions with one dimension, and in a shared net.",
+    ("agent.net", "batch_norm"): "Acting and targets use moving averages; there the statistics of the batch.",
+    ("agent.net", "out_layer_activation"): "Of the policy; there of values too.",
+    ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
+    " and a training_frequency above 1 it reaches 0 earlier.",
     ("agent.net", "polyak_coef"): "With 0 the target net never changes.",
     ("schedule", "start_val"): "no_decay in a file for SLM Lab is `end_val` where that is given, as there.",
     ("schedule", "end_val"): "0 counts; there it is not read. Rising schedules rise; there they are at `end_val` from `start_step` on."
@@ -178,7 +195,7 @@ NOTES: dict[tuple[str, str], str] = {
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
     ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
     " they count each Session's, and \"synced\" adds gradients up.",
-    ("meta", "rigorous_eval"): "Observations are normalised by the statistics of training; there by others. SoftActorCritic acts by its"
-    " policy from the beginning.",
+    ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. Observations are normalised by the statistics of"
+    " training; there by others. SoftActorCritic acts by its policy from the beginning.",
 }  # fmt: skip
 """(section, key) → what differs beside the default."""

@@ -101,6 +101,7 @@ EXAMPLES: dict[str, Any] = {
     "critic_lr_scheduler_spec": {"name": "LinearToZero", "frame": 100_000},
     "use_cer": True,
     "sil_replay_name": "Replay",
+    "arc_file": "net.yaml",
     "actor_arc": _ARC,
     "critic_arc": _ARC,
     "with_vtrace": True,

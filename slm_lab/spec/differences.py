@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec, QLearningSpec
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec
+from slm_lab.spec.net import DuelingMLPNetSpec, NetSpec
 from slm_lab.spec.report import Path, Report, value_at
 from slm_lab.spec.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
 from slm_lab.spec.spec import Spec
@@ -130,6 +130,11 @@ def _learning(spec: Spec) -> Notes:
         yield (*_ALGORITHM, "name"), "DQN", "takes the maximum of the target net; in SLM Lab DQN is DoubleDQN"
     if "minibatch_size" in type(algorithm).model_fields and "minibatch_size" not in given:
         yield (*_ALGORITHM, "minibatch_size"), "minibatch_size", "is absent, which is 64; in SLM Lab it is 4"
+    if isinstance(algorithm, PPOSpec):
+        size, rollout = algorithm.minibatch_size, spec.agent.rollout_len * spec.env.num_envs
+        if size < rollout and rollout % size:
+            message = f"the {rollout} transitions of a rollout are divided evenly; in SLM Lab the last minibatch has {rollout % size}"
+            yield (*_ALGORITHM, "minibatch_size"), "minibatches", message
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
@@ -181,10 +186,24 @@ def _nets(spec: Spec) -> Notes:
         return
     if net.recurrent:
         yield (*_NET, "type"), "RecurrentNet", "carries a hidden state over the steps of an episode; SLM Lab stacks seq_len observations"
-    if spec.agent.algorithm.has_critic and not spec.agent.algorithm.soft and not net.shared:
-        for key in ("actor_init_std", "critic_init_std"):
-            if getattr(net, key) is not None:
-                yield (*_NET, key), "initialisation of the output layers", "is used; SLM Lab drops it unless shared is true"
+    algorithm = spec.agent.algorithm
+    for key in ("actor_init_std", "critic_init_std"):
+        if getattr(net, key, None) is not None:
+            theirs = "drops it" if algorithm.has_critic and not algorithm.soft else "uses it for nets with several outputs only"
+            yield (*_NET, key), "initialisation of the output layers", f"is used; SLM Lab {theirs}"
+    if net.log_std_init is not None:
+        message = "is used for every continuous action; SLM Lab ignores it with one dimension, and in a shared net"
+        yield (*_NET, "log_std_init"), "log_std_init", message
+    if getattr(net, "batch_norm", False):
+        message = "acts, and computes targets, with moving averages; SLM Lab with the statistics of the batch"
+        yield (*_NET, "batch_norm"), "batch_norm", message
+    if getattr(net, "out_layer_activation", None) is not None and (algorithm.has_critic or algorithm.values):
+        yield (*_NET, "out_layer_activation"), "out_layer_activation", "is that of the policy; in SLM Lab of values too"
+    if isinstance(net, DuelingMLPNetSpec) and net.layer_norm:
+        yield (*_NET, "layer_norm"), "layer_norm", "is used; SLM Lab ignores it in a DuelingMLPNet"
+    if net.lr_scheduler_spec is not None and net.lr_scheduler_spec.name == "LinearToZero":
+        message = "follows the frames collected; in SLM Lab it is one update behind, so that the first has the full rate"
+        yield (*_NET, "lr_scheduler_spec"), "LinearToZero", message
 
 
 def _meta(spec: Spec) -> Notes:
@@ -192,6 +211,9 @@ def _meta(spec: Spec) -> Notes:
     if meta.distributed:
         message = "schedules and learning rates count the frames of all Sessions, and each update has its own gradient; in SLM Lab"
         yield ("meta", "distributed"), "distributed", f"{message} they count each Session's, and 'synced' adds gradients up"
+    if meta.rigorous_eval and meta.rigorous_eval != spec.env.num_envs:
+        message = f"evaluates in {meta.rigorous_eval} environments; SLM Lab in num_envs ({spec.env.num_envs})"
+        yield ("meta", "rigorous_eval"), "evaluation", message
     if meta.rigorous_eval and spec.agent.algorithm.soft:
         yield ("meta", "rigorous_eval"), "evaluation", "evaluates the policy; SLM Lab acts at random in its first evaluations"
     if meta.rigorous_eval and spec.env.normalize_obs:

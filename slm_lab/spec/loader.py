@@ -1,6 +1,7 @@
 """Spec file → Spec.
 
-text (text.py) → ${var} filled (variables.py) → current form (migrate.py) → --set paths → keys without effect removed (tidy.py)
+text (text.py) → ${var} filled (variables.py) → current form (migrate.py) → --set paths
+→ files of arcs read (arc_file.py) → keys without effect removed (tidy.py)
 → validated (validate.py) → rules across sections (rules.py) → resolved (resolve.py) → Spec. SpecError reports all problems at once.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 from slm_lab.lib.log import notice
 from slm_lab.spec import env_ids
+from slm_lab.spec.arc_file import read_arc_files
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.differences import adapt, is_for_slm_lab, note_differences
 from slm_lab.spec.hints import suggest_argument
@@ -162,11 +164,12 @@ def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
     source, entries = _read(path, name, repeated)
     keys = [key for key in entries if not is_study(entries[key])] if name is None else [_key_of(name, entries, arguments, source)]
     loaded, used = Loaded(), set[str]()
+    folder = None if isinstance(path, Mapping) else FilePath(source).parent
     rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
     problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
     for key in keys:
         prefix = f"{key}." if name is None else ""
-        for made, spec, report in _load_entry(key, entries[key], arguments, used):
+        for made, spec, report in _load_entry(key, entries[key], arguments, used, folder):
             if name not in (None, key, made):
                 continue  # another expansion of spec_params than the one asked for
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
@@ -244,7 +247,7 @@ def _suffix(variables: dict[str, Any]) -> str:
     return "".join(f"_{env_ids.short_name(str(value)) or 'x'}" for value in variables.values())
 
 
-def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator[tuple[str, Spec | None, Report]]:
+def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str], folder: FilePath | None) -> Iterator[tuple[str, Spec | None, Report]]:
     """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
     report = Report()
     if not isinstance(raw, dict) or is_study(raw):
@@ -265,11 +268,11 @@ def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str]) -> Iterator
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())
         named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
         name = key + _suffix(named | combo)
-        yield name, _build(name, filled, arguments, one), one
+        yield name, _build(name, filled, arguments, one, folder), one
 
 
-def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> Spec | None:
-    """Return the Spec of one raw spec; None, with problems in the report, if it is invalid."""
+def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report, folder: FilePath | None = None) -> Spec | None:
+    """Return the Spec of one raw spec; None, with problems in the report, if it is invalid. Args: folder: of the spec file."""
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
     report.for_slm_lab = is_for_slm_lab(raw)
     migrate(raw, report)
@@ -283,6 +286,7 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report) -> S
         if path[:2] == ("meta", "run"):
             report.fail(path, "has no effect: written by a run, ignored on load")
     migrate(raw, report)
+    read_arc_files(raw, folder, report)
     drop_nulls(raw)
     adapt(raw, report)
     fill_names(raw)

@@ -243,6 +243,8 @@ class TorchArcNetSpec(NetSpec):
     arc: dict[str, Any] | None = None
     """{modules, graph} of the body; output layers are added. Layers are torch.nn's, also lazy ones, and BatchRenorm1d and
     LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear and LazyWeightNormLinear, NormalTanh."""
+    arc_file: str | None = None
+    """YAML or JSON file with the arc, relative to the spec file or to the working directory; the saved spec contains the arc itself."""
     actor_arc: dict[str, Any] | None = None
     """The actor's body, if different from the critic's."""
     critic_arc: dict[str, Any] | None = None

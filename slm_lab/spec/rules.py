@@ -175,14 +175,14 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
         start = 0
     if start >= spec.session_frames:
         return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions{' (the default)' if absent else ''}"
-    if batch > steps * envs:
+    if absent and batch > steps * envs:
         return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} transitions"
     if isinstance(spec.agent.net, RecurrentNetSpec) and isinstance(memory, ReplayKeys):
         sequences = memory.sequences(spec.agent.net.seq_len)
         if sequences.number(steps) * envs < batch:
             what = f"of burn_in + seq_len = {sequences.window} transitions"
             return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} sequences {what}"
-    first = -(-max(start, batch) // envs)
+    first = max(1, -(-(max(start, batch) if absent else start) // envs))
     if first * envs // every == (first - 1) * envs // every:
         first = -(-(first * envs // every + 1) * every // envs)
     if first > steps:

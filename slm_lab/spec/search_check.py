@@ -49,7 +49,7 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
 def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
     """Remove from the search section of a spec written for SLM Lab, in place and with a note, what has no effect there or cannot be set.
 
-    That is a key of another section, which SLM Lab ignores, and some of the values of a choice that contradict the spec's own.
+    That is a key of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own.
     """
     known = frozenset().union(*SECTION_KEYS.values())
     for node, text, where in [*_leaves(raw["search"], ())]:
@@ -66,9 +66,13 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
         if DISTRIBUTIONS.get(str(text).rpartition("__")[2]) is not None:
             continue  # the ends of a range, which is an error as a whole
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
-        if 0 < len(bad) < len(node[text]):
+        if not bad:
+            continue
+        report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} not searched")
+        if len(bad) < len(node[text]):
             node[text] = [value for value in node[text] if value not in bad]
-            report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} not searched")
+        else:
+            del node[text]
 
 
 def _leaves(node: Any, where: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:

@@ -265,10 +265,11 @@ def test_cer_includes_what_no_batch_has_held(kind: str) -> None:
 @pytest.mark.parametrize(
     ("num_envs", "frequency", "start", "expected"),
     [
-        (1, 1, 0, [8, 9, 10]),  # batch_size is there at last
-        (1, 4, 0, [8, 12, 16]),
+        (1, 1, 0, [1, 2, 3]),  # before there are batch_size transitions, too
+        (1, 1, 8, [8, 9, 10]),
+        (1, 4, 0, [4, 8, 12]),
         (1, 4, 9, [12, 16, 20]),
-        (4, 1, 0, [8, 12, 16]),  # four transitions at a time: one training
+        (4, 1, 0, [4, 8, 12]),  # four transitions at a time: one training
         (4, 6, 0, [8, 12, 20]),  # the multiples of 6 that were crossed
         (4, 4, 33, [36, 40, 44]),
         (3, 2, 20, [21, 24, 27]),

@@ -245,7 +245,7 @@ def refused(paths: RunPaths, capsys: pytest.CaptureFixture[str], *options: str) 
     [
         ("CartPole-v1", {"name": "Random"}, None, "at random"),
         ("CartPole-v1", PPO | {"action_policy": "random"}, NET, "at random"),
-        ("CartPole-v1", PPO, {"name": f"{__name__}:FickleSpec"}, "cannot hold its net"),
+        ("CartPole-v1", PPO, {"name": f"{__name__}:FickleSpec"}, "the net cannot be exported"),
         ("ExportCamera-v0", PPO, {"name": f"{__name__}:SumsSpec"}, "Sums reads packed observations"),
     ],
 )

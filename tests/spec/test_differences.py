@@ -42,6 +42,15 @@ SAC = {
 }
 
 
+PPO = {
+    "name": "PPO",
+    "gamma": 0.98,
+    "lam": 0.9,
+    "clip_eps_spec": {"name": "no_decay", "start_val": 0.2},
+    "training_epoch": 2,
+}
+
+
 def v4(spec: dict[str, Any]) -> dict[str, Any]:
     """The same spec in the v4 form."""
     return {**spec, "agent": [spec["agent"]], "env": [spec["env"]], "body": {"product": "outer", "num": 1}}
@@ -89,8 +98,22 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
         ({}, ["time limits", "rows of resets"]),
         ({"env.num_envs": 1}, ["time limits", "total_reward"]),
         ({"env.max_t": 50}, ["time limits", "max_t", "rows of resets"]),
-        ({"env.name": "ALE/Pong-v5", "agent.net": {"type": "ConvNet", "shared": True}}, ["rows of resets"]),
-        ({"meta.rigorous_eval": 2, "env.normalize_obs": True}, ["time limits", "rows of resets", "normalisation in evaluation"]),
+        ({"env.name": "ALE/Pong-v5", "agent.net": {"type": "ConvNet", "shared": True}}, ["rows of resets", "batch_norm"]),
+        ({"env.name": "ALE/Pong-v5", "agent.net": {"type": "ConvNet", "shared": True, "batch_norm": False}}, ["rows of resets"]),
+        ({"meta.rigorous_eval": 4, "env.normalize_obs": True}, ["time limits", "rows of resets", "normalisation in evaluation"]),
+        ({"meta.rigorous_eval": 2}, ["time limits", "rows of resets", "evaluation"]),
+        ({"agent.net.lr_scheduler_spec": {"name": "LinearToZero", "frame": 1000}}, ["time limits", "rows of resets", "LinearToZero"]),
+        ({"agent.net.out_layer_activation": "tanh"}, ["time limits", "rows of resets", "out_layer_activation"]),
+        (
+            {"agent.net.shared": True, "agent.net.actor_init_std": 0.1},
+            ["time limits", "rows of resets", "initialisation of the output layers"],
+        ),
+        ({"env.name": "Pendulum-v1", "agent.net.log_std_init": 0.0}, ["time limits", "rows of resets", "log_std_init"]),
+        (
+            {"agent.algorithm": PPO | {"time_horizon": 128, "minibatch_size": 400}},
+            ["time limits", "rows of resets", "minibatches"],
+        ),
+        ({"agent.algorithm": PPO | {"time_horizon": 128, "minibatch_size": 256}}, ["time limits", "rows of resets"]),
         ({"meta.distributed": "synced"}, ["time limits", "rows of resets", "distributed"]),
         ({"agent.net": {"type": "RecurrentNet", "shared": True}}, ["time limits", "rows of resets", "RecurrentNet"]),
         (
@@ -153,6 +176,15 @@ def test_check_ends_with_a_line_of_what_differs(specs: Specs, capsys: pytest.Cap
     random = changed(V5, {"agent.algorithm": {"name": "Random"}, "agent.net": {}, "agent.memory": ...})
     assert main(["check", str(specs.file({"one": v4(random)}))]) == 0
     assert "same" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_searched_key_without_a_valid_value_is_not_searched(specs: Specs) -> None:
+    """As in SLM Lab's hydra_dqn.json; a key with some valid values keeps them."""
+    net = {"type": "HydraMLPNet", "shared": True, "hid_layers": [[[8]], [8], []]}
+    search = {"agent": {"net": {"hid_layers__choice": [[32], [64]]}, "algorithm": {"gamma__choice": [0.9, 2.0]}}}
+    spec = load_spec(specs.file({"it": changed(V5, {"agent.net": net, "search": search})}))
+    assert spec.search == {"agent": {"net": {}, "algorithm": {"gamma__choice": [0.9]}}}
+    assert {"search.agent.net.hid_layers__choice", "search.agent.algorithm.gamma__choice"} <= set(specs.notices())
 
 
 def test_the_last_of_two_equal_keys_counts_in_a_v4_file(specs: Specs) -> None:

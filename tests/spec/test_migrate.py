@@ -64,6 +64,7 @@ def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
         "env[0].name",
         "search.agent[0].algorithm.clip_eps__uniform",
         "env[0].num_envs",
+        "agent[0].net.batch_norm",
         "agent[0].algorithm.minibatch_size",
         "agent[0].algorithm.training_frequency",
     ]

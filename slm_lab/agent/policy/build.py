@@ -13,9 +13,9 @@ from slm_lab.agent.ops.distributions import ActionDistribution, Categorical, Nor
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.fit import build_distribution, check_actions, check_soft_actor_critic
 from slm_lab.agent.policy.policy import Policy
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import NetSpec
 from slm_lab.spec.spec import AgentSpec
 
@@ -63,13 +63,14 @@ def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Ten
 
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
     """Return the distribution of the policy, and its free parameters. That of soft actor-critic can be sampled with gradients."""
-    log_std = None if net.log_std_init is None else nn.Parameter(torch.full((action.dim,), net.log_std_init))
+    discrete = agent.algorithm.soft and action.kind == "discrete"  # check_soft_actor_critic has reported log_std_init
+    log_std = None if net.log_std_init is None or discrete else nn.Parameter(torch.full((action.dim,), net.log_std_init))
     if agent.algorithm.soft:
         return (Categorical(action) if action.kind == "discrete" else SquashedNormal(action, log_std)), log_std
     distribution = build_distribution(agent.algorithm, action)
     if log_std is None:
         return distribution, None
     if not isinstance(distribution, Normal):
-        why = f"has no effect with {type(distribution).__name__}, only with Normal; remove it"
-        raise SpecError("agent", [Problem("agent.net.log_std_init", why)])
+        notice(f"agent.net.log_std_init: has no effect with {type(distribution).__name__}, only with Normal; ignored")
+        return distribution, None
     return type(distribution)(action, log_std), log_std

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, MULTI_DISCRETE, ActionDistribution
+from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.base import Problem, SpecError
@@ -61,17 +62,15 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: Act
         problems.append(Problem("agent.algorithm.action_pdtype", message))
     if discrete:
         problems += _entropy_problems(spec, action.nvec[0])
-        if net.log_std_init is not None:
-            message = f"{net.log_std_init:g} is not applicable to discrete actions; remove it"
-            problems.append(Problem("agent.net.log_std_init", message))
-    elif spec.entropy_penalty_coef > 0:
-        message = f"{spec.entropy_penalty_coef:g} applies to discrete actions only; remove it"
-        problems.append(Problem("agent.algorithm.entropy_penalty_coef", message))
-    if not discrete and isinstance(spec.entropy_anneal, EntropyAnneal):
-        message = "start_ratio, end_ratio and frames apply to discrete actions only; use a number of nats, or true"
-        problems.append(Problem("agent.algorithm.entropy_anneal", message))
     if problems:
         raise SpecError("agent", problems)
+    unused = {
+        "net.log_std_init": discrete and net.log_std_init is not None,
+        "algorithm.entropy_penalty_coef": not discrete and spec.entropy_penalty_coef > 0,
+        "algorithm.entropy_anneal": not discrete and isinstance(spec.entropy_anneal, EntropyAnneal),
+    }
+    for key in [key for key, is_unused in unused.items() if is_unused]:
+        notice(f"agent.{key}: has no effect with {action.kind} actions; ignored")
 
 
 def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:

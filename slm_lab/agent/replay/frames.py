@@ -56,7 +56,7 @@ class ObservationStore(ABC):
 
     @abstractmethod
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """ObservationStore obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
+        """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
 
     @abstractmethod
     def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
@@ -174,7 +174,7 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """ObservationStore the frames of the first observation of an episode."""
+        """Store the frames of the first observation of an episode."""
         frames = self._frames_of(obs[None])[0]
         for index, frame in enumerate(frames):
             if index and np.array_equal(frame, frames[index - 1]):

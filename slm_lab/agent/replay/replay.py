@@ -87,7 +87,7 @@ class Replay:
     ) -> None:
         self.device = device
         self.batch_size, self.use_cer, self.clock, self.rng = spec.batch_size, spec.use_cer, clock, rng
-        self.frequency, self.start = frequency, max(start, spec.batch_size)
+        self.frequency, self.start = frequency, start
         self.capacity = self._capacity(min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs), info.num_envs)
         self.nbytes = self._nbytes(info)
         if device is not None:
@@ -132,7 +132,7 @@ class Replay:
         return self.size > 0 and self.seen >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """ObservationStore one step; rows that are not transitions are left out."""
+        """Store one step; rows that are not transitions are left out."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self._put(row_K, env_K, obs_N, first_N, out, step)

@@ -25,7 +25,7 @@ class ParameterServers:
         self.generation = 0
         self.servers: list[Remote] = []
         self._asked: list[Any] = []
-        """ServerStatus of each process, under way."""
+        """Status of each process, under way."""
         self._add()
 
     @property

@@ -107,7 +107,9 @@ class Temperature:
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
     """Return the target entropy at the first frame and at the last, in nats."""
     discrete, anneal = action.kind == "discrete", spec.entropy_anneal
-    if isinstance(anneal, EntropyAnneal):  # discrete only, see fit.check_soft_actor_critic
+    if isinstance(anneal, EntropyAnneal) and not discrete:  # no effect, see fit.check_soft_actor_critic
+        anneal = False
+    if isinstance(anneal, EntropyAnneal):
         most = math.log(action.nvec[0])
         start = spec.target_entropy_ratio if anneal.start_ratio is None else anneal.start_ratio
         return start * most, (anneal.end_ratio if anneal.end_ratio is not None and anneal.frames else start) * most

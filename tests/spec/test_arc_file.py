@@ -1,0 +1,60 @@
+"""`arc_file`: the graph of a TorchArcNet in a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slm_lab.spec.loader import dump_spec, load_spec
+from tests.spec.conftest import Specs
+
+YAML = """
+modules:
+  body:
+    Sequential:
+      - LazyLinear: {out_features: 8}
+      - Tanh:
+graph:
+  input: x
+  modules:
+    body: [x]
+  output: body
+"""
+ARC: dict[str, Any] = {
+    "modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}},
+    "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"},
+}
+
+
+def net(**keys: Any) -> dict[str, Any]:
+    return {"agent.net": {"name": "TorchArcNet", **keys}}
+
+
+@pytest.mark.parametrize("place", ["beside the spec", "working directory"])
+def test_the_saved_spec_contains_the_arc(specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    folder = specs.file({}).parent if place == "beside the spec" else Path()
+    (folder / "net.yaml").write_text(YAML, encoding="utf-8")
+    spec = specs.load(net(arc_file="net.yaml"))
+    assert spec == specs.load(net(arc=ARC))
+    assert spec.agent.net is not None
+    assert spec.agent.net.model_dump()["arc"] == ARC
+    (folder / "net.yaml").unlink()
+    assert load_spec(dump_spec(spec)) == spec
+
+
+def test_an_arc_counts_before_a_file(specs: Specs) -> None:
+    spec = specs.load(net(arc=ARC, arc_file="there is none.yaml"))
+    assert spec.agent.net is not None
+    assert spec.agent.net.model_dump()["arc"] == ARC
+    assert specs.notices() == ["agent.net.arc_file"]
+
+
+@pytest.mark.parametrize(("value", "text"), [("none.yaml", None), ("bad.yaml", "a: ["), (3, None)])
+def test_a_file_that_cannot_be_used(specs: Specs, value: Any, text: str | None) -> None:
+    if text is not None:
+        (specs.file({}).parent / value).write_text(text, encoding="utf-8")
+    assert "agent.net.arc_file" in specs.problems(net(arc_file=value))

@@ -21,7 +21,7 @@ from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics
 from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
-from slm_lab.agent.net.q_critics import QCritics, build_critics
+from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
@@ -79,7 +79,7 @@ class SoftActorCritic(Algorithm):
         with _problems_of_critic_net(agent):
             self.critics = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
             flat = FlatParams(self.critics, device=device)
-            self.trainer = Trainer(flat, critic_spec, ("critic",), self.critics.gradients())
+            self.trainer = Trainer(flat, critic_spec, ("critic",), gradients_of_each(self.critics, flat))
             if self.spec.has_target:
                 target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
                 self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
@@ -303,6 +303,14 @@ class SoftActorCritic(Algorithm):
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
         entropy = state.get("mean_entropy")  # absent in checkpoints of older versions
         self.mean_entropy = None if entropy is None else entropy.to(self.device, copy=True)
+
+
+def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
+    """Return the gradients of each critic, as parts of `flat.grad`."""
+    if isinstance(critics, SeparateCritics):
+        return [[flat.grad[flat.span(list(critic.parameters()))]] for critic in critics.critics]
+    stacked = [flat.grad[flat.span([parameter])].view_as(parameter) for parameter in critics.parameters()]
+    return [[grad[index] for grad in stacked] for index in range(len(stacked[0]))]
 
 
 @contextmanager

@@ -71,10 +71,6 @@ class SeparateCritics(nn.Module):
         q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics])
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
-    def gradients(self) -> list[list[Tensor]]:
-        """Return the gradients of each critic's parameters."""
-        return [_gradients(critic) for critic in self.critics]
-
 
 class StackedCritics(nn.Module):
     """C critics of plain fully connected layers, as one batched product per layer, with the weights of `critics`."""
@@ -116,15 +112,6 @@ class StackedCritics(nn.Module):
                 x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.products))
             q_CBA = _stacked_linear(x_CBF, *self.layers[-1], FLOAT32)
         return q_CBA if action_B is None else q_CBA.squeeze(2)
-
-    def gradients(self) -> list[list[Tensor]]:
-        """Return the gradients of each critic's parameters."""
-        stacked = _gradients(self)
-        return [[grad[index] for grad in stacked] for index in range(len(stacked[0]))]
-
-
-def _gradients(module: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
 def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:

@@ -106,7 +106,7 @@ def pushes(processes: int | None) -> float:
 
 
 def divide_among(processes: int | None) -> None:
-    """Let this process divide vectors of HIDDEN's size among so many."""
+    """Let this process divide vectors of HIDDEN's size among the given number of processes."""
     if processes is not None:
         store._RANGE = -(-1_710_000 // processes)
 

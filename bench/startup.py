@@ -175,7 +175,7 @@ def _sampler() -> dict[str, Any]:
 
 
 def _workers(count: int, envs: int) -> dict[str, Any]:
-    """Return meta.sampler of so many rollout workers and envs of each, one round of all per update, in keys that old versions know."""
+    """Return meta.sampler of `count` workers with `envs` envs each, one round of all per update, in keys that old versions know."""
     return {"async_rl": False, "num_workers": count, "num_envs_per_worker": envs, "num_batches_per_epoch": count * envs * 32 // 64}
 
 

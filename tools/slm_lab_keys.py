@@ -182,7 +182,7 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.net", "critic_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
     ("agent.net", "log_std_init"): "There it is ignored for actions with one dimension, and in a shared net.",
     ("agent.net", "batch_norm"): "Acting and targets use moving averages; there the statistics of the batch.",
-    ("agent.net", "out_layer_activation"): "Of the policy; there of values too.",
+    ("agent.net", "out_layer_activation"): "Of the policy or action values; there of the critic's values too.",
     ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
     " and a training_frequency above 1 it reaches 0 earlier.",
     ("agent.net", "polyak_coef"): "With 0 the target net never changes.",

@@ -101,7 +101,7 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
 
     if file is not None and name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
         load_spec(file, name)  # the error with the known names
-    game = EnjoyOptions(
+    options = EnjoyOptions(
         episodes=arguments.episodes,
         deterministic=arguments.deterministic,
         show="screen" if arguments.render else "video" if arguments.video else None,
@@ -110,4 +110,4 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
         sets=arguments.set,
     )
     paths = find_run(where, name, arguments.data_dir)
-    return print_result(summary(enjoy(paths, game, Plan(data_dir=arguments.data_dir, device=arguments.device))))
+    return print_result(summary(enjoy(paths, options, Plan(data_dir=arguments.data_dir, device=arguments.device))))

@@ -68,42 +68,42 @@ class Played(NamedTuple):
     video: VideoFile | None = None
 
 
-def enjoy(paths: RunPaths, game: EnjoyOptions, plan: Plan) -> Played:
+def enjoy(paths: RunPaths, options: EnjoyOptions, plan: Plan) -> Played:
     """Play episodes with a checkpoint of a run, in its env or in another one with the same spaces.
 
     Each env plays a number of episodes that is fixed before; a window or a video shows one env. Raises SpecError or UserError.
     """
     spec = load_spec(paths.spec, paths.spec_name)
-    env_spec = _env_spec(spec, paths, game.sets)
-    if game.show == "screen" and not has_display():
+    env_spec = _env_spec(spec, paths, options.sets)
+    if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
-    agent = load_checkpoint_agent(paths, spec.name, game.which, game.session, select_device(spec, plan, 0))
-    video = _video(paths, agent, game) if game.show == "video" else None
+    agent = load_checkpoint_agent(paths, spec.name, options.which, options.session, select_device(spec, plan, 0))
+    video = _video(paths, agent, options) if options.show == "video" else None
     try:
-        if game.show is not None:
+        if options.show is not None:
             env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
-        returns = _play(spec, env_spec, agent, game)
+        returns = _play(spec, env_spec, agent, options)
     except BaseException as error:
         if video is not None:
             video.close(keep=False)
         if isinstance(error, SpecError):
-            raise mark_sets(error, f"{paths.spec} {spec.name}", game.sets) from None
+            raise mark_sets(error, f"{paths.spec} {spec.name}", options.sets) from None
         raise
     if video is not None:
         video.close(keep=True)
     return Played(agent.path, returns, video)
 
 
-def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, game: EnjoyOptions) -> list[float]:
+def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions) -> list[float]:
     seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
-    episodes = EPISODES if game.episodes is None else game.episodes
-    num_envs = 1 if game.show is not None else min(episodes, MAX_ENVS)
+    episodes = EPISODES if options.episodes is None else options.episodes
+    num_envs = 1 if options.show is not None else min(episodes, MAX_ENVS)
     gamma = spec.agent.algorithm.gamma
     env = make_env(env_spec, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores())
     try:
         _check_spaces(agent, env, spec.env.name, env_spec.name)
         env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
-        act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), game.deterministic or spec.meta.eval_deterministic)
+        act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), options.deterministic or spec.meta.eval_deterministic)
         returns = play(env, act, Stop(), episodes=episodes)
     finally:
         env.close()
@@ -137,10 +137,10 @@ def _check_spaces(agent: LoadedAgent, env: Env, trained: str, played: str) -> No
         raise UserError("\n".join(f"the policy was trained in {trained} with {line}" for line in differing))
 
 
-def _video(paths: RunPaths, agent: LoadedAgent, game: EnjoyOptions) -> VideoFile:
+def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:
     """Return the video of a checkpoint, named after it and the time."""
     name = f"{agent.path.stem}_{datetime.now():%Y_%m_%d_%H%M%S}.mp4"
-    return VideoFile(paths.root / "video" / name, VIDEO_FRAMES if game.episodes is None else None)
+    return VideoFile(paths.root / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
 
 
 def summary(played: Played) -> str:

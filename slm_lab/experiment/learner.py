@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.replay.replay import Replay
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.evaluate import play
@@ -205,6 +206,8 @@ class PolicyLearner:
             self.clock.load_state_dict(state["clock"])
         if self.agent.replay is not None and state["replay"] is not None:
             self.agent.replay.load_contents(state["replay"])
+        elif isinstance(self.agent.replay, Replay):
+            self.agent.replay.collect_batch()
         if self.eval_env is not None and state["eval_env"] is not None:
             self.eval_env.load_state_dict(state["eval_env"])
             self.eval_env.resume()  # an evaluation begins with a reset; wrappers may keep more than an episode
@@ -214,6 +217,8 @@ class PolicyLearner:
         self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
         if self.agent.replay is not None and state["replay"] is not None:
             self.agent.replay.load_contents(state["replay"])
+        elif isinstance(self.agent.replay, Replay):
+            self.agent.replay.collect_batch()
 
     def load_observers(self, state: dict[str, Any]) -> None:
         """Load what the observers had counted, and which weights on disk are the best."""

@@ -79,7 +79,7 @@ class Plan:
     def concurrent_sessions(self, meta: MetaSpec) -> int:
         """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes.
 
-        On a cluster at most so many, as its nodes have resources.
+        On a cluster at most as many as its nodes have resources for.
         """
         if meta.distributed:
             return meta.max_session

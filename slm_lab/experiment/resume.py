@@ -15,6 +15,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.provenance import package_versions
 from slm_lab.experiment.storage import Location
 from slm_lab.spec.loader import dump_spec, load_spec, spec_names
+from slm_lab.spec.saved import SPEC_VERSION
 from slm_lab.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], histo
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     before, now = history[-1].get("versions", {}) if history else {}, package_versions()
     reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
+    if history and history[-1].get("spec_version", 1) != SPEC_VERSION:
+        reasons.append("keys of the spec had other meanings in the version that saved it")
     return {
         index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
     }

@@ -362,7 +362,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
     alpha_lr: PositiveReal | None = None
-    """Initial learning rate of the temperature, whose optimizer and schedule are the actor's; absent: the actor's learning rate."""
+    """Initial learning rate of the temperature, whose optimizer (Adam in place of Muon and Adafactor) and schedule are the actor's; absent:
+    the actor's learning rate."""
     fixed_alpha: PositiveReal | None = None
     """Fixed temperature α; absent: tuned automatically to target_entropy."""
     alpha_anneal_frames: Count | None = None

@@ -16,7 +16,7 @@ def read_arc_files(raw: dict[str, Any], folder: FilePath | None, report: Report)
     """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: of the spec file; None: the spec is not in a file."""
     for place in PLACES:
         net = value_at(raw, place)
-        if not isinstance(net, dict) or net.get("arc_file") is None:
+        if not isinstance(net, dict) or net.get("arc_file") is None or "TorchArcNet" not in (net.get("name"), net.get("type")):
             continue
         name, path = net.pop("arc_file"), (*place, "arc_file")
         if net.get("arc") is not None:
@@ -31,6 +31,12 @@ def read_arc_files(raw: dict[str, Any], folder: FilePath | None, report: Report)
             report.fail(path, f"no such file: {' or '.join(dict.fromkeys(map(str, candidates)))}")
             continue
         try:
-            net["arc"] = read(file)
+            arc = read(file)
         except SpecError as error:
             report.fail(path, f"{file}: {error.problems[0].message}")
+            continue
+        if arc is None:
+            report.fail(path, f"{file} is empty")
+            continue
+        net["arc"] = arc
+        report.moved((*place, "arc"), path)

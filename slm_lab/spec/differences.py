@@ -197,7 +197,7 @@ def _nets(spec: Spec) -> Notes:
     if getattr(net, "batch_norm", False):
         message = "acts, and computes targets, with moving averages; SLM Lab with the statistics of the batch"
         yield (*_NET, "batch_norm"), "batch_norm", message
-    if getattr(net, "out_layer_activation", None) is not None and (algorithm.has_critic or algorithm.values):
+    if getattr(net, "out_layer_activation", None) is not None and (algorithm.has_critic or net.dueling):
         yield (*_NET, "out_layer_activation"), "out_layer_activation", "is that of the policy; in SLM Lab of values too"
     if isinstance(net, DuelingMLPNetSpec) and net.layer_norm:
         yield (*_NET, "layer_norm"), "layer_norm", "is used; SLM Lab ignores it in a DuelingMLPNet"

@@ -91,7 +91,8 @@ class NetSpec(Component):
     shared: Flag = False
     """Share one body between actor and critic."""
     use_same_optim: Flag = True
-    """Use one optimizer (optim_spec) and one gradient norm for actor and critic; else separate ones (actor_* and critic_* specs)."""
+    """Use one optimizer for actor and critic: actor_optim_spec if that is given, else optim_spec; false: separate ones (actor_* and
+    critic_* specs). A shared net always has one."""
     log_std_init: LogStd | None = None
     """Normal, NormalTanh: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; absent: an
     output of the network."""
@@ -100,21 +101,22 @@ class NetSpec(Component):
     critic_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
-    """Clip gradients to this L2 norm; separate nets of actor and critic each by its own norm."""
+    """Clip gradients to this L2 norm: actor and critic each by its own norm unless they are one shared net, and each critic of
+    SoftActorCritic and CrossQ."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()
     """Optimizer."""
     actor_optim_spec: OptimSpec | None = None
-    """The actor's optimizer, if use_same_optim is false."""
+    """The actor's optimizer; with use_same_optim, or a shared net, that of the critic too."""
     critic_optim_spec: OptimSpec | None = None
-    """The critic's optimizer, if use_same_optim is false."""
+    """The critic's optimizer, if use_same_optim and shared are false."""
     lr_scheduler_spec: LRSchedulerSpec | None = None
     """Learning rate schedule: of frames (LinearToZero, LinearToMin) or of training calls (torch's schedulers); absent: constant."""
     actor_lr_scheduler_spec: LRSchedulerSpec | None = None
-    """The actor's learning rate schedule, if use_same_optim is false."""
+    """The actor's learning rate schedule; with use_same_optim, or a shared net, that of the critic too."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
-    """The critic's learning rate schedule, if use_same_optim is false."""
+    """The critic's learning rate schedule, if use_same_optim and shared are false."""
     update_type: Literal["replace", "polyak"] = "replace"
     """How target networks are updated: replace copies the network every update_frequency frames; polyak averages towards it, in
     SoftActorCritic after each gradient step that updates the policy, in DQN and DoubleDQN after each vector step."""

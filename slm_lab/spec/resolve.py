@@ -12,13 +12,15 @@ from slm_lab.spec.report import Path, Report
 from slm_lab.spec.rules import ALGORITHM, value_of
 from slm_lab.spec.sampler_rules import SAMPLER, resolve_sampler
 from slm_lab.spec.schedule import constant
-from slm_lab.spec.search import NET, redirect_search
+from slm_lab.spec.search import NET, parse_search, redirect_search, walk
 from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
 
 CRITIC_NET: Path = ("agent", "critic_net")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the actor's and the critic's own optimizers."""
+DECIDES_OPTIMIZERS: tuple[Path, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
+"""Keys that decide which of them are used."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of target nets."""
 CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
@@ -122,6 +124,8 @@ def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> d
             common = key.removeprefix("actor_")
             moved_to_common = common != key and getattr(resolved, common) == getattr(net, key)
             moved[(*NET, key)] = (*NET, common) if moved_to_common else None
+            if moved_to_common and common in net.model_fields_set:  # the actor's has replaced it
+                moved[(*NET, common)] = None
     return redirect_search(search, moved, draft.report)
 
 
@@ -219,21 +223,27 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
         draft.set((*place, "seq_len"), rollout)  # the default: a longer one that was given is an error
 
 
+def _is_searched(spec: Spec, *paths: Path) -> bool:
+    """Return whether the spec's search varies one of some keys, or a section that contains it."""
+    keys = [key.path for key, _ in walk(parse_search(spec.search))]
+    return any(path[: len(key)] == key for path in paths for key in keys)
+
+
 def _optimizers(net: NetSpec, draft: _Draft) -> None:
     """Resolve actor_* and critic_* specs, which need separate nets of actor and critic, and use_same_optim false."""
     algorithm = draft.spec.agent.algorithm
-    separate = [key for key in SEPARATE if getattr(net, key) is not None]
-    if not algorithm.learns:
+    separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.soft
+    if not algorithm.learns or _is_searched(draft.spec, *DECIDES_OPTIMIZERS):
         return
-    if algorithm.has_critic and not net.shared:
+    if algorithm.has_critic and not one_net:
         if not net.use_same_optim:
             return
         if separate and "use_same_optim" not in net.model_fields_set:
             draft.report.note((*NET, separate[0]), "actor and critic have their own specs: use_same_optim is set to false")
             draft.set((*NET, "use_same_optim"), False)
             return
-    one_net = "actor and critic are one net (shared)" if net.shared else "use_same_optim is true"
-    reason = one_net if algorithm.has_critic else f"{algorithm.name} has no critic"
+    reason = "actor and critic are one net (shared)" if one_net else "use_same_optim is true"
+    reason = reason if algorithm.has_critic else f"{algorithm.name} has no critic"
     if not net.use_same_optim:
         draft.set((*NET, "use_same_optim"), True, "" if separate else f"false has no effect: {reason}; ignored")
     for key in separate:

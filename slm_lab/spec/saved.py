@@ -8,7 +8,7 @@ from typing import Any
 from slm_lab.spec.algorithm import ALGORITHMS
 from slm_lab.spec.report import Report, value_at
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 """meta.run.spec_version of specs that are saved now; absent: 1."""
 SOFT = [name for name, model in ALGORITHMS.items() if model.soft]
 
@@ -24,12 +24,44 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
     (soft actor-critic) or once per vector step (Q-learning). The coefficient is converted, so that they move as fast.
     The automatic target entropy of discrete soft actor-critic was 0.98 ln|A|. Advantages were standardised over the rollout in PPO, in
     ActorCritic if lam was given, and in Reinforce not.
+    Version 2 is the subject of `_keep_second`.
     """
     run = value_at(raw, ("meta", "run"))
     last = run[-1] if isinstance(run, list) and run else run  # an entry for each start of the run; each start saves the spec again
-    if not isinstance(last, dict) or last.get("spec_version", 1) >= SPEC_VERSION:
+    if not isinstance(last, dict) or (version := last.get("spec_version", 1)) >= SPEC_VERSION:
         return
     last["spec_version"] = SPEC_VERSION
+    _keep_second(raw, report)
+    if version < 2:
+        _keep_first(raw, report)
+
+
+def _keep_second(raw: dict[str, Any], report: Report) -> None:
+    """Change, in place, or note what had another meaning in version 2.
+
+    A replay buffer was used from a batch on. Critics of soft actor-critic were clipped by one norm, and the temperature was tuned by Adam
+    with default arguments, along the distance to the target entropy. A shared net could have two optimizers.
+    """
+    algorithm, memory, net = (value_at(raw, ("agent", key)) for key in ("algorithm", "memory", "net"))
+    if not isinstance(algorithm, dict) or not isinstance(net, dict):
+        return
+    start, batch = algorithm.get("training_start_step"), value_at(memory, ("batch_size",))
+    if isinstance(start, int) and isinstance(batch, int) and start < batch:
+        algorithm["training_start_step"] = batch
+    critic_place = "net" if value_at(raw, ("agent", "critic_net")) is None else "critic_net"
+    if algorithm.get("name") in SOFT:
+        if value_at(raw, ("agent", critic_place, "clip_grad_val")) is not None:
+            report.note(("agent", critic_place, "clip_grad_val"), "an older version clipped both critics by one norm")
+        if algorithm.get("fixed_alpha") is None:
+            why = "an older version tuned the temperature by Adam with default arguments, along the distance to the target entropy"
+            report.note(("agent", "algorithm", "target_entropy"), why)
+    elif net.get("shared") and net.get("use_same_optim") is False:
+        why = "an older version trained actor and critic of a shared net with an optimizer each"
+        report.note(("agent", "net", "use_same_optim"), why)
+
+
+def _keep_first(raw: dict[str, Any], report: Report) -> None:
+    """Change, in place, or note what had another meaning in version 1 (see `keep_meaning`)."""
     algorithm = value_at(raw, ("agent", "algorithm"))
     if isinstance(algorithm, dict) and algorithm.get("name") in SOFT:
         if algorithm.get("target_entropy", "auto") == "auto" and algorithm.get("fixed_alpha") is None:

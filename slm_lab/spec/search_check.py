@@ -105,6 +105,8 @@ def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Pat
         place, path = ("search", *key.where), tuple(map(str, key.path))
         if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
             report.fail(place, f"{key.text} cannot be searched")
+        elif key.path[-1] == "arc_file":
+            report.fail(place, "arc_file cannot be searched; give the contents of the files as values of arc")
         elif path in seen:
             report.fail(place, f"{key.text} is searched by two keys at the same time; remove one of them")
         seen.add(path)

@@ -281,6 +281,12 @@ def test_ready_counts_transitions(num_envs: int, frequency: int, start: int, exp
     assert found[:3] == expected
 
 
+def test_an_agent_that_has_learned_collects_a_batch_first() -> None:
+    memory = build(info(1), start=1)
+    memory.collect_batch()
+    assert [memory.seen for _ in feed(memory, ToyEnv(info(1)), 40) if memory.ready][:2] == [8, 9]
+
+
 def test_dummy_rows_never_make_it_ready() -> None:
     env_info = info(1)
     memory, env = build(env_info, batch_size=1), ToyEnv(env_info, 1, next_step=True)

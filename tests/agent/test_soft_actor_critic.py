@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -483,6 +484,54 @@ def test_temperature_has_the_actors_optimizer_and_schedule(name: str, alpha_lr: 
         assert temperature.log_alpha.item() == pytest.approx(log_alpha.item(), rel=1e-4, abs=1e-6)
         log_alpha.grad = None
     assert abs(log_alpha.item()) > 0.01
+
+
+def test_a_temperature_of_another_optimizer_keeps_alpha(caplog: pytest.LogCaptureFixture) -> None:
+    """Checkpoints of older versions have statistics of Adam, whatever the actor's optimizer was."""
+    before, _ = temperature_of(target_entropy=-1.0)
+    before.step(0.5, 0)
+    net = {**MLP, "optim_spec": {"name": "RMSprop", "lr": 0.02}}
+    temperature, _ = temperature_of(net=net, target_entropy=-1.0)
+    temperature.load_state_dict(before.state_dict())
+    assert temperature.log_alpha.item() == before.log_alpha.item() != 0.0
+    assert len(caplog.records) == 1
+    fresh, _ = temperature_of(net=net, target_entropy=-1.0)
+    fresh.log_alpha.copy_(before.log_alpha)
+    for one in (temperature, fresh):
+        one.step(0.5, 0)
+    assert temperature.log_alpha.item() == fresh.log_alpha.item() < before.log_alpha.item()
+
+
+class Recording:
+    """A store of one process that runs what it is given, and records its name."""
+
+    workers, index, remote, fresh = 2, 0, False, True
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, section: str, function: Any, *args: Any) -> Any:
+        self.ran.append(section)
+        return function(*args)
+
+
+@pytest.mark.parametrize(
+    "optim", [{"name": "Adam", "lr": 0.02}, {"name": "SGD", "lr": 0.02, "momentum": 0.9}], ids=lambda optim: optim["name"]
+)
+def test_a_shared_temperature(optim: dict[str, Any]) -> None:
+    """It is stepped by the store, and what processes do not share of its optimizer is saved with each."""
+    (temperature, _), (resumed, _) = (temperature_of(net={**MLP, "optim_spec": optim}, target_entropy=-1.0) for _ in range(2))
+    arrays = {name: shared.values for name, shared in temperature.shared_arrays().items()}
+    store = Recording()
+    temperature.attach(store, arrays)  # type: ignore[arg-type]
+    temperature.step(0.5, 0)
+    assert store.ran == ["update"]
+    assert temperature.log_alpha.item() == arrays["log_alpha"][0] < 0.0
+    resumed.attach(Recording(), {name: array.copy() for name, array in arrays.items()})  # type: ignore[arg-type]
+    resumed.load_own_state(copy.deepcopy(temperature.own_state()))
+    for one in (temperature, resumed):
+        one.step(0.5, 0)
+    assert resumed.log_alpha.item() == temperature.log_alpha.item()
 
 
 def test_fixed_temperature_and_its_anneal() -> None:

@@ -53,7 +53,23 @@ def test_an_arc_counts_before_a_file(specs: Specs) -> None:
     assert specs.notices() == ["agent.net.arc_file"]
 
 
-@pytest.mark.parametrize(("value", "text"), [("none.yaml", None), ("bad.yaml", "a: ["), (3, None)])
+def test_a_file_cannot_be_searched(specs: Specs) -> None:
+    changes = net(arc=ARC) | {"search": {"agent": {"net": {"arc_file__choice": ["a.yaml", "b.yaml"]}}}}
+    assert specs.problems(changes) == ["search.agent.net.arc_file__choice"]
+
+
+def test_it_belongs_to_a_torch_arc_net(specs: Specs) -> None:
+    specs.load({"agent.net": {"name": "MLPNet", "hid_layers": [8], "arc_file": "there is none.yaml"}})
+    assert specs.notices() == ["agent.net.arc_file"]
+
+
+def test_problems_of_the_content_are_told_of_the_file(specs: Specs) -> None:
+    (specs.file({}).parent / "net.yaml").write_text(YAML.replace("LazyLinear: {", "LazyLinear: {in_features: 3, "), encoding="utf-8")
+    (specs.file({}).parent / "other.yaml").write_text("modules: {body: {NoLayer: }}", encoding="utf-8")
+    assert "agent.net.arc_file" in str(specs.problems(net(arc_file="other.yaml")))
+
+
+@pytest.mark.parametrize(("value", "text"), [("none.yaml", None), ("bad.yaml", "a: ["), ("empty.yaml", ""), (3, None)])
 def test_a_file_that_cannot_be_used(specs: Specs, value: Any, text: str | None) -> None:
     if text is not None:
         (specs.file({}).parent / value).write_text(text, encoding="utf-8")

@@ -125,6 +125,11 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
             ["time limits", "rows of resets", "self-imitation"],
         ),
         (DQN, ["rows of resets", "precision of the replay", "exploration"]),
+        (DQN | {"agent.net.out_layer_activation": "tanh"}, ["rows of resets", "precision of the replay", "exploration"]),
+        (
+            DQN | {"agent.net": {"type": "DuelingMLPNet", "hid_layers": [8], "layer_norm": True, "out_layer_activation": "tanh"}},
+            ["rows of resets", "precision of the replay", "exploration", "out_layer_activation", "layer_norm"],
+        ),
         (DQN | {"env.num_envs": 1}, ["time limits", "total_reward", "precision of the replay"]),
         (DQN | {"agent.algorithm.name": "DQN", "env.num_envs": 1}, ["time limits", "total_reward", "precision of the replay", "DQN"]),
         (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.search.space import SearchSpace
 from slm_lab.spec import env_ids
 from slm_lab.spec.loader import dump_spec
 from tests.spec.conftest import Specs
@@ -171,6 +172,52 @@ def test_separate_optimizers(specs: Specs, changes: dict[str, Any], same: bool, 
     assert net is not None
     assert (net.use_same_optim, net.optim_spec.lr, net.actor_optim_spec and net.actor_optim_spec.lr) == (same, optim, actor)
     assert len(specs.notices()) == notices
+
+
+@pytest.mark.parametrize(
+    ("start", "problems"), [(4, []), (None, ["agent.memory.batch_size"]), (50, ["agent.algorithm.training_start_step"])]
+)
+def test_training_may_start_before_a_batch(specs: Specs, start: int | None, problems: list[str]) -> None:
+    """A Session of 40 frames never collects a batch of 64."""
+    memory = {"name": "Replay", "batch_size": 64, "max_size": 100}
+    changes = {
+        "agent.algorithm": {"name": "DQN", "training_start_step": start},
+        "agent.memory": memory,
+        "env.max_frame": 40,
+        "env.num_envs": 1,
+    }
+    assert (specs.problems(changes) if problems else specs.load(changes) and []) == problems
+
+
+@pytest.mark.parametrize("key", ["shared", "use_same_optim"])
+def test_separate_optimizers_wait_for_a_search(specs: Specs, key: str) -> None:
+    """Trials start from the resolved spec, and each decides whether actor and critic have one optimizer."""
+    search = {"agent": {"net": {f"{key}__choice": [True, False]}}}
+    optim = {f"agent.net.{part}_optim_spec": {"name": "Adam", "lr": lr} for part, lr in (("actor", 0.1), ("critic", 0.2))}
+    spec = specs.load(optim | {"agent.net.shared": key == "shared", "agent.net.use_same_optim": key != "shared", "search": search})
+    together, apart = (SearchSpace(spec).apply({f"agent.net.{key}": value}).agent.net for value in (True, False))
+    assert together is not None
+    assert apart is not None
+    assert (together.optim_spec.rate, together.actor_optim_spec, together.critic_optim_spec) == (0.1, None, None)
+    assert (apart.actor_optim_spec.rate, apart.critic_optim_spec.rate) == (0.1, 0.2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
+def test_critics_of_their_own_keep_their_optimizer(specs: Specs, name: str) -> None:
+    """`shared` has no effect on them."""
+    optim = {f"{part}_optim_spec": {"name": "Adam", "lr": lr} for part, lr in (("actor", 0.1), ("critic", 0.2))}
+    net = {"name": "MLPNet", "hid_layers": [8], "batch_norm": True, "shared": True, "use_same_optim": False, **optim}
+    memory = {"name": "Replay", "batch_size": 8, "max_size": 100}
+    changes = {
+        "agent.algorithm": {"name": name},
+        "agent.memory": memory,
+        "agent.net": net,
+        "env.name": "Pendulum-v1",
+        "env.max_frame": 4000,
+    }
+    found = specs.load(changes).agent.net
+    assert found is not None
+    assert (found.actor_optim_spec.rate, found.critic_optim_spec.rate) == (0.1, 0.2)  # type: ignore[union-attr]
 
 
 def test_exploration_of_q_learning(specs: Specs) -> None:

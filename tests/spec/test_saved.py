@@ -12,6 +12,7 @@ from slm_lab.spec.algorithm import SoftActorCriticSpec
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.memory import PrioritizedReplaySpec
 from slm_lab.spec.net import TorchArcNetSpec
+from slm_lab.spec.saved import SPEC_VERSION
 from tests.spec.conftest import Specs
 
 OLD: dict[str, Any] = {"git": "abc", "versions": {"slm_lab": "0.1"}}
@@ -53,11 +54,39 @@ def test_the_automatic_target_entropy_of_an_older_run_stays(specs: Specs, algori
         spec = specs.load(changes | {"meta.run": run}).agent.algorithm
         assert isinstance(spec, SoftActorCriticSpec)
         assert spec.target_entropy_ratio == expected
-    assert specs.notices() == []
+    assert specs.notices() == ([] if spec.fixed_alpha else ["agent.algorithm.target_entropy"] * 2)  # see the next test
+
+
+@pytest.mark.parametrize(
+    ("changes", "paths"),
+    [
+        (
+            REPLAY | {"agent.algorithm": {"name": "SoftActorCritic", "fixed_alpha": 0.1}, "agent.net.clip_grad_val": 1.0},
+            ["net.clip_grad_val"],
+        ),
+        (REPLAY | {"agent.algorithm": {"name": "SoftActorCritic"}}, ["algorithm.target_entropy"]),
+        (REPLAY | {"agent.algorithm": {"name": "DQN"}, "agent.net.clip_grad_val": 1.0}, []),
+        ({"agent.net.shared": True, "agent.net.use_same_optim": False}, ["net.use_same_optim"]),
+        ({"agent.net.shared": False, "agent.net.use_same_optim": False}, []),
+    ],
+)
+def test_what_no_key_can_keep_of_version_2_is_noted(specs: Specs, changes: dict[str, Any], paths: list[str]) -> None:
+    for version, expected in ((2, paths), (SPEC_VERSION, [])):
+        specs.log.clear()
+        specs.load(changes | {"meta.run": [{"spec_version": version}]})
+        noted = [record.getMessage() for record in specs.log.records if "older version" in record.getMessage()]
+        assert [note.split(": ")[1] for note in noted] == [f"agent.{path}" for path in expected]
+
+
+def test_a_buffer_of_version_2_is_used_from_a_batch_on(specs: Specs) -> None:
+    changes = REPLAY | {"agent.algorithm": {"name": "DQN", "training_start_step": 1}}
+    for version, expected in ((2, specs.load(changes).agent.memory.batch_size), (SPEC_VERSION, 1)):  # type: ignore[union-attr]
+        spec = specs.load(changes | {"meta.run": [{"spec_version": version}]})
+        assert spec.agent.training_start == expected
 
 
 def test_those_of_this_version_stay(specs: Specs) -> None:
-    spec = specs.load(polyak({"name": "DQN"}, 0.05, 1) | {"meta.run": [OLD, {**OLD, "spec_version": 2}]})
+    spec = specs.load(polyak({"name": "DQN"}, 0.05, 1) | {"meta.run": [OLD, {**OLD, "spec_version": SPEC_VERSION}]})
     assert spec.agent.net is not None
     assert spec.agent.net.polyak_coef == 0.05
 

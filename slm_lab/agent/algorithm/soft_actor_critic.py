@@ -284,7 +284,7 @@ class SoftActorCritic(Algorithm):
         return {**super().state_dict(), **self._counts()}
 
     def own_state(self) -> dict[str, Any]:
-        return {**super().own_state(), **self._counts()}
+        return {**super().own_state(), **self._counts(), "temperature": self.temperature.own_state()}
 
     def _counts(self) -> dict[str, Any]:
         entropy = None if self.mean_entropy is None else self.mean_entropy.to("cpu", copy=True)
@@ -297,6 +297,7 @@ class SoftActorCritic(Algorithm):
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
         self._load_counts(state)
+        self.temperature.load_own_state(state.get("temperature", {}))  # absent in checkpoints of older versions
 
     def _load_counts(self, state: dict[str, Any]) -> None:
         self.critic_steps = int(state["critic_steps"])

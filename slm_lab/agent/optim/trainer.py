@@ -137,7 +137,7 @@ class Trainer:
         if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
-        """The gradients of nets that are clipped, each net by its own norm."""
+        """The gradients of each net, which is clipped by its own norm; without clipping, of all nets as one."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
         """Index of this process, and training calls of each process that trains the net."""

@@ -40,18 +40,20 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
         distribution, log_std = _distribution(agent, agent.net, info.action)
         critic = algorithm.has_critic and not algorithm.soft
         net = ActorCriticNet(agent.net, info.observation, distribution.param_dim, log_std, critic)
-    groups = [getattr(net, f"{part}_parameters")() for part in optimizer_parts(agent)]
+    parts = optimizer_parts(agent)
+    groups = [getattr(net, f"{part}_parameters")() for part in parts] if len(parts) > 1 else None
     flat = FlatParams(net, groups, device)
     net.eval()
     return Policy(info.action, rng, net, distribution, algorithm.action_policy, algorithm.needs_logp, flat)
 
 
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
-    """Return the parts of the policy's net that have optimizer keys of their own; empty: one optimizer for all."""
+    """Return the parts of the policy's net that have an optimizer each; if it is one, its keys may be the actor's."""
     assert agent.net is not None
-    if agent.algorithm.soft:
-        return ("actor",)
-    return ("actor", "critic") if agent.algorithm.has_critic and not agent.net.use_same_optim else ()
+    if not agent.algorithm.has_critic:
+        return ()
+    separate = not agent.algorithm.soft and not agent.net.shared and not agent.net.use_same_optim
+    return ("actor", "critic") if separate else ("actor",)
 
 
 def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:

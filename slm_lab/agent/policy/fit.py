@@ -53,7 +53,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
 
 
 def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> None:
-    """Raise SpecError with every key of soft actor-critic that does not fit the env's actions."""
+    """Raise SpecError with every key of soft actor-critic that does not fit the env's actions; notice those without effect."""
     discrete = action.kind == "discrete"
     problems = []
     names = ("default", "Categorical", "GumbelSoftmax") if discrete else ("default", "Normal")

@@ -213,6 +213,10 @@ class Replay:
         """Return the number of sampled items, counted from the first, that were ever written."""
         return self._rows_in_use()
 
+    def collect_batch(self) -> None:
+        """Collect at least a batch before the next update: an agent that has learned already continues with an empty buffer."""
+        self.start = max(self.start, self.batch_size)
+
     def load_contents(self, state: dict[str, Any]) -> None:
         """Load what `contents` returned. Raises ValueError if it does not fit; a buffer that was never full fits a larger one."""
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):

@@ -209,6 +209,6 @@ def _legend_form(names: list[str]) -> tuple[int, int]:
 
 
 def _fits(names: list[str], columns: int) -> bool:
-    """Whether so many columns, which matplotlib fills one after another, as evenly as it can, fit beside each other."""
+    """Whether the columns, which matplotlib fills one after another, as evenly as it can, fit beside each other."""
     widths = [len(name) + _HANDLE for name in names]
     return sum(max(column.tolist(), default=0) for column in np.array_split(widths, columns)) <= _LEGEND_LETTERS

@@ -42,6 +42,8 @@ class StudyEntry(SpecModel):
     """Name of its env in tables and figures, in a study without `envs`; absent: the id. Entries in different envs can have one label."""
     published: Real | None = None
     """Score to compare with, unless its env has one."""
+    random_seed: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Replaces the study's: fewer seeds for an entry whose runs take long, for example."""
 
 
 class StudyEnv(SpecModel):
@@ -67,7 +69,7 @@ class StudySpec(SpecModel):
     envs: list[StudyEnv] = []
     """The envs; absent: each entry's own. Each entry is run in each of them."""
     random_seed: Annotated[list[Seed], Field(min_length=1)]
-    """One run of each entry in each env for each of these; a run has meta.max_session Sessions."""
+    """One run of each entry in each env for each of these, unless the entry has its own; a run has meta.max_session Sessions."""
     set: dict[str, Any] = {}
     """Values of keys and variables for all runs; those of an env and of an entry come after them."""
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
@@ -267,9 +269,11 @@ def _check(spec: StudySpec, report: Report) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             report.fail(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
-    for seed, count in Counter(spec.random_seed).items():
-        if count > 1:
-            report.fail(("random_seed",), f"has {seed} {count} times; expected each seed once")
+    own: list[tuple[Path, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
+    for place, seeds in [((), spec.random_seed), *own]:
+        for seed, count in Counter(seeds).items():
+            if count > 1:
+                report.fail((*place, "random_seed"), f"has {seed} {count} times; expected each seed once")
     if spec.baseline is not None and spec.baseline not in labels:
         report.fail(
             ("baseline",),
@@ -327,7 +331,7 @@ def _runs(
                 place: Path = ("envs", spec.envs.index(env)) if env is not None and other[1] != label else ("entries", index)
                 report.fail(place, f"'{key[0]}' in {label} is the same spec as '{other[0]}' in {other[1]}, with the same values")
                 continue
-            for seed in spec.random_seed:
+            for seed in entry.random_seed or spec.random_seed:
                 meta = loaded.meta.model_copy(update={"random_seed": seed})
                 yield StudyRun(entry_label(entry), label, loaded.model_copy(update={"meta": meta}), found)
 

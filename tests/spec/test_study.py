@@ -44,6 +44,12 @@ def test_runs_are_specs_with_overrides(tmp_path: Path) -> None:
         assert run.spec == load_spec(tmp_path / "file.json", "ppo", sets)
 
 
+def test_an_entry_can_have_its_own_seeds(tmp_path: Path) -> None:
+    first, second = ENTRIES
+    found = study(tmp_path, entries=[{**first, "random_seed": [7]}, second])
+    assert [(run.entry, run.random_seed) for run in found.runs] == [("one", 7), ("other", 3), ("other", 1)]
+
+
 @pytest.mark.parametrize("spec", ["ppo", "any"])
 def test_envs_fill_the_variable_or_replace_the_name(tmp_path: Path, spec: str) -> None:
     envs = [
@@ -86,6 +92,8 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
         ({"entries": ...}, ["study.entries"]),
         ({"random_seed": []}, ["study.random_seed"]),
         ({"random_seed": [1, 2, 1]}, ["study.random_seed"]),
+        ({"entries": [{"spec": "ppo", "random_seed": [1, 1]}]}, ["study.entries[0].random_seed"]),
+        ({"entries": [{"spec": "ppo", "random_seed": []}]}, ["study.entries[0].random_seed"]),
         ({"random_seed": [1, -2]}, ["study.random_seed[1]"]),
         ({"entries": [*ENTRIES, {"spec": "ppo", "label": "one", "set": {"env.num_envs": 2}}]}, ["study.entries[2].label"]),
         ({"entries": [*ENTRIES, {"spec": "ppo", "label": "twin"}]}, ["study.entries[2]"]),

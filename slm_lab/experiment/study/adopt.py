@@ -61,7 +61,7 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
             return key_of(one)
     nearest = min(alike, key=lambda one: (len(changes(own, wanted[one.digest])), one.random_seed != seed))
     listed = changes(own, wanted[nearest.digest]) or [
-        f"meta.random_seed: {seed}; the study has {', '.join(map(str, study.spec.random_seed))}"
+        f"meta.random_seed: {seed}; the study has {', '.join(str(one.random_seed) for one in alike if one.digest == nearest.digest)}"
     ]
     near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(listed)}"
     raise UserError(f"--adopt: {folder} is not a run of the study; {near}")

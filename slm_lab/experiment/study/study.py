@@ -103,8 +103,7 @@ class StudyExperiment:
             paths = self._open()
             self._set_aside(paths, known, table)
             self._read_states(paths, known, adopted)
-            sizes = (_count(len(study.entries), "entries"), _count(len(study.envs), "envs"), _count(len(study.spec.random_seed), "seeds"))
-            table.say(f"{study.name}: {' × '.join(sizes)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
+            table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{paths.root}")
             if self._lock is not None and self._lock.killed is not None:
                 table.say(f"the last start, {self._lock.killed}, was killed")
@@ -426,6 +425,13 @@ def _last_frame(file: Path) -> int:
 def _free(path: Path) -> Path:
     """Return a path that does not exist yet."""
     return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
+
+
+def _size(study: Study) -> str:
+    """Return how many runs a study has, as a product if each entry has the same seeds."""
+    axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
+    own = any(entry.random_seed for entry in study.spec.entries)
+    return _count(len(study.runs), "runs") if own else " × ".join(_count(number, name) for name, number in axes.items())
 
 
 def _count(number: int, plural: str) -> str:

@@ -67,6 +67,11 @@ CASES = {
     "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), one_core=False, threads=2),
     "dqn_cartpole": Case("DQN CartPole-v1, 1 env, batch 64, one update per step", (SB3, SBX)),
     "sac_halfcheetah": Case("SAC HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step", (SB3, SBX)),
+    "sac_halfcheetah_bfloat16": Case(
+        "the same in bfloat16, the other side in float32: SAC HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step",
+        (SBX,),
+        peer_case="sac_halfcheetah",
+    ),
     "crossq_halfcheetah": Case("CrossQ HalfCheetah-v5, 1 env, batch 256, critics 1024 × 1024, one update per step", (SBX,)),
     "a3c_cartpole": Case("A3C CartPole-v1, 2 workers × 4 envs × 32 steps, beside A2C", (SB3,), one_core=False, peer_case="a2c_cartpole"),
     "a3c_one_env": Case("A3C CartPole-v1, 4 workers × 1 env × 32 steps, beside A2C", (SB3,), one_core=False, peer_case="a2c_one_env"),

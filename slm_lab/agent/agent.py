@@ -140,7 +140,7 @@ class Agent:
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Copy the entries of `weights` whose name and shape match this net. Returns the names of the entries that were not found.
+        """Copy the entries of `weights` whose name and shape match this net's. Returns the names of this net's other entries.
 
         Critics that have a net of their own, optimizers and temperature are not part of an agent's weights.
         """

@@ -70,7 +70,7 @@ class RawStep(NamedTuple):
     obs: Any
     """Batch of observations in the env's own space."""
     reward_N: np.ndarray
-    """float [N]: rewards of the env, neither scaled nor clipped."""
+    """float [N]: rewards as the envs return them, without scaling or clipping."""
     terminated_N: np.ndarray
     """bool [N]."""
     truncated_N: np.ndarray

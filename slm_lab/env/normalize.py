@@ -308,7 +308,10 @@ class Normalizers:
             self.reward.return_N[:] = returns
 
     def take_obs_statistics(self, state: dict[str, Any]) -> bool:
-        """Load the observation statistics of another run. Returns False if only one of the two has any, or if shapes differ."""
+        """Load the observation statistics of another run.
+
+        Returns False if only one of the two runs has statistics, or if their shapes differ.
+        """
         stats, saved = self._stats.get("obs"), state["obs_stats"]
         if stats is None or saved is None:
             return stats is saved

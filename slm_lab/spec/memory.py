@@ -31,7 +31,7 @@ class Sequences(NamedTuple):
     """Steps of an env from one sequence to the next: they overlap by half of what is learned from, as in R2D2."""
 
     def number(self, steps: int) -> int:
-        """Return how many sequences of an env are complete after the given number of its transitions."""
+        """Return the number of complete sequences of one env after `steps` transitions."""
         return max(0, (steps - self.window) // self.stride + 1)
 
 

@@ -20,7 +20,7 @@ CRITIC_NET: Path = ("agent", "critic_net")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the actor's and the critic's own optimizers."""
 DECIDES_OPTIMIZERS: tuple[Path, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
-"""Keys that decide which of them are used."""
+"""Keys that decide which of the specs in SEPARATE have an effect."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of target nets."""
 CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
@@ -224,13 +224,13 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
 
 
 def _is_searched(spec: Spec, *paths: Path) -> bool:
-    """Return whether the spec's search varies one of some keys, or a section that contains it."""
+    """Return whether the search varies one of these keys, or a section that contains one."""
     keys = [key.path for key, _ in walk(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:
-    """Resolve actor_* and critic_* specs, which need separate nets of actor and critic, and use_same_optim false."""
+    """Resolve actor_* and critic_* specs: both have an effect only if actor and critic are separate nets and use_same_optim is false."""
     algorithm = draft.spec.agent.algorithm
     separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.soft
     if not algorithm.learns or _is_searched(draft.spec, *DECIDES_OPTIMIZERS):

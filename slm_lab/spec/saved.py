@@ -24,19 +24,19 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
     (soft actor-critic) or once per vector step (Q-learning). The coefficient is converted, so that they move as fast.
     The automatic target entropy of discrete soft actor-critic was 0.98 ln|A|. Advantages were standardised over the rollout in PPO, in
     ActorCritic if lam was given, and in Reinforce not.
-    Version 2 is the subject of `_keep_second`.
+    What had another meaning in version 2 is in `_keep_version_2`.
     """
     run = value_at(raw, ("meta", "run"))
     last = run[-1] if isinstance(run, list) and run else run  # an entry for each start of the run; each start saves the spec again
     if not isinstance(last, dict) or (version := last.get("spec_version", 1)) >= SPEC_VERSION:
         return
     last["spec_version"] = SPEC_VERSION
-    _keep_second(raw, report)
+    _keep_version_2(raw, report)
     if version < 2:
-        _keep_first(raw, report)
+        _keep_version_1(raw, report)
 
 
-def _keep_second(raw: dict[str, Any], report: Report) -> None:
+def _keep_version_2(raw: dict[str, Any], report: Report) -> None:
     """Change, in place, or note what had another meaning in version 2.
 
     A replay buffer was used from a batch on. Critics of soft actor-critic were clipped by one norm, and the temperature was tuned by Adam
@@ -60,7 +60,7 @@ def _keep_second(raw: dict[str, Any], report: Report) -> None:
         report.note(("agent", "net", "use_same_optim"), why)
 
 
-def _keep_first(raw: dict[str, Any], report: Report) -> None:
+def _keep_version_1(raw: dict[str, Any], report: Report) -> None:
     """Change, in place, or note what had another meaning in version 1 (see `keep_meaning`)."""
     algorithm = value_at(raw, ("agent", "algorithm"))
     if isinstance(algorithm, dict) and algorithm.get("name") in SOFT:

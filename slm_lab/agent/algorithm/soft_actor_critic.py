@@ -146,7 +146,7 @@ class SoftActorCritic(Algorithm):
         return self.target.net(obs_B, action_B) if direct is None or direct.hooked else tensor(direct.record(obs_B, action_B).out)
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
-        """Take a gradient step of the critics; return their values before it: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
+        """Take a gradient step of the critics. Returns their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
         self.trainer.refresh()
         if self.target is not None:
             self.target.refresh()
@@ -200,7 +200,7 @@ class SoftActorCritic(Algorithm):
         return passed, q_CBA, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
 
     def _actor_step(self, batch: Transitions, q: Tensor, alpha: Tensor | float) -> ActorReport:
-        """Take a gradient step of the actor; return its loss, entropy and gradient norm. Args: q: result of `_critic_step`."""
+        """Take a gradient step of the actor, given the result of `_critic_step`. Returns the actor's loss, entropy and gradient norm."""
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)

@@ -200,7 +200,7 @@ class DirectRenorm:
         return None if columns is None else grad_x[..., columns].numpy()
 
     def _moving_scale(self) -> np.ndarray:
-        """Return weight / moving standard deviation [F]."""
+        """Return the weights divided by the moving standard deviations, [F]."""
         scale_F: np.ndarray = self.weight / np.sqrt(self.running_var + self.module.eps)
         return scale_F
 

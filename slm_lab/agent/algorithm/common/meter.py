@@ -38,14 +38,14 @@ class GradientMeter:
         self._report(self.trainer.backward(loss, weight), weight, values)
 
     def add_terms(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Call `add`, or `report_loss` if the loss is a float: then `weight` times its gradient is in `Parameter.grad` already."""
+        """Call `add` for a loss with a graph. Call `report_loss` for a float, whose gradient has been accumulated already."""
         if isinstance(loss, float):
             self.report_loss(loss, weight, **values)
         else:
             self.add(loss, weight, **values)
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Report a loss, `weight` times whose gradient is in `Parameter.grad` already, and other scalars."""
+        """Report a loss and other scalars. The gradient of the loss, times `weight`, must be in `Parameter.grad` already."""
         self._report(self.trainer.check(loss), weight, values)
 
     def _report(self, loss: Tensor | float, weight: float, values: Mapping[str, Tensor | float]) -> None:

@@ -31,7 +31,7 @@ class Temperature:
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
         self.spec, anneal = spec, spec.entropy_anneal
-        # such an optimizer cannot step a single number
+        # Muon and Adafactor need matrices
         self._optim = actor.optim if actor.optim.name not in SHAPED else OptimSpec(name="Adam", lr=actor.optim.rate)
         self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames

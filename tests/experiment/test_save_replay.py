@@ -57,6 +57,22 @@ def step(session: Session) -> None:
     session.agent.observe(*experience.transition)
 
 
+def test_a_run_that_continues_without_its_replay_collects_a_batch_first(spec_body: SpecBody, tmp_path: Path) -> None:
+    agent = {"algorithm": {**DQN["algorithm"], "training_frequency": 1, "training_start_step": 1}}
+    spec = off_policy(spec_body, agent, {"name": "Replay", "batch_size": 8, "max_size": 200})
+    _, bundle = saved(spec, tmp_path)
+    after = resumed(spec, bundle)
+    try:
+        replay, ready = after.agent.replay, []
+        assert isinstance(replay, Replay)
+        while replay.seen < 12:
+            step(after)
+            ready.append((replay.seen, after.agent.ready()))
+        assert next(seen for seen, is_ready in ready if is_ready) in range(8, 8 + spec.env.num_envs)
+    finally:
+        after.close()
+
+
 @pytest.mark.parametrize("name", ["Replay", "PrioritizedReplay"])
 def test_a_run_continues_with_its_replay(spec_body: SpecBody, tmp_path: Path, name: str) -> None:
     spec = off_policy(spec_body, memory={"name": name}, save_replay=True)

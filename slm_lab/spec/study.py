@@ -17,6 +17,7 @@ from slm_lab.lib.log import notice
 from slm_lab.spec.base import Flag, Problem, Real, Seed, SpecError, SpecModel
 from slm_lab.spec.loader import dump_spec, find_spec_file, load, raw_entries
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path, value_at
+from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.validate import explain, models_at
 from slm_lab.spec.variables import override, parse_sets
@@ -174,6 +175,27 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -
     ((_, body),) = dump_spec(spec).items()
     paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
     return [path for path in paths if before.get(path) != after.get(path)]
+
+
+def changed_meaning(found: Mapping[str, Any], version: int) -> list[str]:
+    """Return what settings of runs by an older version of this package train otherwise now (see spec/saved.py).
+
+    Args:
+        found: by path, see `settings`.
+        version: meta.run.spec_version of the runs.
+    """
+    raw: dict[str, Any] = {}
+    for path, value in [*found.items(), ("meta.run.spec_version", version)]:
+        *section, key = path.split(".")
+        place = raw
+        for name in section:
+            place = place.setdefault(name, {})
+        place[key] = value
+    before, report = dict(_flat(raw)), Report()
+    keep_meaning(raw := json.loads(json.dumps(raw)), report)
+    after = dict(_flat(raw))
+    changed = [path for path in after if path != "meta.run.spec_version" and after[path] != before.get(path)]
+    return [f"{path}: had another meaning in version {version} of specs" for path in changed] + report.notes
 
 
 def _is_default(path: str, value: Any, body: Any) -> bool:

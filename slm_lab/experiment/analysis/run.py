@@ -136,6 +136,12 @@ class Run:
         starts = self.spec.get("meta", {}).get("run") or {}
         return str((starts[0] if isinstance(starts, list) else starts).get("mode", "train"))
 
+    @property
+    def spec_version(self) -> int:
+        """Version of the meaning of specs (see spec/saved.py) at the first start of the run."""
+        starts = self.spec.get("meta", {}).get("run") or {}
+        return int((starts[0] if isinstance(starts, list) else starts).get("spec_version", 1))
+
     def settings(self) -> dict[str, Any]:
         """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.
 

@@ -11,7 +11,7 @@ from typing import Any
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.resolve import completed
 from slm_lab.spec.loader import load_spec
-from slm_lab.spec.study import Study, StudyRun, differing, settings
+from slm_lab.spec.study import Study, StudyRun, changed_meaning, differing, settings
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:
@@ -52,6 +52,8 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
         )
     spec = load_spec(run.paths.spec, run.name)
     own, seed = settings(spec), spec.meta.random_seed
+    if changed := changed_meaning(own, run.spec_version):
+        raise UserError(f"--adopt: {folder} cannot be adopted: its spec had another meaning when it was trained: {'; '.join(changed)}")
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}
     saved = {digest: completed(spec) for digest, spec in first.items()}  # a short spec is saved with the net that its env needs

@@ -34,7 +34,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
     """Write the result of a run that has ended.
 
     Args:
-        identity: entry, env, random_seed, digest and settings.
+        identity: entry, env, random_seed, digest, settings and spec_version.
         seconds: that the run took, analysis included; None: unknown, as of a run that was continued.
 
     Raises OSError.

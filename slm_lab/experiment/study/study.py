@@ -27,7 +27,8 @@ from slm_lab.experiment.study.table import RunState, StudyTable
 from slm_lab.experiment.trial import check_writable, notices_to
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.limits import cores
-from slm_lab.spec.study import Study, StudyRun, differing
+from slm_lab.spec.saved import SPEC_VERSION
+from slm_lab.spec.study import Study, StudyRun, changed_meaning, differing
 
 VERSION = 1
 ATTEMPTS = 2
@@ -215,13 +216,18 @@ class StudyExperiment:
         return found
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
-        """Return entry, env, random_seed, digest and settings of a run."""
+        """Return entry, env, random_seed, digest, settings and spec_version of a run; absent in a run of before that key: 1."""
         file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        return {"spec_version": 1, **json.loads(file.read_text(encoding="utf-8"))}
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
-        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys."""
+        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys.
+
+        Settings that had another meaning in the version of the run have no digest of the study's runs.
+        """
         seed = int(identity["random_seed"])
+        if changed_meaning(identity["settings"], identity["spec_version"]):
+            return f"{identity['digest']}, version {identity['spec_version']} of specs", seed
         for run in self.study.runs:
             alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
             if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
@@ -245,8 +251,8 @@ class StudyExperiment:
                     shutil.move(file, _free(paths.aside / file.name))  # results that are kept elsewhere can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
-                keys = ", ".join(changes(identity["settings"], run.settings))
-                table.say(f"{run.entry}, {run.env}: changed ({keys}); runs again, its old runs are in {paths.aside}")
+                changed = changes(identity["settings"], run.settings) + changed_meaning(identity["settings"], identity["spec_version"])
+                table.say(f"{run.entry}, {run.env}: changed ({', '.join(changed)}); runs again, its old runs are in {paths.aside}")
 
     def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
         """Set the status of each run by its files, and take over adopted runs."""
@@ -261,6 +267,7 @@ class StudyExperiment:
                 "random_seed": run.random_seed,
                 "digest": run.digest,
                 "settings": dict(run.settings),
+                "spec_version": SPEC_VERSION,
             }
             file = paths.result(folder.root.name)
             if key in adopted and not file.is_file():
@@ -272,7 +279,7 @@ class StudyExperiment:
                 state.failures = sum(map(has_failed, folder.starts()))
             if file.is_file():
                 content = ResultRun(file).content
-                if any(content[name] != value for name, value in identity.items()):
+                if any(content.get(name) != value for name, value in identity.items()):
                     _write(file, {**content, **identity})
                 state.status, state.share, state.seconds = "done", 1.0, content["seconds"]
             elif state.failures >= ATTEMPTS:

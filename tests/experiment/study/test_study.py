@@ -26,6 +26,7 @@ from slm_lab.experiment.study.study import gpu_runs
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
+from slm_lab.spec.saved import SPEC_VERSION
 from slm_lab.spec.study import StudyRun, load_study
 from tests.blank import BlankRenderer
 from tests.experiment.commands import rows
@@ -104,6 +105,28 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
     assert len(list(study.aside.glob("fast_*/*/info/*_train.csv"))) == len(list(study.aside.glob("fast_*.json"))) == 2
     assert "agent.net.optim_spec.lr: 0.01 → 0.02" in capsys.readouterr().out
     assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
+
+
+def test_runs_of_an_older_version_are_set_aside_where_a_key_had_another_meaning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Version 1 clipped actor and critic by one norm over both; without clip_grad_val nothing differs."""
+    clipped = {**STUDY["entries"][1], "set": {"agent.net.clip_grad_val": 0.5}}
+    entries = [STUDY["entries"][0], clipped]
+    paths = run(tmp_path, entries=entries)
+    before = written(paths)
+    (folder,) = paths.runs.glob("fast_*seed1*/a2c_*")
+    for file in (*paths.runs.glob("*/study_run.json"), *paths.results.glob("*.json"), folder / "a2c_spec.json"):
+        now, old = f'"spec_version": {SPEC_VERSION}', '"spec_version": 1'
+        content = file.read_text(encoding="utf-8")
+        assert now in content
+        file.write_text(content.replace(now, old), encoding="utf-8")
+    with pytest.raises(UserError, match=r"agent\.net\.clip_grad_val"):
+        run(tmp_path / "other", adopt=[str(folder)], entries=entries)
+    run(tmp_path, paths, entries=entries)
+    after = written(paths)
+    assert {key for key in after if after[key] != before[key]} == {("fast", 0), ("fast", 1)}
+    assert len(list(paths.aside.glob("fast_*.json"))) == 2
+    assert "agent.net.clip_grad_val" in capsys.readouterr().out
+    assert {one.content["spec_version"] for one in results(paths).values()} == {SPEC_VERSION}
 
 
 def test_operational_keys_and_labels_change_nothing(study: StudyPaths, tmp_path: Path) -> None:

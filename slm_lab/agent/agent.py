@@ -148,6 +148,8 @@ class Agent:
         taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
         if taken:
             self.load_weights({**own, **taken})
+            if (trainer := self.algorithm.policy_trainer) is not None:
+                trainer.restart_optimizers()
             self.algorithm.copy_to_target()
         return [name for name in own if name not in taken]
 

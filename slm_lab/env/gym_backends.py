@@ -25,7 +25,7 @@ from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvTarget, Outcome, RawStep
 from slm_lab.env.info import row_info
 from slm_lab.env.single import SingleEnv
-from slm_lab.env.snapshot import NotSavable, env_state, load_env_state
+from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
 from slm_lab.lib.environment import environment
 from slm_lab.lib.log import logger
 from slm_lab.lib.main_module import hidden_main
@@ -152,8 +152,16 @@ def _close(reference: weakref.ref[_Async]) -> None:
         vec.close()
 
 
-class _CopyFinalObs(gym.Wrapper[Any, Any, Any, Any]):
-    """Copy the last observation and info of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse them."""
+class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
+    """Copy the last observation and info of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse them.
+
+    It also seeds the spaces of the env.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            seed_spaces(self.env, seed)
+        return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -188,7 +196,7 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        _async_worker(index, lambda: _CopyFinalObs(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
+        _async_worker(index, lambda: _InWorker(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
 
@@ -255,6 +263,12 @@ class Sync(_GymVectorBackend):
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
             _recognise_int64(self.env.unwrapped.action_space)
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        if seeds is not None:
+            for env, seed in zip(self._envs, seeds, strict=True):
+                seed_spaces(env, seed)
+        return super().reset(seeds)
 
     def step(self, action: np.ndarray) -> RawStep:
         """Step like SyncVectorEnv.step, which takes 1.5 times as long for one CartPole."""

@@ -1,8 +1,9 @@
 """The state of a single env, wrappers included, in plain Python: so that a run can continue in the middle of an episode.
 
-A layer (the env, or one of its wrappers) is saved as its attributes: numbers, strings, arrays, random generators, containers of these,
-objects made of these, and MuJoCo's simulation data. Values that two attributes share are shared again after loading. A layer with methods
-`state_dict()` and `load_state_dict(state)` is saved by them. An env that holds anything else (a C++ object, an open file) cannot be saved.
+A layer (the env, or one of its wrappers) is saved as its attributes: numbers, strings, arrays, random generators, those of spaces too,
+containers of these, objects made of these, other envs, and MuJoCo's simulation data. Values that two attributes share are shared again
+after loading. A layer with methods `state_dict()` and `load_state_dict(state)` is saved by them. An env that holds anything else (a C++
+object, an open file) cannot be saved.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from slm_lab.lib.rng import generator_state, set_generator_state
 
-_STATELESS = (gym.Env, gym.Space, EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+_STATELESS = (EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 """Values that hold no state of an episode."""
 _STATELESS_CLASSES = ("MujocoRenderer",)
 _OF_THE_BACKEND = ("_np_random", "_np_random_seed")
@@ -29,6 +30,8 @@ _TABLES = ("gymnasium.envs.toy_text", "P")
 """Package, and the attribute of its envs that holds the table of transitions: it never changes, and takes 0.2 s to save for Taxi."""
 
 
+_IN_PLACE = ("object", "mujoco", "space", "env")
+"""Kinds of values whose state is loaded into those that the env has."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -47,14 +50,15 @@ def env_state(env: gym.Env[Any, Any]) -> list[Any]:
 
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
     """Load what `env_state` returned into an env of the same construction, after its reset. Raises NotSavable if the envs differ."""
-    layers, decoder = _layers(env), _Decoder()
-    if len(layers) != len(state):
-        raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
-    for layer, one in zip(layers, state, strict=True):
-        if "own" in one:
-            layer.load_state_dict(one["own"])
-        else:
-            decoder.load(layer, one["attributes"])
+    _Decoder().layers(env, state)
+
+
+def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
+    """Seed the spaces of an env and of its wrappers: some envs draw from them, and nothing else seeds them."""
+    for layer in _layers(env):
+        for value in vars(layer).values():
+            if isinstance(value, gym.Space):
+                value.seed(seed)
 
 
 def _layers(env: Any) -> list[Any]:
@@ -63,6 +67,15 @@ def _layers(env: Any) -> list[Any]:
         env = env.env
         layers.append(env)
     return layers
+
+
+def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
+    """Return a space and those that it consists of."""
+    found = [space]
+    for value in vars(space).values():
+        parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else (value,)
+        found += [inner for part in parts if isinstance(part, gym.Space) for inner in _spaces(part)]
+    return found
 
 
 class _Encoder:
@@ -75,19 +88,26 @@ class _Encoder:
         """id of the owner of an array's memory → id of that array."""
 
         self.stateless: tuple[str, ...] = _STATELESS_CLASSES
+        self.saved: list[Any] = []
+        """Envs and wrappers that are saved, or being saved, as layers."""
 
     def layers(self, env: gym.Env[Any, Any]) -> list[Any]:
         if all(type(layer).__module__.startswith("gymnasium.") for layer in _layers(env)):
             self.stateless = (*_STATELESS_CLASSES, "MjModel")  # Gymnasium's own envs never change it
-        return [self._layer(layer) for layer in _layers(env)]
+        return self._env(env, _OF_THE_BACKEND)
 
-    def _layer(self, layer: Any) -> dict[str, Any]:
+    def _env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
+        """Args: left_out: attributes of the innermost layer that are not saved."""
+        layers = _layers(env)
+        self.saved += layers
+        return [self._layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]
+
+    def _layer(self, layer: Any, left_out: Sequence[str]) -> dict[str, Any]:
         own = type(layer)
         if not _is_python(layer):
             raise NotSavable(f"{own.__name__} is not written in Python alone")
         if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
             return {"own": layer.state_dict()}
-        left_out = () if isinstance(layer, gym.Wrapper) else _OF_THE_BACKEND
         return {"attributes": self._attributes(layer, left_out)}
 
     def _attributes(self, one: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
@@ -95,12 +115,17 @@ class _Encoder:
         if type(one).__module__.startswith(_TABLES[0]):
             left_out = (*left_out, _TABLES[1])
         for name, value in vars(one).items():
-            if name not in left_out and not isinstance(value, _STATELESS) and type(value).__name__ not in self.stateless:
+            if name not in left_out and not self._is_stateless(value):
                 try:
                     saved[name] = self._encode(value, attribute=True)
                 except NotSavable as error:
                     raise NotSavable(f"{type(one).__name__}.{name}: {error}") from None
         return saved
+
+    def _is_stateless(self, value: Any) -> bool:
+        if isinstance(value, gym.Space):
+            return all(one._np_random is None for one in _spaces(value))
+        return isinstance(value, _STATELESS) or type(value).__name__ in self.stateless or any(value is layer for layer in self.saved)
 
     def _encode(self, value: Any, *, attribute: bool = False) -> tuple[str, int, Any]:
         match value:
@@ -117,12 +142,16 @@ class _Encoder:
         number = len(self.known)
         self.known[id(value)] = number, value
         kind, content = self._content(value)
-        if kind in ("object", "mujoco") and not attribute:
+        if kind in _IN_PLACE and not attribute:
             raise NotSavable(f"a {type(value).__name__} in a container")
         return kind, number, content
 
     def _content(self, value: Any) -> tuple[str, Any]:
         match value:
+            case gym.Space():
+                return "space", [None if one._np_random is None else generator_state(one._np_random) for one in _spaces(value)]
+            case gym.Env():
+                return "env", self._env(value, ())
             case np.ndarray() if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
                 if _owner(value).base is not None:
                     raise NotSavable("an array in memory of another object")
@@ -149,13 +178,27 @@ class _Decoder:
     def __init__(self) -> None:
         self.known: dict[int, Any] = {}
 
+    def layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
+        layers = _layers(env)
+        if len(layers) != len(state):
+            raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
+        for layer, one in zip(layers, state, strict=True):
+            if "own" in one:
+                layer.load_state_dict(one["own"])
+            else:
+                self.load(layer, one["attributes"])
+
     def load(self, one: Any, attributes: dict[str, Any]) -> None:
         """Load the attributes of an object."""
         for name, (kind, number, content) in attributes.items():
-            if kind in ("object", "mujoco"):
+            if kind in _IN_PLACE:
                 present = self.known[number] = getattr(one, name, None)
                 if kind == "mujoco":
                     _load_mujoco(present, *content)
+                elif kind == "space":
+                    _load_space(present, content)
+                elif kind == "env":
+                    self.layers(cast("gym.Env[Any, Any]", present), content)
                 elif _class_name(present) == content[0]:
                     self.load(present, content[1])
                 else:
@@ -192,6 +235,17 @@ class _Decoder:
             case "deque":
                 return deque(map(self._decode, content[1]), maxlen=content[0])
         return {"list": list, "set": set}[kind](map(self._decode, content[1]))
+
+
+def _load_space(space: Any, states: list[Any]) -> None:
+    """Load the random generators of a space and of those that it consists of."""
+    spaces = _spaces(space) if isinstance(space, gym.Space) else []
+    if len(spaces) != len(states):
+        raise NotSavable(f"a space of {len(states)} parts was saved; the env has {len(spaces)}")
+    for one, state in zip(spaces, states, strict=True):
+        if state is not None:
+            one._np_random = np.random.default_rng()
+            set_generator_state(one._np_random, state)
 
 
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:

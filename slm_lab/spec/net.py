@@ -57,6 +57,10 @@ class OptimSpec(NamedClass):
         return LEARNING_RATES.get(name.removeprefix("Global"), 1e-3) if self.lr is None else self.lr
 
 
+SHAPED = ("Muon", "Adafactor")
+"""Optimizers that depend on the shapes of parameters."""
+
+
 class LRSchedulerSpec(NamedClass):
     """A scheduler of torch.optim.lr_scheduler, which steps once per training call; LinearToZero {frame}; LinearToMin {frame, min_factor}.
 

@@ -75,6 +75,17 @@ def test_gradient_does_not_flow_through_the_correction() -> None:
     assert float(x.grad.sum()) == pytest.approx(0.0, abs=1e-5)  # the batch mean is subtracted, with gradient
 
 
+def test_statistics_of_bfloat16_inputs_are_float32() -> None:
+    torch.manual_seed(0)
+    x_BF = (5.0 + torch.randn(64, 3)).bfloat16()
+    ours, theirs = BatchRenorm1d(3, momentum=0.5), BatchRenorm1d(3, momentum=0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        out_BF = ours(x_BF)
+    torch.testing.assert_close(out_BF.float(), theirs(x_BF.float()), rtol=0.02, atol=0.02)
+    assert torch.equal(ours.running_mean, theirs.running_mean)
+    assert torch.equal(ours.running_var, theirs.running_var)
+
+
 def test_lazy_takes_its_size() -> None:
     layer = LazyBatchRenorm1d(momentum=0.2)
     assert layer(torch.randn(4, 6)).shape == (4, 6)

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Case, dict[str, Any], dict[str, Any]]] = {
     "sarsa": (Case("SARSA", "OnPolicyBatchReplay", "MLPNet"), {}, {}),
     "per": (Case("DoubleDQN", "PrioritizedReplay", "MLPNet"), {}, {}),
     "sac": (Case("SoftActorCritic", "Replay", "MLPNet", continuous=True), {}, {}),
+    "discrete sac": (Case("SoftActorCritic", "Replay", "MLPNet"), {"entropy_penalty_coef": 0.5}, {}),
     "crossq": (Case("CrossQ", "Replay", "TorchArcNet"), {}, {"arc": ARC}),
 }
 

@@ -395,15 +395,30 @@ class OwnTrain(nn.Dropout):
         return super().train(mode)
 
 
+class OwnNoise(nn.Module):
+    """A layer without buffers that depends on its mode."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
 def test_layers_with_modes_are_switched() -> None:
     attention = nn.MultiheadAttention(4, 2, dropout=0.1)
-    parts = [nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Sequential(nn.Dropout1d(), nn.Tanh()), nn.GRU(2, 2), OwnTrain()]
+    parts = [
+        nn.Linear(2, 2),
+        nn.BatchNorm1d(2),
+        nn.Dropout(0.5),
+        nn.Sequential(nn.Dropout1d(), nn.Tanh()),
+        nn.GRU(2, 2),
+        OwnTrain(),
+        OwnNoise(),
+    ]
     module = nn.Sequential(*parts, attention)
     trainer = Trainer(FlatParams(module), MLPNetSpec(name="MLPNet"))
     assert not any(m.training for m in module.modules())
     for mode in (True, False):
         trainer.set_train_mode(mode)
-        assert [m.training for m in module] == [False, mode, mode, False, mode, mode, mode]
+        assert [m.training for m in module] == [False, mode, mode, False, mode, mode, mode, mode]
         assert module[3][0].training == mode
         assert attention.out_proj.training == mode
         assert module[5].seen == mode

@@ -605,6 +605,23 @@ def test_contents_go_on_in_another_memory(kind: str, image: bool, tmp_path: Any)
         twin.update_priorities(theirs.row_B, theirs.reward_B)
 
 
+def test_frames_of_a_ring_that_wrapped_go_on_in_a_larger_memory() -> None:
+    """As when a finished run with short episodes is given more frames to train."""
+    env_info = images(2)
+    memory, larger = build(env_info, max_size=80), build(env_info, max_size=300)
+    *_, happened = feed(memory, StackEnv(env_info, 1, ends=0.2), 40)
+    assert isinstance(memory.store, FrameStore)
+    assert isinstance(larger.store, FrameStore)
+    assert memory.store.count > memory.store.slots
+    assert memory.size < len(happened) == 80
+    larger.load_contents(memory.contents())
+    assert larger.size == memory.size
+    assert_holds(larger, happened)
+    *_, more = feed(larger, StackEnv(env_info, 7, ends=0.2), 60, 11)
+    assert larger.size > 80
+    assert_holds(larger, happened + more)
+
+
 @pytest.mark.parametrize("image", [False, True])
 def test_contents_of_another_size_are_refused(image: bool) -> None:
     env_info = images(1) if image else info(1)

@@ -203,10 +203,13 @@ def test_stack_equals_separate_critics(action: ActionSpace, name: str) -> None:
         ({"layer_norm": True}, SeparateCritics),
         ({"batch_norm": True}, SeparateCritics),
         ({"hid_layers_activation": "PReLU"}, SeparateCritics),
+        ({"optim_spec": {"name": "Muon"}}, SeparateCritics),
+        ({"optim_spec": {"name": "Adafactor"}}, SeparateCritics),
     ],
 )
 def test_only_plain_layers_are_stacked(changes: dict[str, Any], kind: type) -> None:
-    assert type(build_critics(MLPNetSpec(name="MLPNet", **changes), OBS, CONTINUOUS)) is kind
+    spec = MLPNetSpec.model_validate({"name": "MLPNet", **changes})
+    assert type(build_critics(spec, OBS, CONTINUOUS)) is kind
 
 
 def test_image_features_meet_the_action_late() -> None:
@@ -658,6 +661,14 @@ def test_truncation_keeps_the_bootstrap() -> None:
     stored = memory.columns["terminated"][(first + np.arange(90)) % memory.capacity].reshape(30, 3)
     np.testing.assert_array_equal(stored, [step.terminated_N for step in steps])
     assert any(step.truncated_N.any() for step in steps)
+
+
+def test_a_frozen_log_std_stays() -> None:
+    agent, env = build(net={**MLP, "log_std_init": -0.5})
+    log_std = algorithm_of(agent).distribution.log_std
+    before = log_std.requires_grad_(False).clone()
+    assert drive(agent, env, 12)
+    assert torch.equal(log_std, before)
 
 
 OWN_OPTIMIZERS = {

@@ -159,6 +159,31 @@ class Reporting(Toy):
             atexit.register(own.with_suffix(".exit").touch)
 
 
+class Nested(gym.Env[Any, Any]):
+    """Holds another env, which is not one of its layers, and draws from the random streams of spaces."""
+
+    def __init__(self) -> None:
+        self.inner = gym.make("CartPole-v1", max_episode_steps=None)
+        self.noise = spaces.Dict({"a": spaces.Box(-1.0, 1.0, (4,), np.float32), "b": spaces.Discrete(9)})
+        self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.action_space = self.inner.action_space
+        self.base = self.inner.unwrapped
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.noise.seed(seed)
+        return self._observation(self.inner.reset(seed=seed)[0]), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, _, terminated, truncated, _ = self.inner.step(action)
+        return self._observation(obs), float(self.base.state[0]), terminated, truncated, {}  # type: ignore[attr-defined]
+
+    def _observation(self, obs: np.ndarray) -> np.ndarray:
+        drawn = self.noise.sample()
+        return obs + drawn["a"] + np.float32(drawn["b"])
+
+
 class Anything(Toy):
     """Takes any keyword."""
 
@@ -185,6 +210,7 @@ for name, entry in {
     "Faulty": Faulty,
     "Signed": Signed,
     "Anything": Anything,
+    "Nested": Nested,
     "Wanderer": Wanderer,
     "Simulated": Simulated,
     "Reporting": Reporting,

@@ -48,6 +48,17 @@ def test_weights_and_statistics_of_the_best_checkpoint(source: RunPaths) -> None
     assert all(same(session.agent.weights(), other.agent.weights()).values())
 
 
+def test_lookahead_starts_from_the_weights(source: RunPaths) -> None:
+    """Its slow weights were those of the net before it took others."""
+    lookahead = {"optim_spec": {"name": "Lookahead", "lr": 1e-9, "k": 1, "alpha": 0.5}}
+    session = built(source.root, net={**NET, **lookahead})
+    before, trainer = session.agent.weights(), session.agent.algorithm.trainer
+    assert all(same(bundle(source, which="best")["weights"], before).values())
+    trainer.groups[0].optimizer.step()
+    for name, value in session.agent.weights().items():
+        torch.testing.assert_close(value, before[name])
+
+
 def test_a_checkpoint_file(source: RunPaths) -> None:
     path = source.checkpoint(0, "last")
     assert all(same(bundle(source)["policies"][0]["weights"], built(path).agent.weights()).values())

@@ -104,6 +104,7 @@ def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
     [
         *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Blackjack-v1", "Taxi-v4"),
         *("FrozenLake-v1", "CliffWalking-v1", "HalfCheetah-v5", "Humanoid-v5", "Ant-v5", "Pusher-v5", "Hopper-v4"),
+        "tests.env.toys:Nested-v0",
     ],
 )
 def test_open_episodes_of_single_envs_continue(id: str) -> None:

@@ -220,7 +220,7 @@ class SoftActorCritic(Algorithm):
         grad_action_BD = critics.action_grad(REDUCTION_GRADIENTS[self.reduction](q_CB).mul_(-1.0 / B))
         grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
         actor.backward(grad_params_BP)
-        if grad_log_std_D is not None:
+        if grad_log_std_D is not None and self.distribution.log_std.requires_grad:
             self.distribution.log_std.grad += tensor(grad_log_std_D)
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
@@ -239,12 +239,13 @@ class SoftActorCritic(Algorithm):
         loss, entropy = cost_B.mean(), entropy_B.mean()
         grad_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))
         if self.spec.entropy_penalty_coef:
-            before = entropy if self.mean_entropy is None else self.mean_entropy
+            mean = entropy if self.mean_entropy is None else self.mean_entropy
+            before = torch.where(mean.isfinite(), mean, entropy)
             loss = loss + self.spec.entropy_penalty_coef * 0.5 * (before - entropy).square()  # after arXiv:2209.10081, eq. 11
             change = self.spec.entropy_penalty_coef * (before - entropy)
             # ∂ H / ∂ z = −π (log π + H), with logits z
             grad_params_BA += change * p_BA * (logp_BA + entropy_B.unsqueeze(1))
-            self.mean_entropy = torch.lerp(before, entropy, 0.01)
+            self.mean_entropy = torch.where(entropy.isfinite(), torch.lerp(before, entropy, 0.01), before)
         actor.backward(grad_params_BA.div_(B))
         return loss, entropy
 

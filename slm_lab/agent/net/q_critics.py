@@ -15,7 +15,7 @@ from slm_lab.agent.net.layers import activation, init_layer, init_output
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.net import SHAPED, ConvNetSpec, MLPNetSpec, NetSpec
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
 """Activations that act on each number by itself, so that batches can be stacked."""
@@ -133,5 +133,5 @@ def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spe
     critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].action_after_body and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
-    plain = plain and (spec.critic_optim_spec or spec.optim_spec).name != "Muon"  # it needs the weight matrices apart
+    plain = plain and (spec.critic_optim_spec or spec.optim_spec).name not in SHAPED  # these need the weight matrices apart
     return StackedCritics(critics) if plain else SeparateCritics(critics)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slm_lab.lib.store import Arrays, Named, SharedArray
 from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import OptimSpec
+from slm_lab.spec.net import SHAPED, OptimSpec
 
 
 class FlatOptimizer(ABC):
@@ -31,6 +31,9 @@ class FlatOptimizer(ABC):
     @abstractmethod
     def step(self) -> None:
         """Take one step."""
+
+    def restart(self) -> None:  # noqa: B027  # most optimizers have no copy of the parameters
+        """Start from the present parameters, which were replaced after the optimizer was built."""
 
     def step_along(self, grad: Tensor) -> None:
         """Take one step with `grad` [P] instead of the accumulated gradient."""
@@ -220,6 +223,10 @@ class Lookahead(FlatOptimizer):
             self.slow.lerp_(self.param, self.alpha)
             self.param.copy_(self.slow)
 
+    def restart(self) -> None:
+        self.slow.copy_(self.param)
+        self.inner.restart()
+
     def state_dict(self) -> dict[str, Any]:
         return {"inner": self.inner.state_dict(), "slow": self.slow.to("cpu", copy=True), "steps": self.steps}
 
@@ -309,9 +316,6 @@ TORCH: dict[str, type[torch.optim.Optimizer]] = {
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim that have one kernel for the whole step."""
-
-SHAPED = {"Muon", "Adafactor"}
-"""Optimizers that depend on the shapes of parameters."""
 
 
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:

@@ -12,16 +12,21 @@ from torch import Tensor, nn
 
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
-from slm_lab.agent.optim.optimizers import SHAPED, build_optimizer, shared_statistics
+from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, prefixed
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.net import SHAPED, NetSpec
 
 
 def has_modes(module: nn.Module) -> bool:
-    """Whether a layer computes differently in training mode: it has running statistics (batch norm) or randomness (dropout)."""
+    """Whether a layer may compute differently in training mode: it has running statistics (batch norm) or randomness (dropout).
+
+    What a user's own class does is unknown: it counts as one that does.
+    """
+    if type(module).__module__.partition(".")[0] not in ("torch", "slm_lab"):
+        return True
     return bool(module._buffers) or isinstance(module, nn.RReLU) or hasattr(module, "p") or hasattr(module, "dropout")
 
 
@@ -178,6 +183,11 @@ class Trainer:
     def lr(self) -> float:
         """Learning rate of the first group now."""
         return self.groups[0].optimizer.lr
+
+    def restart_optimizers(self) -> None:
+        """Let the optimizers start from the present parameters, which were replaced by other means than a step or `load_state_dict`."""
+        for group in self.groups:
+            group.optimizer.restart()
 
     def begin(self, frame: int) -> None:
         """Start an update: set the learning rates of `frame`, and pull."""

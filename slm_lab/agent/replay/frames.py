@@ -210,7 +210,24 @@ class FrameStore(ObservationStore):
         return {**super().state_dict(rows), "count": self.count, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["slots"] != self.slots and state["count"] > min(state["slots"], self.slots):
-            raise ValueError(f"incompatible replay buffer: frames of {state['slots']} slots; expected {self.slots}")
-        super().load_state_dict(state)
-        self.count = int(state["count"])
+        count, slots = int(state["count"]), int(state["slots"])
+        if slots == self.slots or count <= min(slots, self.slots):
+            super().load_state_dict(state)
+        else:
+            self._load_other_ring(state, count, slots)
+        self.count = count
+
+    def _load_other_ring(self, state: dict[str, Any], count: int, slots: int) -> None:
+        """Load the contents of a ring with another number of slots, in which some frames have other places. Raises ValueError."""
+        frames, slot = np.asarray(state["frames"]), np.asarray(state["slot"])
+        if frames.shape[1:] != self.frames.shape[1:]:
+            raise ValueError(f"incompatible replay buffer: frames have shape {frames.shape[1:]}; expected {self.frames.shape[1:]}")
+        number_K = np.arange(count - min(count, slots, self.slots), count)
+        self.frames[number_K % self.slots] = frames[number_K % slots]
+        # each slot held the newest of the frames whose numbers lead to it
+        moved = (count - 1 - (count - 1 - slot) % slots) % self.slots
+        for name, saved in (
+            ("slot", moved.astype(np.int32)),
+            *((name, np.asarray(state[name])) for name in ("oldest", "current", "known")),
+        ):
+            load_rows(name, self.arrays[name], saved)

@@ -530,6 +530,25 @@ def test_long_episodes_fill_the_ring() -> None:
     assert_holds(memory, happened)
 
 
+def test_lost_lives_take_no_room() -> None:
+    """The observation after a lost life is the last one: its frames are stored."""
+    env_info = images(2)
+    memory = build(env_info, max_size=200)
+
+    class Lives(StackEnv):
+        """One life after the other, each of five steps."""
+
+        def step(self, action_N: np.ndarray) -> VecStep:
+            self.obs_N = np.stack([self._pushed(obs) for obs in self.obs_N])
+            lost_N, none_N, all_N = np.full(2, self.ticks % 10 < 2), np.zeros(2, bool), np.ones(2, bool)
+            return VecStep(np.zeros(2, np.float32), lost_N, none_N, self.obs_N, self.obs_N, lost_N, all_N, [])
+
+    *_, happened = feed(memory, Lives(env_info), 90)
+    assert sum(one.terminated for one in happened) == 36
+    assert memory.store.count == len(happened) + 2 * 2, "of each env's first observation, the blank frame and the newest one"
+    assert_holds(memory, happened)
+
+
 def test_an_env_that_goes_on_among_others_that_begin_loses_no_frame_unseen() -> None:
     """An old stack in a newer row: rows are dropped from the oldest on, so each must tell of those that follow it."""
     env_info = images(4)

@@ -123,9 +123,9 @@ class VectorStore(ObservationStore):
 class FrameStore(ObservationStore):
     """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations consist of.
 
-    An episode's first observation brings all its frames (those that are alike, once), each step one more. Frames are numbered
-    consecutively; number f is in slot f mod slots. A frame that was overwritten is lost, and with it the transitions that contain it; the
-    replay buffer drops them from its end.
+    An episode's first observation brings all its frames (those that are alike, once; none after a lost life), each step one more. Frames
+    are numbered consecutively; number f is in slot f mod slots. A frame that was overwritten is lost, and with it the transitions that
+    contain it; the replay buffer drops them from its end.
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -174,14 +174,21 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of the first observation of an episode."""
+        """Store the frames of the first observation of an episode, unless they are those of the env's last one, as after a lost life."""
         frames = self._frames_of(obs[None])[0]
+        if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
+            return
         for index, frame in enumerate(frames):
             if index and np.array_equal(frame, frames[index - 1]):
                 self.current[n, index] = self.current[n, index - 1]
             else:
                 self.current[n, index] = self._write(frame[None])[0]
         self.known_N[n] = True
+
+    def _on_host(self, slot_K: np.ndarray) -> np.ndarray:
+        """Return frames [K, …] of slots."""
+        frames_K = self.frames.take(slot_K, axis=0)
+        return frames_K if isinstance(frames_K, np.ndarray) else frames_K.cpu().numpy()
 
     def _write(self, frames_K: np.ndarray) -> np.ndarray:
         number_K = np.arange(self.count, self.count + len(frames_K))

@@ -56,6 +56,16 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
         message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
         raise SpecError("agent", [Problem("agent.net.tf32", message)])
     torch.manual_seed(seeds.net)
+    try:
+        return _build(spec, info, seeds, clock, device, cores)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        where = "this machine" if device == "cpu" else f"the device {device}"
+        raise SpecError("agent", [Problem("agent.net", f"does not fit into the memory of {where}; use smaller layers")]) from None
+
+
+def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, cores: int) -> Agent:
     model = spec.agent.algorithm
     policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)
     kind = ALGORITHMS.get(type(model)) or type(model).implementation()

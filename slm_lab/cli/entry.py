@@ -32,7 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_options_apply(name, arguments)
         module, _, function = COMMANDS[name].run.partition(":")
         command: Callable[..., int] = getattr(import_module(module), function)
-        return command(words, arguments)
+        try:
+            return command(words, arguments)
+        except SystemExit as stop:
+            print_error(f"an env or a module that a spec names called sys.exit({'' if stop.code is None else stop.code!r})", "31")
+            return FAILED
     except KeyboardInterrupt as stop:
         print_error(str(stop) if stop.args else "interrupted; nothing was written")
         return getattr(stop, "code", INTERRUPTED)

@@ -37,6 +37,15 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     return list(names), bool(layers)
 
 
+def truth_values(creator: Callable[..., Any]) -> set[str]:
+    """Return the keyword arguments of the creator whose default is true or false."""
+    if inspect.isclass(creator):
+        layers: list[Any] = [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
+    else:
+        layers = [creator]
+    return {name for layer in layers for name, one in inspect.signature(layer).parameters.items() if isinstance(one.default, bool)}
+
+
 def unexpected_argument(error: BaseException) -> str | None:
     """Return the argument that a TypeError reports as unexpected."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))

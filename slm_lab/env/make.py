@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from slm_lab.env.arguments import accepted_arguments, env_creator, unexpected_argument, unknown_key_message
+from slm_lab.env.arguments import accepted_arguments, env_creator, truth_values, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvTarget
 from slm_lab.env.gym_backends import Async, Native, Sync
@@ -219,9 +219,14 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     if not spec.kwargs:
         return
     try:
-        known, open_ended = accepted_arguments(env_creator(registration))
+        creator = env_creator(registration)
+        known, open_ended = accepted_arguments(creator)
+        flags = truth_values(creator)
     except ImportError as error:
         raise _problem(spec, "name", _missing_package(error)) from None
+    for key in flags.intersection(spec.kwargs):
+        if isinstance(spec.kwargs[key], str):  # any text would count as true
+            raise _problem(spec, key, f"invalid value {json.dumps(spec.kwargs[key], ensure_ascii=False)}: expected true or false")
     unknown = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
     if unknown and not open_ended:  # otherwise the constructor decides, see _build
         raise SpecError(spec.name, unknown)
@@ -240,8 +245,11 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:
         if key in target.kwargs and target.registration is not None:
             known, _ = accepted_arguments(env_creator(target.registration))
             raise _problem(spec, str(key), unknown_key_message(str(key), known, spec.name)) from error
-        kind = type(error).__name__
-        raise _problem(spec, "name", f"the backend {backend.name or spec.backend} cannot build {spec.name}: {kind}: {error}") from error
+        kind, given = type(error).__name__, sorted(spec.kwargs)
+        arguments = f" with its arguments {', '.join(given)}" if given else ""
+        reason = str(error).partition(" The following argument types are supported")[0]  # of C++, with all signatures
+        message = f"the backend {backend.name or spec.backend} cannot build {spec.name}{arguments}: {kind}: {reason}"
+        raise _problem(spec, given[0] if len(given) == 1 else "name", message) from error
 
 
 def _missing_package(error: BaseException) -> str:

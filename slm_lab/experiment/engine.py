@@ -73,7 +73,7 @@ def run_inline(job: Job) -> list[End]:
                 sink = LocalSink(paths, job.trial, job.emit)
                 try:
                     result = session.train(sink)
-                except (Exception, Blocked) as error:
+                except (Exception, Blocked, SystemExit) as error:  # an env may call sys.exit
                     logger.info("failed", exc_info=True)
                     end = End(0, "failed", cause(error))
                 else:

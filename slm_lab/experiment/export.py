@@ -7,7 +7,8 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -62,15 +63,19 @@ def export(
 
     Raises UserError if the policy cannot be exported, or if the file acts differently.
     """
-    format = format or ("torch" if out is not None and out.suffix == SUFFIXES["torch"] else "onnx")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
+        raise UserError(f"--out {out} {why}")
+    named = None if out is None else next((known for known, suffix in SUFFIXES.items() if out.suffix == suffix), None)
+    if out is not None and (named is None or (format is not None and format != named)):
+        expected = " or ".join(SUFFIXES.values()) if format is None else SUFFIXES[format]
+        raise UserError(f"--out {out} must end with {expected}{'' if format is None else f', since --format is {format}'}")
+    format = format or named or "onnx"
     for package in _ONNX_PACKAGES if format == "onnx" else ():
         try:
             importlib.import_module(package)
         except ImportError:
             raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'") from None
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
-        raise UserError(f"--out {out} {why}")
     agent = load_checkpoint_agent(paths, paths.spec_name, which, session)
     path = out or paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
@@ -84,7 +89,8 @@ def export(
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder is read-only
+            temporary.unlink(missing_ok=True)
     return Exported(path, agent.path, *names, action_difference, params_difference)
 
 
@@ -117,7 +123,9 @@ def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str
             outputs = policy(*inputs)
             program = torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes)
             if format == "torch":
-                torch.export.save(program, path)
+                content = BytesIO()  # torch's own writer ends the process if the disk is full
+                torch.export.save(program, content)
+                path.write_bytes(content.getbuffer())
             else:
                 written = torch.onnx.export(program, input_names=names, output_names=out_names, verbose=False)
                 assert written is not None

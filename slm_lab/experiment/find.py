@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from slm_lab.experiment import state
 from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, not_a_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.storage import Location
-from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import spec_names
 
 Which = str | int
@@ -33,12 +31,11 @@ def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     if where != "latest":
         return find_run(where, spec_name, data_dir)
     for folder in _newest_first(data_dir):
-        with suppress(SpecError, IndexError):
-            paths = run_paths_in(folder)
-            if paths is not None and paths.search_state.is_file():
-                name = spec_names(paths.spec)[0]
-                if spec_name in (None, name):
-                    return RunPaths(folder, name)
+        paths = run_paths_in(folder)
+        if paths is not None and paths.search_state.is_file():
+            name = spec_names(paths.spec)[0]
+            if spec_name in (None, name):
+                return RunPaths(folder, name)
     raise UserError(f"no search{f' of {spec_name!r}' if spec_name else ''} in {data_dir}; start one first: FILE NAME search")
 
 
@@ -67,12 +64,10 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
                 return RunPaths(folder, spec_names(paths.spec)[0])
         given = data_dir / where if (data_dir / where).is_dir() else given
     for folder in _newest_first(data_dir):
-        with suppress(SpecError):
-            if (paths := run_paths_in(folder)) is not None:
-                name = spec_names(paths.spec)[0]
-                if where == "latest":
-                    return RunPaths(folder, name)
-                raise UserError(f"{not_a_run(given)} (latest run: {folder})")
+        if (paths := run_paths_in(folder)) is not None:
+            if where == "latest":
+                return RunPaths(folder, spec_names(paths.spec)[0])
+            raise UserError(f"{not_a_run(given)} (latest run: {folder})")
     raise UserError(f"no run in {data_dir}; train one first" if where == "latest" else not_a_run(given))
 
 
@@ -115,6 +110,8 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
             return path, _playable(path)
         paths = run_paths_in(path) if path.is_dir() else None
         if paths is not None:
+            if paths.search_state.is_file():
+                raise UserError(f"meta.init_from: {where} contains the trials of a search; give the checkpoint file of one of them")
             best = [paths.checkpoint(index, "best") for index in paths.sessions()]
             found = [(file, _playable(file)) for file in best if file.is_file()]
             if not found:

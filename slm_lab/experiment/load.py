@@ -104,6 +104,11 @@ def load_checkpoint_agent(
 
     A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
     """
+    if paths.search_state.exists() or len(paths.trials()) > 1:
+        raise UserError(
+            f"{paths.root} contains the trials of a search; train one of them, such as {paths.trial_spec(0)}, "
+            "or give the folder of a run of train"
+        )
     problems: list[str] = []
     found = _checkpoints(paths, which, session, problems)
     if not found:

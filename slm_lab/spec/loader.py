@@ -137,6 +137,14 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return {spec.name: body | ({"search": search} if search else {})}
 
 
+def _files_beside(path: FilePath) -> list[str]:
+    """Return the names of the spec files in the folder of a path."""
+    try:
+        return [file.name for file in path.parent.iterdir() if file.suffix in (".json", ".yaml", ".yml")]
+    except (OSError, ValueError):
+        return []
+
+
 def find_spec_file(path: str | FilePath) -> FilePath:
     """Find a spec file: as given, else under slm_lab/spec/ (which may be part of the path), else in one of its folders.
 
@@ -154,7 +162,8 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     except (OSError, ValueError) as error:  # a path too long, or with a null character
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
-    raise SpecError(str(path), [Problem("", reason + nearest(given.name, [file.name for file in shipped_spec_files()]))])
+    known = [*_files_beside(given), *(file.name for file in shipped_spec_files())]
+    raise SpecError(str(path), [Problem("", reason + nearest(given.name, known))])
 
 
 def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:

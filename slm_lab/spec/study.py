@@ -126,6 +126,8 @@ class Study:
     runs: tuple[StudyRun, ...]
     scores: Mapping[tuple[str, str], float]
     """(entry, env) → published score."""
+    sets: tuple[str, ...] = ()
+    """`--set` arguments with which it was loaded."""
 
     @property
     def metric(self) -> Metric:
@@ -238,7 +240,7 @@ def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Stu
         raise SpecError(where, _below_study(report.problems))
     for note in dict.fromkeys(notes):
         notice(note)
-    return Study(name, source, spec, {"study": body}, runs, scores)
+    return Study(name, source, spec, {"study": body}, runs, scores, tuple(sets))
 
 
 def _below_study(problems: Sequence[Problem]) -> list[Problem]:
@@ -306,6 +308,11 @@ def _check(spec: StudySpec, report: Report) -> None:
             report.fail(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
     if spec.paired and spec.baseline is None:
         report.fail(("paired",), "has no effect without baseline")
+    if spec.paired and spec.baseline in labels:
+        common = set(spec.entries[labels.index(spec.baseline)].random_seed or spec.random_seed)
+        for index, entry in enumerate(spec.entries):
+            if not common.intersection(entry.random_seed or spec.random_seed):
+                report.fail(("entries", index, "random_seed"), f"has no seed of the baseline '{spec.baseline}', which paired needs")
     solves: list[Path] = [("solve",)] if spec.solve is not None else []
     solves += [("envs", index, "solve") for index, env in enumerate(spec.envs) if env.solve is not None]
     for path in solves if spec.metric is None else ():
@@ -364,6 +371,9 @@ def _load(
     """Return the spec of an entry in an env; None, with problems, if it is invalid."""
     place: Path = ("entries", index)
     file, _, spec_name = entry.spec.rpartition(":")
+    if not file and spec_name.endswith((".json", ".yaml", ".yml")):
+        report.fail((*place, "spec"), f"'{spec_name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole")
+        return None
     try:
         path = _spec_file(file, source)
         _, known = raw_entries(path)

@@ -71,6 +71,13 @@ def test_lunar_lander_continuous_in_envpool() -> None:
     env.close()
 
 
+def test_text_is_not_a_truth_value() -> None:
+    """Any text, such as YAML's "no", would count as true."""
+    with pytest.raises(SpecError) as error:
+        build("FrozenLake-v1", is_slippery="no")
+    assert [problem.path for problem in error.value.problems] == ["env.is_slippery"]
+
+
 def problem(**keys: Any) -> str:
     with pytest.raises(SpecError) as error:
         build(**keys)

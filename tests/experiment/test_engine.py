@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.experiment import engine, plan, trial
@@ -13,7 +17,7 @@ from slm_lab.experiment.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
 from slm_lab.experiment.job import Job
 from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Plan, Stop
+from slm_lab.experiment.plan import Plan, Stop, TrialFailed
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.spec import Spec
@@ -78,6 +82,26 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
     assert made.run()["sessions"] == 2
     assert made.paths is not None
     assert made.paths.sessions() == [0, 1]
+
+
+class Exits(CartPoleEnv):
+    """Ends the program at its tenth step, as an env may do when its window is closed."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 10:
+            sys.exit()
+        return super().step(action)
+
+
+gym.register("Exits-v0", entry_point=Exits)
+
+
+def test_an_env_that_ends_the_program_is_a_failure(make_spec: MakeSpec, tmp_path: Path) -> None:
+    with pytest.raises(TrialFailed, match="SystemExit"):
+        Trial(make_spec(env={"name": "Exits-v0", "num_envs": 1}), data_dir=tmp_path).run()
 
 
 def test_failures_are_those_that_failed() -> None:

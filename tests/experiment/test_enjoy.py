@@ -199,7 +199,7 @@ def test_the_checkpoint_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`latest` is the newest run that can be read, of all specs or of the one named; a folder needs neither FILE nor NAME."""
+    """`latest` is the newest run, of all specs or of the one named; a folder needs neither FILE nor NAME."""
     first = trained(tmp_path / "made", {"name": "CartPole-v1"}).root
     data = tmp_path / "data"
     data.mkdir()
@@ -226,6 +226,9 @@ def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
         assert main([*words, "--data-dir", str(data), "--episodes", "1"]) == 0
         return capsys.readouterr().out.splitlines()[0]
 
+    assert main(["enjoy@latest", "--data-dir", str(data)]) == 2, "another run is not taken in place of one that cannot be read"
+    assert str(broken / "bee_spec.json") in capsys.readouterr().err
+    broken = broken.rename(tmp_path / broken.name)
     assert plays("enjoy@latest").startswith(f"{new}/")
     assert plays(str(specs), "zebra", "enjoy@latest").startswith(f"{old}/")
     assert plays(f"enjoy@{old}").startswith(f"{old}/")

@@ -287,6 +287,8 @@ def test_where_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     torch.export.load(tmp_path / "newest.pt2")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert "is a folder" in refused(paths, capsys, "--out", str(tmp_path))
+    assert "must end with .pt2" in refused(paths, capsys, "--format", "torch", "--out", str(tmp_path / "x.onnx"))
+    assert "must end with .onnx or .pt2" in refused(paths, capsys, "--out", str(tmp_path / "x.txt"))
     assert "no folder" in refused(paths, capsys, "--out", str(tmp_path / "nowhere" / "x.onnx"))
     assert "expected one of best, last" in refused(paths, capsys, "--checkpoint", "300")
     assert "sessions: 0" in refused(paths, capsys, "--session", "3")

@@ -256,7 +256,7 @@ def test_a_full_disk_is_an_error(make_spec: MakeSpec, tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(UserError, match="cannot write the metrics"):
+    with pytest.raises(UserError, match="cannot write the results"):
         retro_analyze(paths.root)
     assert outputs(paths) == old
     assert not list(tmp_path.rglob("*.tmp"))

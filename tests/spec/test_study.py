@@ -118,6 +118,10 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
         ({"x": ["frames"]}, ["study.x[0]"]),
         ({"baseline": "on"}, ["study.baseline"]),
         ({"paired": True}, ["study.paired"]),
+        (
+            {"paired": True, "baseline": "one", "entries": [ENTRIES[0], {**ENTRIES[1], "random_seed": [7]}]},
+            ["study.entries[1].random_seed"],
+        ),
         ({"seeds": 3, "baseline": "on"}, ["study.seeds"]),
         ({"baseline": "on", "solve": 3}, ["study.baseline", "study.solve"]),
     ],

@@ -36,7 +36,7 @@ from slm_lab.experiment.analysis.trial_figures import (
 )
 from slm_lab.experiment.analysis.writer import Writer
 from slm_lab.experiment.paths import DataMode, RunPaths
-from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.spec.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
@@ -55,6 +55,7 @@ def analyze_trial(
     stop: Stop | None = None,
     recorded_baseline: float | None = None,
     episodes: str = EPISODES,
+    complete: bool = False,
 ) -> dict[str, Any]:
     """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
 
@@ -65,6 +66,7 @@ def analyze_trial(
             measured. None: the tables alone tell which Sessions are done.
         recorded_baseline: random baseline of the env to use if none is shipped or cached.
         episodes: those of which a row's total_reward is the mean, for the figures.
+        complete: raise UserError if something cannot be written, because the disk is full, for example.
 
     Unfinished runs are analyzed too; {} if there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
     the trial's returns are those of evaluation. A table, file or figure that fails is a notice.
@@ -104,6 +106,8 @@ def analyze_trial(
         with writer.drawing():
             draw_strengths(writer, trial.run, trial.labels, trial.mode, trial.strengths(mean_return))
     writer.close()
+    if complete and writer.reason:
+        raise UserError(f"cannot write the results of {paths.root}: {writer.reason}")
     return metrics
 
 

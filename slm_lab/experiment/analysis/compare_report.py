@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -69,6 +70,10 @@ def compare(
     with writer.drawing():
         writer.draw(graphs, partial(paths.graph, axis=axis.name))
     writer.close()
+    if writer.reason:
+        with suppress(OSError):
+            paths.root.rmdir()  # if nothing was written
+        raise UserError(f"cannot write the comparison to {paths.root}: {writer.reason}")
     return "\n".join([text_table(summaries), *_files(paths, graphs, axis)])
 
 

@@ -68,7 +68,7 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
         raise UserError(f"'{paths.root}' has no rows yet: no session table in {paths.info_dir} has a complete row")
     before = run.metrics.get("random_baseline")
     recorded = before if isinstance(before, int | float) else None
-    metrics = analyze_trial(spec, paths, t, failed=failed, recorded_baseline=recorded, episodes=episodes)
+    metrics = analyze_trial(spec, paths, t, failed=failed, recorded_baseline=recorded, episodes=episodes, complete=True)
     if read_json(paths.trial_metrics(t)) != metrics:
         raise UserError(f"cannot write the metrics of {paths.root}: {paths.trial_metrics(t).name} was not replaced")
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]

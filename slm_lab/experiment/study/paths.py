@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,3 +123,13 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
             return StudyPaths(folder, name)
     what = f"has no *{SUFFIX}" if any(path.is_dir() for path in (Path(where), data_dir / where)) else "does not exist"
     raise UserError(f"'{where}' is not the folder of a study: it {what}")
+
+
+def saved_sets(paths: StudyPaths) -> list[str]:
+    """Return the `--set` arguments with which the study was last run. Raises UserError if its file cannot be read."""
+    try:
+        return [str(one) for one in json.loads(paths.study.read_text(encoding="utf-8"))["$study"].get("set", [])]
+    except FileNotFoundError:  # results that were kept of a study whose folder is gone
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{paths.study} cannot be read as a study: {error}") from None

@@ -71,9 +71,9 @@ class StudyExperiment:
             with stop_on_signal(stop), server_in_use():
                 self._run(stop)
         except KeyboardInterrupt as error:
-            where = (
-                "interrupted; nothing was written" if self.paths is None else f"interrupted; continue it with study@{self.paths.root.name}"
-            )
+            where = "interrupted; nothing was written"
+            if self.paths is not None:
+                where = f"interrupted; continue it with: {self.study.source} {self.study.name} study@{self.paths.root}"
             raise Interrupted(str(error) or where, stop.number) from None
         finally:
             if self._lock is not None:
@@ -182,7 +182,10 @@ class StudyExperiment:
                     self._take_lock(paths)
                 for folder in (paths.runs, paths.results):
                     folder.mkdir(exist_ok=True)
-                content = {self.study.name: dict(self.study.raw), "$study": {"version": VERSION, "source": self.study.source}}
+                content = {
+                    self.study.name: dict(self.study.raw),
+                    "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)},
+                }
                 replace_file(paths.study, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(), sync=True)
             except BaseException:
                 if new:

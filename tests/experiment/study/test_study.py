@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 
+from slm_lab.cli import main
 from slm_lab.experiment.analysis.study import Row, findings
 from slm_lab.experiment.lock import RunLock, in_use
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
@@ -22,7 +23,7 @@ from slm_lab.experiment.study.adopt import adopted_runs, key_of
 from slm_lab.experiment.study.child import RunJob, run_in_process
 from slm_lab.experiment.study.paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.study.result import ResultRun
-from slm_lab.experiment.study.study import gpu_runs
+from slm_lab.experiment.study.study import StudyExperiment, gpu_runs
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
@@ -127,6 +128,27 @@ def test_runs_of_an_older_version_are_set_aside_where_a_key_had_another_meaning(
     assert len(list(paths.aside.glob("fast_*.json"))) == 2
     assert "agent.net.clip_grad_val" in capsys.readouterr().out
     assert {one.content["spec_version"] for one in results(paths).values()} == {SPEC_VERSION}
+
+
+def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its runs would be set aside and trained with other values."""
+    file, found = write(tmp_path), list[tuple[str, ...]]()
+
+    class Recorder(StudyExperiment):
+        def run(self, stop: Stop | None = None) -> StudyPaths:
+            found.append(self.study.sets)
+            return self._open()
+
+    monkeypatch.setattr("slm_lab.experiment.study.study.StudyExperiment", Recorder)
+    data = ["--data-dir", str(tmp_path / "data")]
+    for words in (
+        ["study", "-s", "set.env.max_frame=300"],
+        ["study@latest"],
+        ["study@latest", "-s", "set.env.max_frame=200"],
+        ["study@latest"],
+    ):
+        assert main([str(file), "small", *words, *data]) == 0
+    assert found == [(f"set.env.max_frame={frames}",) for frames in (300, 300, 200, 200)]
 
 
 def test_operational_keys_and_labels_change_nothing(study: StudyPaths, tmp_path: Path) -> None:

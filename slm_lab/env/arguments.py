@@ -10,6 +10,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 
+from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.report import nearest
 
 
@@ -53,5 +54,6 @@ def unexpected_argument(error: BaseException) -> str | None:
 
 
 def unknown_key_message(key: str, known: list[str], what: str) -> str:
-    """Return the message for an unknown key: the closest argument and all arguments of the constructor."""
-    return f"unknown key, and not an argument of {what}{nearest(key, known) or ';'} arguments: {', '.join(sorted(known)) or 'none'}"
+    """Return the message for an unknown key: the closest argument or key of env, and all arguments of the constructor."""
+    near = nearest(key, [*known, *EnvSpec.model_fields])
+    return f"unknown key, and not an argument of {what}{near or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

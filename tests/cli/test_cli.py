@@ -41,6 +41,7 @@ USER_ERRORS = [
     "SPECS small enjoy",
     "SPECS small serch",
     "SPECS small train again",
+    "SPECS small check --build",
     "SPECS smal",
     "SPECS",
     "nowhere.json small",

@@ -305,7 +305,10 @@ class Trainer:
             self._report_skipped()
 
     def _report_skipped(self) -> None:
-        notice("a loss or gradient is not finite: such gradient steps are skipped (try a lower learning rate)")
+        notice(
+            "a loss or gradient is not finite: such gradient steps are skipped "
+            "(the learning rate may be too high, or observations are not finite)"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         if (store := self._remote_store) is not None:

@@ -233,7 +233,9 @@ def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -
 
 def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
     """Nothing is written."""
-    with pytest.raises(SpecError, match=r"cannot build tests\.env\.toys:Faulty-v0 with its arguments fault: OSError: no licence in this process"):
+    with pytest.raises(
+        SpecError, match=r"cannot build tests\.env\.toys:Faulty-v0 with its arguments fault: OSError: no licence in this process"
+    ):
         Trial(worker_spec(env=FAULTY | {"fault": "make"}, sampler=ONE_WORKER), tmp_path).run()
     assert list(tmp_path.iterdir()) == []
 

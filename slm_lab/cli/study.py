@@ -9,18 +9,19 @@ from slm_lab.cli.parser import UsageError
 
 
 def study(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
-    """Run a study, or what is missing of the one in a folder; FILE says what is to be run, also of a continued study."""
+    """Run a study, or what is missing of the one in a folder; FILE says what is to be run, also of a continued study.
+
+    Without --set, the arguments of the last start apply to a continued study.
+    """
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.study.paths import find_study, saved_sets
+    from slm_lab.experiment.study.paths import about_study, find_study
     from slm_lab.experiment.study.study import StudyExperiment
     from slm_lab.spec.study import load_study
 
     if file is None or name is None:
         raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")
     paths = find_study(where, name, arguments.data_dir) if where else None
-    sets = list(arguments.set)
-    if paths is not None and not sets:  # those that it was started with
-        sets = saved_sets(paths)
+    sets = arguments.set or ([] if paths is None else about_study(paths).get("set", []))
     loaded = load_study(file, name, sets)
     plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)
     StudyExperiment(loaded, plan, paths=paths, adopt=arguments.adopt or ()).run()

@@ -27,9 +27,7 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     With **kwargs those of the base classes are included, which such arguments are usually passed to.
     """
     names: dict[str, None] = {}
-    layers = [creator]
-    if inspect.isclass(creator):
-        layers = [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
+    layers = _constructors(creator)
     for index, layer in enumerate(layers):
         parameters = inspect.signature(layer).parameters.values()
         names.update({p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"})
@@ -39,12 +37,18 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def truth_values(creator: Callable[..., Any]) -> set[str]:
-    """Return the keyword arguments of the creator whose default is true or false."""
-    if inspect.isclass(creator):
-        layers: list[Any] = [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
-    else:
-        layers = [creator]
-    return {name for layer in layers for name, one in inspect.signature(layer).parameters.items() if isinstance(one.default, bool)}
+    """Return the keyword arguments of the creator, and of its base classes, whose default is true or false."""
+    defaults: dict[str, Any] = {}
+    for layer in reversed(_constructors(creator)):  # a class's own argument replaces that of a base class
+        defaults |= {name: one.default for name, one in inspect.signature(layer).parameters.items()}
+    return {name for name, default in defaults.items() if isinstance(default, bool)}
+
+
+def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the `__init__` of a class and of its base classes; of another creator, the creator."""
+    if not inspect.isclass(creator):
+        return [creator]
+    return [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
 
 
 def unexpected_argument(error: BaseException) -> str | None:

@@ -58,7 +58,7 @@ class OptimSpec(NamedClass):
 
 
 SHAPED = ("Muon", "Adafactor")
-"""Optimizers that depend on the shapes of parameters."""
+"""Optimizers that need each parameter in its shape, not all of them as one flat vector."""
 
 
 class LRSchedulerSpec(NamedClass):

@@ -230,7 +230,7 @@ def _is_searched(spec: Spec, *paths: Path) -> bool:
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:
-    """Resolve actor_* and critic_* specs: both have an effect only if actor and critic are separate nets and use_same_optim is false."""
+    """Resolve actor_* and critic_*, which have an effect only if actor and critic are separate nets and use_same_optim is false."""
     algorithm = draft.spec.agent.algorithm
     separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.soft
     if not algorithm.learns or _is_searched(draft.spec, *DECIDES_OPTIMIZERS):

@@ -180,23 +180,22 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -
 
 
 def changed_meaning(found: Mapping[str, Any], version: int) -> list[str]:
-    """Return what settings of runs by an older version of this package train otherwise now (see spec/saved.py).
+    """Return the keys that had another meaning when an older version of this package trained with these settings (see spec/saved.py).
 
     Args:
         found: by path, see `settings`.
         version: meta.run.spec_version of the runs.
     """
     raw: dict[str, Any] = {}
-    for path, value in [*found.items(), ("meta.run.spec_version", version)]:
+    for path, value in json.loads(json.dumps({**found, "meta.run.spec_version": version})).items():  # a copy, which is changed in place
         *section, key = path.split(".")
         place = raw
         for name in section:
             place = place.setdefault(name, {})
         place[key] = value
-    before, report = dict(_flat(raw)), Report()
-    keep_meaning(raw := json.loads(json.dumps(raw)), report)
-    after = dict(_flat(raw))
-    changed = [path for path in after if path != "meta.run.spec_version" and after[path] != before.get(path)]
+    report = Report()
+    keep_meaning(raw, report)
+    changed = [path for path, value in _flat(raw) if path != "meta.run.spec_version" and value != found.get(path)]
     return [f"{path}: had another meaning in version {version} of specs" for path in changed] + report.notes
 
 

@@ -17,6 +17,8 @@ from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
+from tests.agent.helpers import agent_of
+from tests.contract.combinations import Case
 
 VECTOR = ObservationSpace((4,))
 IMAGE = ObservationSpace((3, 20, 20), "uint8")
@@ -226,3 +228,10 @@ def test_mlp_takes_any_shape(hidden: list[int], shape: list[int], rows: int) -> 
     params, value = net(obs(space, rows))
     assert params.shape == (rows, 3)
     assert value.shape == (rows,)
+
+
+def test_a_net_larger_than_memory_is_a_spec_error() -> None:
+    case = Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")
+    with pytest.raises(SpecError) as error:
+        agent_of(case.spec(2, {"hid_layers": [10**7, 10**7]}), case.info())
+    assert [problem.path for problem in error.value.problems] == ["agent.net"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import errno
 import json
 import logging
 import math
@@ -85,6 +86,19 @@ def test_policies_of_a_session_are_one_seed(tmp_path: Path) -> None:
     assert summary.final_return.value == (40 + 70) / 2
     assert summary.opt_steps_per_second == 10  # 5 of each policy
     assert only(make_run(tmp_path / "b", [[1, 2], [1, 2]], name="b", spec={"meta": {"sampler": None}})).count() == "2 seeds"
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No empty folder is left."""
+    run = make_run(tmp_path / "a", [[10, 50]])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("slm_lab.experiment.analysis.writer.replace_file", full)
+    with pytest.raises(UserError, match="disk full"):
+        compare([str(run)], data_dir=tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:

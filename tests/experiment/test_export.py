@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from slm_lab.cli import main
 from slm_lab.env.spaces import leaves
 from slm_lab.experiment.export import Format, export
 from slm_lab.experiment.exported import ExportedPolicy
+from slm_lab.experiment.find import find_weights
 from slm_lab.experiment.load import LoadedAgent, load_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
@@ -295,6 +299,35 @@ def test_where_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for words in (["export"], ["export", "latest", "onnx"], ["export", str(tmp_path / "none")], ["export", "latest", "--episodes", "3"]):
         assert main([*words, *data]) == 2
         assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_full_disk_and_a_read_only_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = trained(tmp_path, {"name": "CartPole-v1"})
+
+    def fails(number: int) -> Callable[..., None]:
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fails(errno.ENOSPC))
+        assert os.strerror(errno.ENOSPC) in refused(paths, capsys, "--format", "torch")
+    monkeypatch.setattr("os.replace", fails(errno.EROFS))
+    monkeypatch.setattr(Path, "unlink", fails(errno.EROFS))
+    assert main(["export", str(paths.root), "--format", "torch"]) == 2
+    assert os.strerror(errno.EROFS) in capsys.readouterr().err
+
+
+def test_the_folder_of_a_search_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not trial 0 without a word."""
+    paths = trained(tmp_path, {"name": "CartPole-v1"})
+    paths.search_state.write_text("{}")
+    for words in (["export", str(paths.root)], [f"enjoy@{paths.root}"]):
+        assert main(words) == 2
+        assert str(paths.root) in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"meta\.init_from"):
+        find_weights(str(paths.root), tmp_path)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

@@ -306,8 +306,8 @@ class Trainer:
 
     def _report_skipped(self) -> None:
         notice(
-            "a loss or gradient is not finite: such gradient steps are skipped "
-            "(the learning rate may be too high, or observations are not finite)"
+            "a loss or gradient is not finite; gradient steps with such values are skipped "
+            "(the learning rate may be too high, or the env returns observations that are not finite)"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -123,9 +123,9 @@ class VectorStore(ObservationStore):
 class FrameStore(ObservationStore):
     """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations consist of.
 
-    An episode's first observation brings all its frames (those that are alike, once; none after a lost life), each step one more. Frames
-    are numbered consecutively; number f is in slot f mod slots. A frame that was overwritten is lost, and with it the transitions that
-    contain it; the replay buffer drops them from its end.
+    The first observation of an episode adds all its frames (equal ones once), and each step adds one. After a lost life the first
+    observation is the env's last one, which is stored already. Frames are numbered consecutively; number f is in slot f mod slots. A frame
+    that was overwritten is lost, and with it the transitions that contain it; the replay buffer drops them from its end.
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -174,7 +174,7 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of the first observation of an episode, unless they are those of the env's last one, as after a lost life."""
+        """Store the frames of an episode's first observation, unless it is the env's last one, as after a lost life."""
         frames = self._frames_of(obs[None])[0]
         if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
             return
@@ -225,7 +225,7 @@ class FrameStore(ObservationStore):
         self.count = count
 
     def _load_other_ring(self, state: dict[str, Any], count: int, slots: int) -> None:
-        """Load the contents of a ring with another number of slots, in which some frames have other places. Raises ValueError."""
+        """Load the contents of a ring with another number of slots. Raises ValueError if the frames have another shape."""
         frames, slot = np.asarray(state["frames"]), np.asarray(state["slot"])
         if frames.shape[1:] != self.frames.shape[1:]:
             raise ValueError(f"incompatible replay buffer: frames have shape {frames.shape[1:]}; expected {self.frames.shape[1:]}")

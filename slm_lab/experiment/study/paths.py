@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slm_lab.experiment.paths import RunPaths, file_stem, run_paths_in, stamped_folders
 from slm_lab.experiment.plan import UserError
@@ -125,11 +126,14 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
     raise UserError(f"'{where}' is not the folder of a study: it {what}")
 
 
-def saved_sets(paths: StudyPaths) -> list[str]:
-    """Return the `--set` arguments with which the study was last run. Raises UserError if its file cannot be read."""
+def about_study(paths: StudyPaths) -> dict[str, Any]:
+    """Return version, source and `--set` arguments of the last start of a study; {} if there are only its results.
+
+    Raises UserError if its file cannot be read.
+    """
     try:
-        return [str(one) for one in json.loads(paths.study.read_text(encoding="utf-8"))["$study"].get("set", [])]
-    except FileNotFoundError:  # results that were kept of a study whose folder is gone
-        return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return dict(json.loads(paths.study.read_text(encoding="utf-8"))["$study"])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{paths.study} cannot be read as a study: {error}") from None

@@ -21,7 +21,7 @@ from slm_lab.experiment.process.server import ensure_server, server_in_use, use_
 from slm_lab.experiment.process.supervisor import Child, Died, Message, Supervisor
 from slm_lab.experiment.study.adopt import adopted_runs, changes, key_of
 from slm_lab.experiment.study.child import RunJob, check_in_process, has_failed, run_in_process
-from slm_lab.experiment.study.paths import RunFolder, StudyPaths, run_name
+from slm_lab.experiment.study.paths import RunFolder, StudyPaths, about_study, run_name
 from slm_lab.experiment.study.result import ResultRun, result_of_folder
 from slm_lab.experiment.study.table import RunState, StudyTable
 from slm_lab.experiment.trial import check_writable, notices_to
@@ -201,12 +201,7 @@ class StudyExperiment:
 
         A run is known by its folder or by its result. Raises UserError for a study of another version.
         """
-        try:
-            version = json.loads(paths.study.read_text(encoding="utf-8"))["$study"]["version"]
-        except FileNotFoundError:  # results that were kept of a study whose folder is gone
-            version = VERSION
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{paths.study} cannot be read as a study: {error}") from None
+        version = about.get("version") if (about := about_study(paths)) else VERSION
         if version != VERSION:
             raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
         found = {}
@@ -219,14 +214,14 @@ class StudyExperiment:
         return found
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
-        """Return entry, env, random_seed, digest, settings and spec_version of a run; absent in a run of before that key: 1."""
+        """Return entry, env, random_seed, digest, settings and spec_version of a run. Files without spec_version are of version 1."""
         file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
         return {"spec_version": 1, **json.loads(file.read_text(encoding="utf-8"))}
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
         """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys.
 
-        Settings that had another meaning in the version of the run have no digest of the study's runs.
+        If a key had another meaning when the run was trained, the digest is one that no run of the study has.
         """
         seed = int(identity["random_seed"])
         if changed_meaning(identity["settings"], identity["spec_version"]):
@@ -255,7 +250,9 @@ class StudyExperiment:
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 changed = changes(identity["settings"], run.settings) + changed_meaning(identity["settings"], identity["spec_version"])
-                table.say(f"{run.entry}, {run.env}: changed ({', '.join(changed)}); runs again, its old runs are in {paths.aside}")
+                table.say(
+                    f"{run.entry}, {run.env}: changed ({', '.join(changed)}); its runs are repeated, and the old ones are in {paths.aside}"
+                )
 
     def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
         """Set the status of each run by its files, and take over adopted runs."""

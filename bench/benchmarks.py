@@ -1,8 +1,8 @@
 """The tables and figures of the documentation that come from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-First, the runs of the studies `benchmarks` (scores and published scores), `a3c_vs_a2c` and `sync_async` of slm_lab/spec/study/ that have no
-result yet are trained. Then this command writes docs/BENCHMARKS.md, the short tables of scores in README.md and docs/algorithms.md, and the
-tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is kept in the repository
+This command trains the runs that have no result yet of the studies `benchmarks` (scores and published scores), `a3c_vs_a2c` and
+`sync_async` in slm_lab/spec/study/. Then it writes docs/BENCHMARKS.md, the short tables of scores in README.md and docs/algorithms.md, and
+the tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is kept in the repository
 (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/). If it is deleted, the run is repeated. The runs themselves are in
 data/NAME/. `--pages` writes the pages from the results that there are.
 """

@@ -176,7 +176,7 @@ NOTES: dict[tuple[str, str], str] = {
     " allocated than the frames of a Session.",
     ("agent.memory", "batch_size"): "With a RecurrentNet it counts sequences.",
     ("agent.net", "seq_len"): "The net carries a hidden state over the steps of an episode and is trained over sequences of `seq_len` steps"
-    "; there it sees `seq_len` stacked observations and carries none.",
+    "; there it sees one observation `seq_len` times and carries none.",
     ("agent.net", "bidirectional"): "true is an error: future observations are unknown when acting.",
     ("agent.net", "actor_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
     ("agent.net", "critic_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
@@ -186,7 +186,7 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
     " and a training_frequency above 1 it reaches 0 earlier.",
     ("agent.net", "polyak_coef"): "With 0 the target net never changes.",
-    ("schedule", "start_val"): "no_decay in a file for SLM Lab is `end_val` where that is given, as there.",
+    ("schedule", "start_val"): "In a file written for SLM Lab, no_decay has the value `end_val` if that is given, as in SLM Lab.",
     ("schedule", "end_val"): "0 counts; there it is not read. Rising schedules rise; there they are at `end_val` from `start_step` on."
     " rate_decay does not jump at its end, and periodic_decay is periodic; there it is constant.",
     ("env", "name"): "Old ids are replaced, with a notice.",

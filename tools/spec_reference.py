@@ -73,7 +73,8 @@ LEADS = {
     "agent.net": "A net may be named by `type` instead of `name`. `agent.critic_net` has the same keys; those that it leaves out have "
     "their defaults, not the values of `agent.net`.",
     "agent.net.optim_spec": f"Names: {_listed(sorted(OPTIMIZERS))}, and `Lookahead`, whose argument `optimizer` names the inner one.",
-    "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. They count frames.",
+    "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. LinearToZero and LinearToMin count frames, the "
+    "others training calls, unless `unit` is given.",
     "agent.net.loss_spec": f"Names: {_listed(sorted(LOSSES))}.",
     "env": "Keys that are not listed here are arguments of the env's constructor (`continuous`, `repeat_action_probability`, …); one that "
     "it does not accept is an error before training.",

@@ -62,7 +62,9 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
         where = "this machine" if device == "cpu" else f"the device {device}"
-        raise SpecError("agent", [Problem("agent.net", f"does not fit into the memory of {where}; use smaller layers")]) from None
+        reason = f": {text[0]}" if (text := str(error).splitlines()) else ""
+        message = f"nets, optimizers and replay buffer do not fit into the free memory of {where}{reason}"
+        raise SpecError("agent", [Problem("agent", message)]) from None
 
 
 def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, cores: int) -> Agent:

@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = arguments.words
         name = words.pop(0) if words and words[0] in COMMANDS else "run"
         if name == "run" and (later := next((word for word in words[2:] if word in COMMANDS), None)):
-            raise UsageError(f"'{later}' is a command and comes first: {later} {' '.join(word for word in words if word != later)}")
+            given = " ".join(word for word in words if word != later)
+            raise UsageError(f"'{later}' is a command; write it before FILE and NAME: {later} {given} [options]")
         check_options_apply(name, arguments)
         module, _, function = COMMANDS[name].run.partition(":")
         command: Callable[..., int] = getattr(import_module(module), function)

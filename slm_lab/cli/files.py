@@ -65,7 +65,8 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
 
     names = spec_names(file)
     if is_mode and words[1] not in names:
-        raise UsageError(f"'{words[1]}' is a mode, not a name; expected {file} NAME {words[1]} (names: {', '.join(names)})")
+        mode = "enjoy@latest" if words[1] == "enjoy" else words[1]
+        raise UsageError(f"'{words[1]}' is a mode, not a name; expected {file} NAME {mode} (names: {', '.join(names)})")
     if is_mode:
         return file, words[1]
     if len(names) != 1:
@@ -81,12 +82,17 @@ def check_file_argument(word: str) -> str:
         if "/" in word or "." in word or Path(word).exists():
             return word
     if word in MODES:
-        alone = "" if word == "dev" else f" or {word}@{{run folder | latest}}"
-        raise UsageError(f"'{word}' is a mode, not a file; expected FILE NAME {word}{alone}")
+        raise UsageError(f"'{word}' is a mode, not a file; expected {_commands(word)}")
     message = f"unknown command or spec file '{word}'"
     if files := _files_with(word):
         raise UsageError(f"{message}; it is a spec: {' or '.join(f'{file} {word}' for file in files)}")
     raise UsageError(f"{message}{did_you_mean(word, [*COMMANDS, DEMO[0]])} (commands: {', '.join(COMMANDS)})")
+
+
+def _commands(mode: str) -> str:
+    """Return the commands that contain a mode; those that continue or play a run need no FILE and NAME, except for a study."""
+    forms = MODES[mode].split(", ")
+    return " or ".join(form if "@" in form and mode != "study" else f"FILE NAME {form}" for form in forms)
 
 
 def _files_with(name: str) -> list[Path]:

@@ -8,7 +8,7 @@ from slm_lab.cli.output import OK
 
 
 def resume(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
-    """Continue a run as its saved spec says; of FILE only the differences are shown."""
+    """Continue a run as its saved spec says; FILE is only compared with it."""
     from slm_lab.experiment.find import find_run
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.trial import Trial
@@ -27,7 +27,7 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
 
 
 def show_differences(file: str, name: str, saved: str, saved_name: str) -> None:
-    """Print in what a spec differs from the saved one, which is used."""
+    """Print the keys in which a spec differs from the saved one, which is used."""
     from slm_lab.experiment.resume import differences
     from slm_lab.lib.log import notice
     from slm_lab.spec.base import SpecError

@@ -16,12 +16,17 @@ def study(file: str | None, name: str | None, where: str, arguments: Namespace) 
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.study.paths import about_study, find_study
     from slm_lab.experiment.study.study import StudyExperiment
+    from slm_lab.lib.log import notice
     from slm_lab.spec.study import load_study
 
     if file is None or name is None:
         raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")
     paths = find_study(where, name, arguments.data_dir) if where else None
     sets = arguments.set or ([] if paths is None else about_study(paths).get("set", []))
+    if sets and not arguments.set:
+        notice(
+            f"the arguments of the last start apply: {' '.join(f'--set {one}' for one in sets)}; other --set arguments replace all of them"
+        )
     loaded = load_study(file, name, sets)
     plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)
     StudyExperiment(loaded, plan, paths=paths, adopt=arguments.adopt or ()).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -26,22 +26,29 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
     With **kwargs those of the base classes are included, which such arguments are usually passed to.
     """
-    names: dict[str, None] = {}
-    layers = _constructors(creator)
-    for index, layer in enumerate(layers):
-        parameters = inspect.signature(layer).parameters.values()
-        names.update({p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"})
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return list(names), index > 0
-    return list(names), bool(layers)
+    layers = _signatures(creator)
+    parameters = [one for layer in layers for one in layer.values()]
+    names = {one.name: None for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name != "self"}
+    return list(names), any(one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-def truth_values(creator: Callable[..., Any]) -> set[str]:
-    """Return the keyword arguments of the creator, and of its base classes, whose default is true or false."""
-    defaults: dict[str, Any] = {}
-    for layer in reversed(_constructors(creator)):  # a class's own argument replaces that of a base class
-        defaults |= {name: one.default for name, one in inspect.signature(layer).parameters.items()}
-    return {name for name, default in defaults.items() if isinstance(default, bool)}
+def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
+    """Return the parameters of the creator, and of the base classes' constructors as long as **kwargs pass arguments on to the next."""
+    found: list[Mapping[str, inspect.Parameter]] = []
+    for layer in _constructors(creator):
+        found.append(inspect.signature(layer).parameters)
+        if not any(one.kind is one.VAR_KEYWORD for one in found[-1].values()):
+            break
+    return found
+
+
+def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
+    """Return the keyword arguments among `accepted_arguments` whose default is true or false, and whose annotation, if any, is bool."""
+    found: dict[str, bool] = {}
+    for parameters in _signatures(creator):
+        for name, one in parameters.items():  # a class's own argument replaces that of a base class
+            found.setdefault(name, isinstance(one.default, bool) and one.annotation in (one.empty, bool, "bool"))
+    return {name for name, boolean in found.items() if boolean}
 
 
 def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from slm_lab.env.arguments import accepted_arguments, env_creator, truth_values, unexpected_argument, unknown_key_message
+from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_creator, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvTarget
 from slm_lab.env.gym_backends import Async, Native, Sync
@@ -209,9 +209,9 @@ def _atari(spec: EnvSpec) -> AtariSettings:
     if kwargs.pop("reward_clipping", False):
         raise _problem(spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw")
     known = [*ATARI_KEYS, "obs_type"]
-    unknown = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in kwargs if key not in ATARI_KEYS]
-    if unknown:
-        raise SpecError(spec.name, unknown)
+    problems = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in kwargs if key not in ATARI_KEYS]
+    if problems := problems + _texts(spec, boolean_arguments(AtariSettings)):
+        raise SpecError(spec.name, problems)
     return AtariSettings(**kwargs)
 
 
@@ -221,15 +221,25 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     try:
         creator = env_creator(registration)
         known, open_ended = accepted_arguments(creator)
-        flags = truth_values(creator)
+        flags = boolean_arguments(creator)
     except ImportError as error:
         raise _problem(spec, "name", _missing_package(error)) from None
-    for key in flags.intersection(spec.kwargs):
-        if isinstance(spec.kwargs[key], str):  # any text would count as true
-            raise _problem(spec, key, f"invalid value {json.dumps(spec.kwargs[key], ensure_ascii=False)}: expected true or false")
-    unknown = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
-    if unknown and not open_ended:  # otherwise the constructor decides, see _build
-        raise SpecError(spec.name, unknown)
+    problems = [] if open_ended else _unknown(spec, known)  # of open_ended arguments the constructor decides, see _build
+    if problems := problems + _texts(spec, flags):
+        raise SpecError(spec.name, problems)
+
+
+def _unknown(spec: EnvSpec, known: list[str]) -> list[Problem]:
+    return [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
+
+
+def _texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
+    """Return a problem for each text that is given for true or false, as which any text would count as true."""
+    texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
+    return [
+        Problem(f"env.{key}", f"invalid value {json.dumps(value, ensure_ascii=False)}: expected true or false")
+        for key, value in texts.items()
+    ]
 
 
 def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:

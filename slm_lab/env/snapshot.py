@@ -1,8 +1,8 @@
 """The state of a single env, wrappers included, in plain Python: so that a run can continue in the middle of an episode.
 
-A layer (the env, or one of its wrappers) is saved as its attributes: numbers, strings, arrays, random generators, those of spaces too,
-containers of these, objects made of these, other envs, and MuJoCo's simulation data. Values that two attributes share are shared again
-after loading. A layer with methods `state_dict()` and `load_state_dict(state)` is saved by them. An env that holds anything else (a C++
+A layer (the env, or one of its wrappers) is saved as its attributes: numbers, strings, arrays, random generators (including those of
+spaces), other envs, MuJoCo's simulation data, and containers or objects of these. Values that two attributes share are shared again after
+loading. A layer with methods `state_dict()` and `load_state_dict(state)` is saved by them. An env that holds anything else (a C++
 object, an open file) cannot be saved.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -54,11 +55,31 @@ def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed the spaces of an env and of its wrappers: some envs draw from them, and nothing else seeds them."""
-    for layer in _layers(env):
-        for value in vars(layer).values():
-            if isinstance(value, gym.Space):
-                value.seed(seed)
+    """Seed the spaces of an env, of its wrappers and of envs inside it, which some envs draw from; each has a random stream of its own.
+
+    A space that is an attribute of a class is first copied to the env, so that its stream is the env's own.
+    """
+    spaces: dict[int, gym.Space[Any]] = {}
+    found: list[Any] = []
+    waiting = [env]
+    while waiting:
+        for layer in _layers(waiting.pop()):
+            if any(layer is one for one in found):
+                continue
+            found.append(layer)
+            _own_spaces(layer)
+            values = [*vars(layer).values()]
+            spaces |= {id(value): value for value in values if isinstance(value, gym.Space)}
+            waiting += [value for value in values if isinstance(value, gym.Env)]
+    for space, word in zip(spaces.values(), np.random.SeedSequence([seed, 1]).generate_state(len(spaces)), strict=True):
+        space.seed(int(word))
+
+
+def _own_spaces(layer: Any) -> None:
+    for base in type(layer).__mro__:
+        for name, value in vars(base).items():
+            if isinstance(value, gym.Space) and name not in vars(layer):
+                vars(layer)[name] = deepcopy(getattr(layer, name))
 
 
 def _layers(env: Any) -> list[Any]:
@@ -70,7 +91,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
-    """Return a space and those that it consists of."""
+    """Return a space and all spaces nested in it."""
     found = [space]
     for value in vars(space).values():
         parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else (value,)
@@ -107,8 +128,8 @@ class _Encoder:
         if not _is_python(layer):
             raise NotSavable(f"{own.__name__} is not written in Python alone")
         if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
-            return {"own": layer.state_dict()}
-        return {"attributes": self._attributes(layer, left_out)}
+            return {"class": _class_name(layer), "own": layer.state_dict()}
+        return {"class": _class_name(layer), "attributes": self._attributes(layer, left_out)}
 
     def _attributes(self, one: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
         saved = {}
@@ -183,6 +204,8 @@ class _Decoder:
         if len(layers) != len(state):
             raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
         for layer, one in zip(layers, state, strict=True):
+            if _class_name(layer) != one.get("class", _class_name(layer)):
+                raise NotSavable(f"a {one['class']} was saved; the env has a {_class_name(layer)}")
             if "own" in one:
                 layer.load_state_dict(one["own"])
             else:
@@ -238,7 +261,7 @@ class _Decoder:
 
 
 def _load_space(space: Any, states: list[Any]) -> None:
-    """Load the random generators of a space and of those that it consists of."""
+    """Load the random generators of a space and of all spaces nested in it."""
     spaces = _spaces(space) if isinstance(space, gym.Space) else []
     if len(spaces) != len(states):
         raise NotSavable(f"a space of {len(states)} parts was saved; the env has {len(spaces)}")

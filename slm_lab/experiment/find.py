@@ -110,7 +110,7 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
             return path, _playable(path)
         paths = run_paths_in(path) if path.is_dir() else None
         if paths is not None:
-            if paths.search_state.is_file():
+            if paths.holds_trials:
                 raise UserError(f"meta.init_from: {where} contains the trials of a search; give the checkpoint file of one of them")
             best = [paths.checkpoint(index, "best") for index in paths.sessions()]
             found = [(file, _playable(file)) for file in best if file.is_file()]

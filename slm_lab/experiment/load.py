@@ -86,7 +86,7 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
         session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: the one with the best weights.
 
-    Raises UserError if the folder is not a run folder or has no checkpoint that can be used.
+    Raises UserError if the folder is not a run folder, holds the trials of a search, or has no checkpoint that can be used.
     """
     paths = run_paths_in(Path(folder))
     if paths is None:
@@ -104,7 +104,7 @@ def load_checkpoint_agent(
 
     A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
     """
-    if paths.search_state.exists() or len(paths.trials()) > 1:
+    if paths.holds_trials:
         raise UserError(
             f"{paths.root} contains the trials of a search; train one of them, such as {paths.trial_spec(0)}, "
             "or give the folder of a run of train"

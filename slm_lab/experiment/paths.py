@@ -212,6 +212,11 @@ class RunPaths:
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
         return sorted({int(match[1]) for match in found if match})
 
+    @property
+    def holds_trials(self) -> bool:
+        """Whether this is the folder of a search, or of its confirmation, whose trials have different values."""
+        return self.search_state.exists() or len(self.trials()) > 1
+
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Numbers of the Sessions, or of their policies, that have a table."""
         pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")

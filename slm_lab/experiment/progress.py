@@ -19,7 +19,7 @@ from slm_lab.experiment.events import End, Event, Notice, Progress, RowValues
 from slm_lab.experiment.screen import Screen
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
-"""Seconds: the least between two plain lines of a Session; until its first line, and from line to line, if there is no row."""
+"""Seconds: minimum between two plain lines of a Session; without a row, the delay of the first line and between later lines."""
 _WIDE = 16
 """Maximum number of Sessions in the table; of more, only those that have not ended are shown."""
 

@@ -86,7 +86,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     Raises SpecError for the saved spec; UserError if the run cannot be continued, or not with these changes.
     """
     name, t = paths.spec_name, trial or 0
-    if trial is None and (paths.search_state.exists() or len(paths.trials()) > 1):
+    if trial is None and paths.holds_trials:
         raise UserError(f"{paths.root} contains the trials of a search; continue it with search@{paths.root.name}")
     file = paths.spec if trial is None else paths.trial_spec(trial)
     saved = load_spec(file, name)

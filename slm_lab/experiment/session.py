@@ -325,7 +325,7 @@ class Session:
             if isinstance(error, WorkerFailed) or not self.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._note_frame(error)
             raise
         else:

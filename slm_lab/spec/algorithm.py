@@ -147,8 +147,8 @@ class ActorCriticSpec(VTraceSpec):
     lam: Fraction | None = None
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     num_step_returns: Positive | None = None
-    """n of n-step returns, and then the training_frequency too. No effect with lam; with neither: returns to the end of the episode,
-    continued by the critic's value where the rollout or a time limit cuts it."""
+    """n of n-step returns; given without lam, it also replaces training_frequency. No effect with lam. With neither, returns extend to
+    the end of the episode, continued by the critic's value where the rollout or a time limit cuts it."""
     normalize_advantages: StandardizeAdvantages = "standardize"
     """standardize (or true): zero mean and unit standard deviation over the batch; false: no normalisation."""
     policy_loss_coef: NonNegative = 1.0

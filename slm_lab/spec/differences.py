@@ -185,7 +185,8 @@ def _nets(spec: Spec) -> Notes:
     if net is None:
         return
     if net.recurrent:
-        yield (*_NET, "type"), "RecurrentNet", "carries a hidden state over the steps of an episode; SLM Lab stacks seq_len observations"
+        repeated = "SLM Lab repeats one observation seq_len times"
+        yield (*_NET, "type"), "RecurrentNet", f"carries a hidden state over the steps of an episode; {repeated}"
     algorithm = spec.agent.algorithm
     for key in ("actor_init_std", "critic_init_std"):
         if getattr(net, key, None) is not None:

@@ -24,7 +24,7 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
     (soft actor-critic) or once per vector step (Q-learning). The coefficient is converted, so that they move as fast.
     The automatic target entropy of discrete soft actor-critic was 0.98 ln|A|. Advantages were standardised over the rollout in PPO, in
     ActorCritic if lam was given, and in Reinforce not.
-    What had another meaning in version 2 is in `_keep_version_2`.
+    Changes since version 2 are handled by `_keep_version_2`.
     """
     run = value_at(raw, ("meta", "run"))
     last = run[-1] if isinstance(run, list) and run else run  # an entry for each start of the run; each start saves the spec again
@@ -39,8 +39,9 @@ def keep_meaning(raw: dict[str, Any], report: Report) -> None:
 def _keep_version_2(raw: dict[str, Any], report: Report) -> None:
     """Change, in place, or note what had another meaning in version 2.
 
-    A replay buffer was used from a batch on. Critics of soft actor-critic were clipped by one norm, and the temperature was tuned by Adam
-    with default arguments, along the distance to the target entropy. A shared net could have two optimizers.
+    Training began as soon as the replay buffer held one batch. Critics of soft actor-critic were clipped by one norm, and the temperature
+    was tuned by Adam with default arguments and the gradient (entropy − target entropy), without the factor α. A shared net could have two
+    optimizers.
     """
     algorithm, memory, net = (value_at(raw, ("agent", key)) for key in ("algorithm", "memory", "net"))
     if not isinstance(algorithm, dict) or not isinstance(net, dict):
@@ -77,7 +78,8 @@ def _keep_version_1(raw: dict[str, Any], report: Report) -> None:
         net = value_at(raw, ("agent", key))
         if isinstance(net, dict) and net.get("update_type") == "polyak":
             coef, frames = float(net.get("polyak_coef", 0.005)), int(net.pop("update_frequency", 1))
-            net["polyak_coef"] = 1.0 - (1.0 - coef) ** (_frames_per_update(raw) / frames)
+            if (exponent := _frames_per_update(raw) / frames) != 1:
+                net["polyak_coef"] = 1.0 - (1.0 - coef) ** exponent
         if isinstance(net, dict):
             if key == "critic_net":
                 net.pop("gpu", None)  # without effect

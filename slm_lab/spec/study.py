@@ -179,12 +179,13 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -
     return [path for path in paths if before.get(path) != after.get(path)]
 
 
-def changed_meaning(found: Mapping[str, Any], version: int) -> list[str]:
+def changed_meaning(found: Mapping[str, Any], version: int, *, converted: bool = False) -> list[str]:
     """Return the keys that had another meaning when an older version of this package trained with these settings (see spec/saved.py).
 
     Args:
         found: by path, see `settings`.
         version: meta.run.spec_version of the runs.
+        converted: the settings have been converted by load_spec; only changes that no value of a key can undo are returned.
     """
     raw: dict[str, Any] = {}
     for path, value in json.loads(json.dumps({**found, "meta.run.spec_version": version})).items():  # a copy, which is changed in place
@@ -195,6 +196,8 @@ def changed_meaning(found: Mapping[str, Any], version: int) -> list[str]:
         place[key] = value
     report = Report()
     keep_meaning(raw, report)
+    if converted:
+        return report.notes
     changed = [path for path, value in _flat(raw) if path != "meta.run.spec_version" and value != found.get(path)]
     return [f"{path}: had another meaning in version {version} of specs" for path in changed] + report.notes
 
@@ -235,6 +238,8 @@ def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Stu
     notes: list[str] = []
     scores: dict[tuple[str, str], float] = {}
     runs = tuple(_runs(spec, source, name, report, notes, scores))
+    if spec.paired:
+        _check_pairs(spec, runs, report)
     if report.problems:
         raise SpecError(where, _below_study(report.problems))
     for note in dict.fromkeys(notes):
@@ -307,11 +312,6 @@ def _check(spec: StudySpec, report: Report) -> None:
             report.fail(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
     if spec.paired and spec.baseline is None:
         report.fail(("paired",), "has no effect without baseline")
-    if spec.paired and spec.baseline in labels:
-        common = set(spec.entries[labels.index(spec.baseline)].random_seed or spec.random_seed)
-        for index, entry in enumerate(spec.entries):
-            if not common.intersection(entry.random_seed or spec.random_seed):
-                report.fail(("entries", index, "random_seed"), f"has no seed of the baseline '{spec.baseline}', which paired needs")
     solves: list[Path] = [("solve",)] if spec.solve is not None else []
     solves += [("envs", index, "solve") for index, env in enumerate(spec.envs) if env.solve is not None]
     for path in solves if spec.metric is None else ():
@@ -326,6 +326,18 @@ def _check(spec: StudySpec, report: Report) -> None:
     for index, label in enumerate(labels) if spec.envs else ():
         if label in labels[:index]:
             _same_label(index, label, labels.index(label), report)
+
+
+def _check_pairs(spec: StudySpec, runs: Sequence[StudyRun], report: Report) -> None:
+    """Add a problem for each entry that has no random_seed in common with the baseline in the same env."""
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for run in runs:
+        seeds.setdefault((run.env, run.entry), set()).add(run.random_seed)
+    for (env, entry), own in seeds.items():
+        if (base := seeds.get((env, str(spec.baseline)))) is not None and own.isdisjoint(base):
+            index = next(index for index, one in enumerate(spec.entries) if entry_label(one) == entry and (one.env or env) == env)
+            message = f"has no random_seed in common with the baseline '{spec.baseline}'; paired needs at least one"
+            report.fail(("entries", index, "random_seed"), message)
 
 
 def _same_label(index: int, label: str, other: int, report: Report) -> None:

@@ -234,4 +234,4 @@ def test_a_net_larger_than_memory_is_a_spec_error() -> None:
     case = Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")
     with pytest.raises(SpecError) as error:
         agent_of(case.spec(2, {"hid_layers": [10**7, 10**7]}), case.info())
-    assert [problem.path for problem in error.value.problems] == ["agent.net"]
+    assert [problem.path for problem in error.value.problems] == ["agent"]

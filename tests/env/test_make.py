@@ -14,6 +14,7 @@ import pytest
 from gymnasium.spaces import Text
 
 from slm_lab.env import BACKENDS
+from slm_lab.env.arguments import accepted_arguments, boolean_arguments
 from slm_lab.env.make import choose_backend, find_target
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.env import Backend as spec_backends
@@ -71,11 +72,35 @@ def test_lunar_lander_continuous_in_envpool() -> None:
     env.close()
 
 
-def test_text_is_not_a_truth_value() -> None:
+@pytest.mark.parametrize(
+    ("keys", "paths"),
+    [
+        ({"name": "FrozenLake-v1", "is_slippery": "no"}, ["env.is_slippery"]),
+        ({"name": "ALE/Pong-v5", "full_action_space": "no"}, ["env.full_action_space"]),
+        ({"name": "CartPole-v1", "gravty": 1, "sutton_barto_reward": "off"}, ["env.gravty", "env.sutton_barto_reward"]),
+    ],
+)
+def test_text_is_not_a_truth_value(keys: dict[str, Any], paths: list[str]) -> None:
     """Any text, such as YAML's "no", would count as true."""
     with pytest.raises(SpecError) as error:
-        build("FrozenLake-v1", is_slippery="no")
-    assert [problem.path for problem in error.value.problems] == ["env.is_slippery"]
+        build(**keys)
+    assert [problem.path for problem in error.value.problems] == paths
+
+
+def test_arguments_that_take_text_or_a_truth_value() -> None:
+    class Base:
+        def __init__(self, flag: bool = False, plain=True, record: bool | str = False) -> None: ...  # type: ignore[no-untyped-def]
+
+    class Passing(Base):
+        def __init__(self, mode: str = "a", **kwargs: Any) -> None: ...
+
+    class Closed(Base):
+        def __init__(self, mode: str = "a") -> None: ...
+
+    assert boolean_arguments(Passing) == {"flag", "plain"}
+    assert accepted_arguments(Passing) == (["mode", "flag", "plain", "record"], True)
+    assert boolean_arguments(Closed) == set()
+    assert accepted_arguments(Closed) == (["mode"], False)
 
 
 def problem(**keys: Any) -> str:

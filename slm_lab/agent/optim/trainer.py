@@ -23,7 +23,7 @@ from slm_lab.spec.net import SHAPED, NetSpec
 def has_modes(module: nn.Module) -> bool:
     """Whether a layer may compute differently in training mode: it has running statistics (batch norm) or randomness (dropout).
 
-    What a user's own class does is unknown: it counts as one that does.
+    Modules of user classes always count, since their behaviour is unknown.
     """
     if type(module).__module__.partition(".")[0] not in ("torch", "slm_lab"):
         return True

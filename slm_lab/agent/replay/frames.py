@@ -13,6 +13,9 @@ from torch import Tensor
 from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
 
+_BLOCK = 10_000
+"""Frames that are moved at once: 70 MB of 84 × 84 pixels."""
+
 
 class DeviceRows:
     """Rows in the memory of a CUDA device, with what replay buffers use of the interface of numpy's arrays."""
@@ -174,7 +177,7 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of an episode's first observation, unless it is the env's last one, as after a lost life."""
+        """Store the frames of an episode's first observation, unless they are the env's current frames, as after a lost life."""
         frames = self._frames_of(obs[None])[0]
         if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
             return
@@ -230,8 +233,9 @@ class FrameStore(ObservationStore):
         if frames.shape[1:] != self.frames.shape[1:]:
             raise ValueError(f"incompatible replay buffer: frames have shape {frames.shape[1:]}; expected {self.frames.shape[1:]}")
         number_K = np.arange(count - min(count, slots, self.slots), count)
-        self.frames[number_K % self.slots] = frames[number_K % slots]
-        # each slot held the newest of the frames whose numbers lead to it
+        for number_B in np.array_split(number_K, len(number_K) // _BLOCK + 1):  # an index makes a copy
+            self.frames[number_B % self.slots] = frames[number_B % slots]
+        # slot s held the frame with the greatest number below count that is s modulo slots
         moved = (count - 1 - (count - 1 - slot) % slots) % self.slots
         for name, saved in (
             ("slot", moved.astype(np.int32)),

@@ -48,7 +48,9 @@ def compare(
     """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return the table as text, with the files written.
 
     `metric` is the column of METRICS that is drawn, `solve` the return that counts as solved, `labels` one name per pattern, `out` the
-    folder to write in instead of a new one in `data_dir`. Raises UserError, with nothing written. A file or graph that fails is a notice.
+    folder to write in instead of a new one in `data_dir`. A graph that cannot be drawn is a notice.
+
+    Raises UserError for invalid arguments and runs, before anything is written, and if a file cannot be written.
     """
     if by not in AXES:
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
@@ -71,9 +73,10 @@ def compare(
         writer.draw(graphs, partial(paths.graph, axis=axis.name))
     writer.close()
     if writer.reason:
-        with suppress(OSError):
-            paths.root.rmdir()  # if nothing was written
-        raise UserError(f"cannot write the comparison to {paths.root}: {writer.reason}")
+        if out is None:
+            with suppress(OSError):
+                paths.root.rmdir()  # if nothing was written
+        raise UserError(f"{text_table(summaries)}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
     return "\n".join([text_table(summaries), *_files(paths, graphs, axis)])
 
 

@@ -36,7 +36,7 @@ class Writer:
                 replace_file(path, content())
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in (*_FULL, *_READ_ONLY):
-                    self.reason = "disk full" if error.errno in _FULL else f"the run folder cannot be written to ({error.strerror})"
+                    self.reason = "disk full" if error.errno in _FULL else f"the folder cannot be written to ({error.strerror})"
                 else:
                     notice(f"{path.name} failed: {type(error).__name__}: {error}")
         if self.reason and what:

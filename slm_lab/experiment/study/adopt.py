@@ -52,9 +52,9 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
         )
     spec = load_spec(run.paths.spec, run.name)
     own, seed = settings(spec), spec.meta.random_seed
-    if changed := changed_meaning(own, run.spec_version):
+    if changed := changed_meaning(own, run.spec_version, converted=True):
         raise UserError(
-            f"--adopt: {folder} cannot be adopted: keys of its spec had another meaning when it was trained: {'; '.join(changed)}"
+            f"--adopt: {folder} cannot be adopted: the meaning of these keys has changed since it was trained: {'; '.join(changed)}"
         )
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}

@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def identity(self) -> Path:
-        """Which run it is: entry, env, random_seed, digest and settings."""
+        """Which run it is: entry, env, random_seed, digest, settings and spec_version."""
         return self.root / "study_run.json"
 
     @property

@@ -201,7 +201,7 @@ class StudyExperiment:
 
         A run is known by its folder or by its result. Raises UserError for a study of another version.
         """
-        version = about.get("version") if (about := about_study(paths)) else VERSION
+        version = about_study(paths).get("version", VERSION)
         if version != VERSION:
             raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
         found = {}
@@ -214,14 +214,23 @@ class StudyExperiment:
         return found
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
-        """Return entry, env, random_seed, digest, settings and spec_version of a run. Files without spec_version are of version 1."""
+        """Return entry, env, random_seed, digest, settings and spec_version of a run.
+
+        Files of earlier versions have no spec_version; that of the saved spec counts, or 1 if there is only a result.
+        """
+        from slm_lab.experiment.analysis.run import Run
+
         file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
-        return {"spec_version": 1, **json.loads(file.read_text(encoding="utf-8"))}
+        identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if "spec_version" not in identity:
+            starts = folder.starts() if folder.root.is_dir() else []
+            identity["spec_version"] = min((Run(one).spec_version for one in starts), default=1)
+        return identity
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
         """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys.
 
-        If a key had another meaning when the run was trained, the digest is one that no run of the study has.
+        Return a digest that matches no run of the study if a key had another meaning when the run was trained.
         """
         seed = int(identity["random_seed"])
         if changed_meaning(identity["settings"], identity["spec_version"]):
@@ -251,7 +260,7 @@ class StudyExperiment:
                 said.add((run.entry, run.env))
                 changed = changes(identity["settings"], run.settings) + changed_meaning(identity["settings"], identity["spec_version"])
                 table.say(
-                    f"{run.entry}, {run.env}: changed ({', '.join(changed)}); its runs are repeated, and the old ones are in {paths.aside}"
+                    f"{run.entry}, {run.env}: changed ({', '.join(changed)}); its runs are repeated, the old ones are in {paths.aside}"
                 )
 
     def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:

@@ -129,6 +129,12 @@ def test_runs_of_an_older_version_are_set_aside_where_a_key_had_another_meaning(
     assert "agent.net.clip_grad_val" in capsys.readouterr().out
     assert {one.content["spec_version"] for one in results(paths).values()} == {SPEC_VERSION}
 
+    for identity in paths.runs.glob("*/study_run.json"):  # an earlier version wrote the version only to the saved spec
+        content = json.loads(identity.read_text(encoding="utf-8"))
+        identity.write_text(json.dumps({key: value for key, value in content.items() if key != "spec_version"}), encoding="utf-8")
+    run(tmp_path, paths, entries=entries)
+    assert written(paths) == after
+
 
 def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its runs would be set aside and trained with other values."""

@@ -32,7 +32,11 @@ PPO = {
     "normalize_advantages": "standardize",
     "normalize_v_targets": False,
 }
-EXPLORING = {"action_pdtype": Said("Argmax"), "action_policy": Said("default, in effect", "epsilon_greedy"), "explore_var_spec": None}
+EXPLORING = {
+    "action_pdtype": Said("Categorical, in effect", "Argmax"),
+    "action_policy": Said("default, in effect", "epsilon_greedy"),
+    "explore_var_spec": None,
+}
 REPLAYING = {"training_frequency": NEEDED, "training_iter": NEEDED, "training_batch_iter": NEEDED}
 Q_LEARNING = {**ACTING, **EXPLORING, **REPLAYING, "training_start_step": Said("`memory.batch_size`")}
 SOFT = {
@@ -86,7 +90,7 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
         "Reinforce": {**GRADIENT, "center_return": False, "policy_loss_coef": 1.0, "training_frequency": NEEDED},
         "ActorCritic": {**CRITIC, "normalize_v_targets": False},
         "PPO": {**PPO, "training_frequency": Said("no effect")},
-        "SIL": {**CRITIC, **IMITATION},
+        "SIL": {**CRITIC, **IMITATION, "normalize_v_targets": False},
         "PPOSIL": {**PPO, **IMITATION},
         "SARSA": {**ACTING, "training_frequency": NEEDED},
         "VanillaDQN": Q_LEARNING,
@@ -161,6 +165,9 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.algorithm", "action_pdtype"): "Also NormalTanh.",
     ("agent.algorithm", "action_policy"): "With epsilon_greedy each env explores by itself; there all or none of a vector step. DQN family:"
     " there its defaults are overwritten, and softmax(Q) is sampled.",
+    ("agent.algorithm", "entropy_coef_spec"): "PPO without it: 0; there NaN, with which no update of the policy is made.",
+    ("agent.algorithm", "num_step_returns"): "Every step has its n-step return; there, with OnPolicyReplay, only the first n of a batch.",
+    ("agent.algorithm", "clip_vloss"): "With it, `loss_spec` and `normalize_v_targets` have no effect, as there.",
     ("agent.algorithm", "explore_var_spec"): "DQN family, absent: ε from 1 to 0.05 over the first tenth of `max_frame`.",
     ("agent.algorithm", "sil_policy_loss_coef"): "Learns from the returns of whole past episodes, the critic too; there from sums over"
     " shuffled transitions.",
@@ -181,8 +188,16 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.net", "actor_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
     ("agent.net", "critic_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
     ("agent.net", "log_std_init"): "There it is ignored for actions with one dimension, and in a shared net.",
-    ("agent.net", "batch_norm"): "Acting and targets use moving averages; there the statistics of the batch.",
-    ("agent.net", "out_layer_activation"): "Of the policy or action values; there of the critic's values too.",
+    ("agent.net", "batch_norm"): "Acting and targets use moving averages; there the statistics of the batch. There it has no effect in a"
+    " DuelingMLPNet.",
+    ("agent.net", "layer_norm"): "There it has no effect in a DuelingMLPNet, and with `batch_norm`.",
+    ("agent.net", "normalize"): "Divides observations of type uint8; there all.",
+    ("agent.net", "arc"): "Batch normalisation and dropout are in evaluation mode when acting and for targets; there in"
+    " training mode.",
+    ("agent.net", "actor_optim_spec"): "Without a critic: no effect in a file for SLM Lab, as there. SoftActorCritic and CrossQ: used;"
+    " there ignored, as the other three keys.",
+    ("agent.net", "out_layer_activation"): "Of the policy or action values (of a dueling net: advantages); there of the critic's values"
+    " too, and without effect in a dueling net.",
     ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
     " and a training_frequency above 1 it reaches 0 earlier.",
     ("agent.net", "polyak_coef"): "With 0 the target net never changes.",
@@ -192,10 +207,13 @@ NOTES: dict[tuple[str, str], str] = {
     ("env", "name"): "Old ids are replaced, with a notice.",
     ("env", "max_t"): "Truncates episodes; there it has no effect.",
     ("env", "clip_reward"): "Also true and false. In Atari a value that is given counts; there it is ±1 with several envs, none with one.",
+    ("env", "normalize_reward"): "The discounted return restarts after each episode; there it runs on over time limits, and at a terminal"
+    " step only the reward of that step enters.",
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
     ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
     " they count each Session's, and \"synced\" adds gradients up.",
-    ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. Observations are normalised by the statistics of"
+    ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. The score is the mean over the episodes of an evaluation;"
+    " there over the last 100 of all evaluations. Observations are normalised by the statistics of"
     " training; there by others. SoftActorCritic acts by its policy from the beginning.",
 }  # fmt: skip
 """(section, key) → what differs beside the default."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec
-from slm_lab.spec.net import DuelingMLPNetSpec, NetSpec
+from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec, SARSASpec
+from slm_lab.spec.env_ids import KNOWN
+from slm_lab.spec.memory import PriorityKeys
+from slm_lab.spec.net import DuelingMLPNetSpec, NetSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, value_at
 from slm_lab.spec.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
 from slm_lab.spec.spec import Spec
@@ -21,12 +23,15 @@ def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     """Return whether a raw spec was written for SLM Lab.
 
     It has what SLM Lab's files have, and specs for this package need not: agent and env as lists (v4), or (v5) `type` for the name of a
-    net, meta.distributed and meta.max_trial. Specs that a run of this package saved never count: older versions wrote these keys too.
+    net, meta.distributed and meta.max_trial (which may be null). Specs that a run of this package saved never count: older
+    versions wrote these keys too.
     """
     if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
         return True
-    paths: tuple[Path, ...] = (("agent", "net", "type"), ("meta", "distributed"), ("meta", "max_trial"))
-    return value_at(raw, ("meta", "run")) is None and all(value_at(raw, path) is not None for path in paths)
+    meta = value_at(raw, ("meta",))
+    if not isinstance(meta, dict) or meta.get("run") is not None:
+        return False
+    return value_at(raw, ("agent", "net", "type")) is not None and meta.get("distributed") is not None and "max_trial" in meta
 
 
 def adapt(raw: dict[str, Any], report: Report) -> None:
@@ -36,7 +41,10 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
             _whole_frequency(net, ("agent", key), report)
             if report.for_slm_lab and value_at(raw, ("meta", "distributed")):
                 _without_lookahead(net, ("agent", key), report)
-    algorithm = value_at(raw, _ALGORITHM)
+    algorithm, meta = value_at(raw, _ALGORITHM), value_at(raw, ("meta",))
+    if report.for_slm_lab and isinstance(meta, dict) and meta.get("rigorous_eval") is True:
+        meta["rigorous_eval"] = value_at(raw, ("env", "num_envs")) or 1
+        report.note(("meta", "rigorous_eval"), f"true evaluates in num_envs environments in SLM Lab; {meta['rigorous_eval']} is used")
     if report.for_slm_lab and isinstance(algorithm, dict):
         if algorithm.get("name") in ("PPO", "PPOSIL"):
             _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
@@ -106,6 +114,25 @@ def _episodes(spec: Spec) -> Notes:
         yield _ENVS, "rows of resets", "the step in which an env resets is not trained on; SLM Lab trains on it"
     else:
         yield _ENVS, "total_reward", "total_reward is the mean of the last 100 episodes; in SLM Lab, with 1 env, the last episode's"
+    if atari and spec.env.num_envs == 1:
+        message = (
+            "with 1 env SLM Lab takes no maximum over two frames, does not press FIRE and ignores life_loss_info; here it is as with more"
+        )
+        yield _ENVS, "Atari with one environment", message
+
+
+def _actions(spec: Spec) -> Notes:
+    algorithm = spec.agent.algorithm
+    own_cost = KNOWN.get(spec.env.name) == "mujoco" or spec.env.name.startswith("MountainCarContinuous-")
+    if algorithm.on_policy and own_cost:
+        message = "actions outside the bounds of the env are clipped; SLM Lab passes them on, and their cost enters the reward"
+        yield _ENV, "actions outside the bounds", message
+    if algorithm.action_pdtype == "MultivariateNormal":
+        message = "has a full covariance; in SLM Lab a diagonal one, whose variances are the exponentials of the net's outputs"
+        yield (*_ALGORITHM, "action_pdtype"), "MultivariateNormal", message
+    if isinstance(algorithm, PPOSpec) and algorithm.action_policy != "default":
+        message = "probability ratios are those of the actions as they were chosen; in SLM Lab those of the nets' distributions"
+        yield (*_ALGORITHM, "action_policy"), "exploration", message
 
 
 def _rewards(spec: Spec) -> Notes:
@@ -116,11 +143,19 @@ def _rewards(spec: Spec) -> Notes:
         yield ("env", "clip_reward"), "clip_reward", "is used; SLM Lab clips rewards of Atari at ±1 whatever it says"
     if atari and env.clip_reward is None and env.num_envs == 1:
         yield _ENV, "clip_reward", "rewards of Atari are their signs; SLM Lab does not clip them with 1 env"
+    if env.normalize_reward:
+        message = (
+            "discounted returns restart after each episode; in SLM Lab they run on over time limits, and a terminal step keeps its reward"
+        )
+        yield ("env", "normalize_reward"), "normalize_reward", f"{message} alone"
 
 
 def _memory(spec: Spec) -> Notes:
     if not spec.agent.algorithm.on_policy and not spec.env.name.startswith("ALE/"):
         yield ("agent", "memory", "name"), "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
+    if isinstance(spec.agent.memory, PriorityKeys):
+        message = "batches are drawn from equal parts of the sum of priorities; in SLM Lab each transition independently"
+        yield ("agent", "memory", "name"), "prioritised draws", message
 
 
 def _learning(spec: Spec) -> Notes:
@@ -138,6 +173,12 @@ def _learning(spec: Spec) -> Notes:
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
+    if isinstance(algorithm, ReplayAlgorithmSpec):
+        message = f"the first update is after {spec.agent.training_start} transitions; in SLM Lab one vector step later"
+        yield (*_ALGORITHM, "training_start_step"), "start of training", message
+    if isinstance(algorithm, SARSASpec) and not spec.agent.memory.episodes:
+        message = "the action after the last step of a rollout is drawn from the policy; in SLM Lab it is action 0"
+        yield (*_ALGORITHM, "name"), "SARSA", message
     if algorithm.self_imitation:
         message = "learns from the returns of whole episodes, the critic included; SLM Lab sums rewards over shuffled transitions"
         yield (*_ALGORITHM, "name"), "self-imitation", message
@@ -149,11 +190,16 @@ def _learning(spec: Spec) -> Notes:
     ):
         message = "lam and num_step_returns are absent: the critic's value continues returns that the rollout cuts; SLM Lab ends them there"
         yield _ALGORITHM, "returns at the end of a rollout", message
+    if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is None and algorithm.num_step_returns and spec.agent.memory.episodes:
+        message = "every step has its n-step return; in SLM Lab only the first n steps of a batch have one"
+        yield (*_ALGORITHM, "num_step_returns"), "num_step_returns", message
     if isinstance(algorithm, QLearningSpec):
         if "action_policy" not in given:
             yield _ALGORITHM, "exploration", "action_policy is absent: epsilon_greedy; SLM Lab samples softmax(Q)"
         elif algorithm.action_policy == "epsilon_greedy" and spec.env.num_envs > 1:
             yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
+        if "action_pdtype" not in given and "action_policy" in given and algorithm.action_policy != "boltzmann":
+            yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action; SLM Lab samples softmax(Q)"
     if algorithm.action_pdtype == "NormalTanh":
         yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
 
@@ -195,16 +241,56 @@ def _nets(spec: Spec) -> Notes:
     if net.log_std_init is not None:
         message = "is used for every continuous action; SLM Lab ignores it with one dimension, and in a shared net"
         yield (*_NET, "log_std_init"), "log_std_init", message
-    if getattr(net, "batch_norm", False):
-        message = "acts, and computes targets, with moving averages; SLM Lab with the statistics of the batch"
-        yield (*_NET, "batch_norm"), "batch_norm", message
-    if getattr(net, "out_layer_activation", None) is not None and (algorithm.has_critic or net.dueling):
+    yield from _normalised_layers(spec, net)
+    if getattr(net, "out_layer_activation", None) is not None and net.dueling:
+        message = "is applied to the advantages; SLM Lab ignores it in a dueling net"
+        yield (*_NET, "out_layer_activation"), "out_layer_activation", message
+    elif getattr(net, "out_layer_activation", None) is not None and algorithm.has_critic:
         yield (*_NET, "out_layer_activation"), "out_layer_activation", "is that of the policy; in SLM Lab of values too"
-    if isinstance(net, DuelingMLPNetSpec) and net.layer_norm:
-        yield (*_NET, "layer_norm"), "layer_norm", "is used; SLM Lab ignores it in a DuelingMLPNet"
+    if getattr(net, "normalize", False) and not spec.env.name.startswith("ALE/"):
+        yield (*_NET, "normalize"), "normalize", "divides observations of type uint8 by 255; SLM Lab all observations"
     if net.lr_scheduler_spec is not None and net.lr_scheduler_spec.name == "LinearToZero":
-        message = "follows the frames collected; in SLM Lab it is one update behind, so that the first has the full rate"
-        yield (*_NET, "lr_scheduler_spec"), "LinearToZero", message
+        theirs = "it is one update behind, so that the first has the full rate"
+        if spec.agent.memory.episodes:
+            theirs = "with this memory it counts episodes as steps, and hardly falls"
+        yield (*_NET, "lr_scheduler_spec"), "LinearToZero", f"follows the frames collected; in SLM Lab {theirs}"
+
+
+def _normalised_layers(spec: Spec, net: NetSpec) -> Notes:
+    theirs = "acts, and computes targets, with moving averages; SLM Lab with the statistics of the batch"
+    dueling = isinstance(net, DuelingMLPNetSpec)
+    if getattr(net, "batch_norm", False):
+        yield (*_NET, "batch_norm"), "batch_norm", "is used; SLM Lab ignores it in a DuelingMLPNet" if dueling else theirs
+    if getattr(net, "layer_norm", False) and (dueling or getattr(net, "batch_norm", False)):
+        where = "in a DuelingMLPNet" if dueling else "with batch_norm"
+        yield (*_NET, "layer_norm"), "layer_norm", f"is used; SLM Lab ignores it {where}"
+    if isinstance(net, TorchArcNetSpec):
+        for key in ("arc", "actor_arc", "critic_arc"):
+            arc = str(getattr(net, key) or "")
+            if "Dropout" in arc or ("Batch" in arc and not (key == "critic_arc" and spec.agent.algorithm.name == "CrossQ")):
+                layers = "layers that differ in training (batch normalisation, dropout)"
+                yield (
+                    (*_NET, key),
+                    "batch_norm",
+                    f"{layers} are in evaluation mode when acting and for targets; in SLM Lab in training mode",
+                )
+
+
+def _optimizers(spec: Spec) -> Notes:
+    net, critic_net, algorithm = spec.agent.net, spec.agent.critic_net, spec.agent.algorithm
+    if net is None:
+        return
+    if algorithm.soft:
+        if critic_net is not None and algorithm.name == "SoftActorCritic":
+            yield ("agent", "critic_net"), "critic_net", "is used; SLM Lab ignores it"
+        if critic_net is not None and "loss_spec" in critic_net.model_fields_set and algorithm.name == "CrossQ":
+            yield ("agent", "critic_net", "loss_spec"), "loss_spec", "is that of the critics; in SLM Lab agent.net.loss_spec is"
+        own = ("actor_optim_spec", "critic_optim_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec")
+        for key in own:
+            if getattr(net, key) is not None:
+                yield (*_NET, key), "optimizers of actor and critics", "is used; SLM Lab ignores it"
+    elif isinstance(net, TorchArcNetSpec) and algorithm.has_critic and net.use_same_optim and net.critic_arc != net.actor_arc:
+        yield (*_NET, "critic_arc"), "critic_arc", "is that of the critic; SLM Lab gives it the actor's with use_same_optim"
 
 
 def _meta(spec: Spec) -> Notes:
@@ -217,10 +303,13 @@ def _meta(spec: Spec) -> Notes:
         yield ("meta", "rigorous_eval"), "evaluation", message
     if meta.rigorous_eval and spec.agent.algorithm.soft:
         yield ("meta", "rigorous_eval"), "evaluation", "evaluates the policy; SLM Lab acts at random in its first evaluations"
+    if meta.rigorous_eval and spec.env.num_envs > 1:
+        message = "total_reward of an evaluation is the mean over its episodes; in SLM Lab over the last 100 of all evaluations"
+        yield ("meta", "rigorous_eval"), "evaluation", message
     if meta.rigorous_eval and spec.env.normalize_obs:
         message = "evaluation uses the statistics of training; SLM Lab collects others"
         yield ("meta", "rigorous_eval"), "normalisation in evaluation", message
 
 
-RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _rewards, _memory, _learning, _schedules, _nets, _meta)
+RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _actions, _rewards, _memory, _learning, _schedules, _nets, _optimizers, _meta)
 """Each yields what differs in one part of a spec."""

@@ -81,11 +81,11 @@ def _unlist(raw: dict[str, Any], path: Path, report: Report) -> None:
     items = section.get(str(path[-1]))
     if not isinstance(items, list):
         return
-    if len(items) != 1:
-        report.fail(path, f"must be an object, or a list of one object (v4 form), not a list of {len(items)}: a spec has one {path[-1]}")
+    if not items:
+        report.fail(path, f"must be an object, or a list of one object (v4 form), not an empty list: a spec has one {path[-1]}")
         section[str(path[-1])] = None
         return
-    report.note(path, "a list (v4 form); its only item is used")
+    report.note(path, f"a list (v4 form); its {'only item' if len(items) == 1 else 'first item'} is used")
     section[str(path[-1])] = items[0]
     report.moved(path, (*path, 0))
 

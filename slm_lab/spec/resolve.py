@@ -147,6 +147,8 @@ def _algorithm(draft: _Draft) -> None:
     if isinstance(algorithm, PPOSpec):
         if algorithm.clip_vloss:
             draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
+            if spec.agent.net is not None:
+                draft.ignore(NET, ["loss_spec"], "the loss with clip_vloss is half the squared error")
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
@@ -249,7 +251,8 @@ def _optimizers(net: NetSpec, draft: _Draft) -> None:
     for key in separate:
         common = key.removeprefix("actor_")
         given = common in net.model_fields_set
-        if common != key and (algorithm.has_critic or not given):  # as in SLM Lab, the actor's replaces a common one
+        replaces = algorithm.has_critic or not (given or draft.report.for_slm_lab)
+        if common != key and replaces:  # as in SLM Lab, where the actor's replaces a common one, and has no effect without a critic
             draft.set((*NET, common), getattr(net, key))
             draft.set((*NET, key), None, "" if draft.report.for_slm_lab and not given else f"used as '{common}': {reason}")
         else:

@@ -25,6 +25,7 @@ V5: dict[str, Any] = {
 DQN = {
     "agent.algorithm": {
         "name": "DoubleDQN",
+        "action_pdtype": "Argmax",
         "action_policy": "epsilon_greedy",
         "explore_var_spec": {"name": "no_decay", "start_val": 0.1},
         "training_start_step": 32,
@@ -49,6 +50,15 @@ PPO = {
     "clip_eps_spec": {"name": "no_decay", "start_val": 0.2},
     "training_epoch": 2,
 }
+ON_POLICY, OUTSIDE = ["time limits", "rows of resets"], ["actions outside the bounds"]
+OFF_POLICY = ["rows of resets", "precision of the replay", "start of training"]
+CRITIC = {"type": "MLPNet", "hid_layers": [16], "batch_norm": True, "loss_spec": {"name": "SmoothL1Loss"}}
+FIXED = {"name": "no_decay", "start_val": 0.1}
+IMAGES = {"type": "ConvNet", "shared": True, "batch_norm": False}
+ARC = {
+    "modules": {"linear": {"LazyLinear": {"out_features": 8}}, "norm": {"LazyBatchNorm1d": {}}},
+    "graph": {"input": "x", "modules": {"linear": ["x"], "norm": ["linear"]}, "output": "norm"},
+}
 
 
 def v4(spec: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> 
         {"agent.net.type": ..., "agent.net.name": "MLPNet"},  # this package's name for it
         {"meta.distributed": ...},
         {"meta.max_trial": ...},
+        {"meta.distributed": None},
         {"meta.run": [{"git_sha": "0"}]},  # saved by a run
     ],
 )
@@ -76,6 +87,46 @@ def test_specs_for_this_package_are_loaded_without_notes(specs: Specs, changes: 
     found = load(specs.file({"it": changed(V5, changes)}), "it")
     assert found.differences is None
     assert not found.notes
+
+
+def test_max_trial_may_be_null(specs: Specs) -> None:
+    assert loaded(specs, {"meta.max_trial": None}) == ON_POLICY
+
+
+def test_the_first_of_several_items_is_used(specs: Specs) -> None:
+    """As in v4, whose single-agent session reads item 0."""
+    other = {**V5["env"], "name": "Acrobot-v1"}
+    spec = load_spec(specs.file({"it": {**v4(V5), "env": [V5["env"], other]}}))
+    assert spec.env.name == "CartPole-v1"
+    assert "env" in specs.notices()
+
+
+def test_evaluation_in_as_many_environments(specs: Specs) -> None:
+    assert load_spec(specs.file({"it": changed(V5, {"meta.rigorous_eval": True})})).meta.rigorous_eval == 4
+
+
+def test_without_a_critic_the_actors_optimizer_has_no_effect(specs: Specs) -> None:
+    keys = {
+        "agent.algorithm": {"name": "Reinforce", "gamma": 0.9, "training_frequency": 1},
+        "agent.memory.name": "OnPolicyReplay",
+        "agent.net.actor_optim_spec": {"name": "SGD", "lr": 0.1},
+    }
+    net = load_spec(specs.file({"it": changed(V5, keys)})).agent.net
+    assert net is not None
+    assert (net.optim_spec.name, net.optim_spec.lr, net.actor_optim_spec) == ("Adam", 0.001, None)
+    assert "agent.net.actor_optim_spec" in specs.notices()
+    ours = load_spec(specs.file({"it": changed(V5, keys | {"meta.max_trial": ...})})).agent.net
+    assert ours is not None
+    assert ours.optim_spec.name == "SGD"
+
+
+def test_clip_vloss_ignores_the_loss(specs: Specs) -> None:
+    loss = {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}
+    keys = {"agent.algorithm": PPO | {"time_horizon": 32, "minibatch_size": 8, "clip_vloss": True}, **loss}
+    net = load_spec(specs.file({"it": changed(V5, keys)})).agent.net
+    assert net is not None
+    assert net.loss_spec.name == "MSELoss"
+    assert "agent.net.loss_spec" in specs.notices()
 
 
 def test_a_saved_spec_is_one_for_this_package(specs: Specs) -> None:
@@ -100,7 +151,7 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
         ({"env.max_t": 50}, ["time limits", "max_t", "rows of resets"]),
         ({"env.name": "ALE/Pong-v5", "agent.net": {"type": "ConvNet", "shared": True}}, ["rows of resets", "batch_norm"]),
         ({"env.name": "ALE/Pong-v5", "agent.net": {"type": "ConvNet", "shared": True, "batch_norm": False}}, ["rows of resets"]),
-        ({"meta.rigorous_eval": 4, "env.normalize_obs": True}, ["time limits", "rows of resets", "normalisation in evaluation"]),
+        ({"meta.rigorous_eval": 4, "env.normalize_obs": True}, [*ON_POLICY, "evaluation", "normalisation in evaluation"]),
         ({"meta.rigorous_eval": 2}, ["time limits", "rows of resets", "evaluation"]),
         ({"agent.net.lr_scheduler_spec": {"name": "LinearToZero", "frame": 1000}}, ["time limits", "rows of resets", "LinearToZero"]),
         ({"agent.net.out_layer_activation": "tanh"}, ["time limits", "rows of resets", "out_layer_activation"]),
@@ -124,20 +175,62 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
             {"agent.algorithm.name": "SIL", "agent.memory.sil_replay_name": "Replay"},
             ["time limits", "rows of resets", "self-imitation"],
         ),
-        (DQN, ["rows of resets", "precision of the replay", "exploration"]),
-        (DQN | {"agent.net.out_layer_activation": "tanh"}, ["rows of resets", "precision of the replay", "exploration"]),
+        (DQN, [*OFF_POLICY, "exploration"]),
+        (DQN | {"agent.net.out_layer_activation": "tanh"}, [*OFF_POLICY, "exploration"]),
         (
             DQN | {"agent.net": {"type": "DuelingMLPNet", "hid_layers": [8], "layer_norm": True, "out_layer_activation": "tanh"}},
-            ["rows of resets", "precision of the replay", "exploration", "out_layer_activation", "layer_norm"],
+            [*OFF_POLICY, "exploration", "layer_norm", "out_layer_activation"],
         ),
-        (DQN | {"env.num_envs": 1}, ["time limits", "total_reward", "precision of the replay"]),
-        (DQN | {"agent.algorithm.name": "DQN", "env.num_envs": 1}, ["time limits", "total_reward", "precision of the replay", "DQN"]),
+        (DQN | {"agent.net": {"type": "DuelingMLPNet", "hid_layers": [8], "batch_norm": True}}, [*OFF_POLICY, "exploration", "batch_norm"]),
+        (DQN | {"env.num_envs": 1}, ["time limits", "total_reward", *OFF_POLICY[1:]]),
+        (
+            DQN | {"agent.algorithm.name": "DQN", "env.num_envs": 1},
+            ["time limits", "total_reward", "precision of the replay", "DQN", *OFF_POLICY[2:]],
+        ),
         (
             DQN | {"agent.algorithm": {"name": "DoubleDQN"}, "env.num_envs": 1},
-            ["time limits", "total_reward", "precision of the replay", "exploration"],
+            ["time limits", "total_reward", *OFF_POLICY[1:], "exploration"],
         ),
-        (SAC, ["rows of resets", "precision of the replay"]),
-        (SAC | {"meta.rigorous_eval": 2}, ["rows of resets", "precision of the replay", "evaluation"]),
+        (DQN | {"agent.algorithm.action_pdtype": ..., "env.num_envs": 1}, ["time limits", "total_reward", *OFF_POLICY[1:], "exploration"]),
+        (
+            DQN | {"agent.memory": {"name": "PrioritizedReplay", "batch_size": 32, "max_size": 1000, "alpha": 0.6, "epsilon": 0.01}},
+            [*OFF_POLICY[:2], "prioritised draws", "start of training", "exploration"],
+        ),
+        (
+            {"agent.algorithm": {"name": "SARSA", "training_frequency": 8, "action_policy": "default"}, "agent.net.shared": ...},
+            [*ON_POLICY, "SARSA"],
+        ),
+        (SAC, OFF_POLICY),
+        (SAC | {"meta.rigorous_eval": 2}, [*OFF_POLICY, "evaluation"]),
+        (SAC | {"agent.net.actor_optim_spec": {"name": "SGD", "lr": 0.1}}, [*OFF_POLICY, "optimizers of actor and critics"]),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers": [16]}}, [*OFF_POLICY, "critic_net"]),
+        (
+            SAC | {"agent.algorithm.name": "CrossQ", "agent.critic_net": CRITIC, "agent.net": {"type": "MLPNet", "hid_layers": [8]}},
+            [*OFF_POLICY, "loss_spec"],
+        ),
+        ({"env.normalize_reward": True}, [*ON_POLICY, "normalize_reward"]),
+        ({"env.name": "HalfCheetah-v5"}, [*ON_POLICY, "actions outside the bounds"]),
+        (
+            {"env.name": "HalfCheetah-v5", "agent.algorithm.action_pdtype": "MultivariateNormal"},
+            [*ON_POLICY, *OUTSIDE, "MultivariateNormal"],
+        ),
+        ({"agent.net.normalize": True, "agent.net.type": "TorchArcNet", "agent.net.arc": ARC}, [*ON_POLICY, "batch_norm", "normalize"]),
+        ({"agent.net.layer_norm": True, "agent.net.batch_norm": True}, [*ON_POLICY, "batch_norm", "layer_norm"]),
+        (
+            {
+                "agent.algorithm": PPO
+                | {"time_horizon": 32, "minibatch_size": 8, "action_policy": "epsilon_greedy", "explore_var_spec": FIXED}
+            },
+            [*ON_POLICY, "exploration"],
+        ),
+        (
+            {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 3, "agent.memory.name": "OnPolicyReplay"},
+            [*ON_POLICY, "num_step_returns"],
+        ),
+        (
+            {"env.name": "ALE/Pong-v5", "env.num_envs": 1, "agent.net": IMAGES},
+            ["total_reward", "Atari with one environment", "clip_reward"],
+        ),
     ],
 )
 def test_what_differs(specs: Specs, changes: dict[str, Any], topics: list[str]) -> None:

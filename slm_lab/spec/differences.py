@@ -265,15 +265,15 @@ def _normalised_layers(spec: Spec, net: NetSpec) -> Notes:
         where = "in a DuelingMLPNet" if dueling else "with batch_norm"
         yield (*_NET, "layer_norm"), "layer_norm", f"is used; SLM Lab ignores it {where}"
     if isinstance(net, TorchArcNetSpec):
+        message = "batch normalisation and dropout are in evaluation mode when acting and for targets; in SLM Lab in training mode"
         for key in ("arc", "actor_arc", "critic_arc"):
-            arc = str(getattr(net, key) or "")
-            if "Dropout" in arc or ("Batch" in arc and not (key == "critic_arc" and spec.agent.algorithm.name == "CrossQ")):
-                layers = "layers that differ in training (batch normalisation, dropout)"
-                yield (
-                    (*_NET, key),
-                    "batch_norm",
-                    f"{layers} are in evaluation mode when acting and for targets; in SLM Lab in training mode",
-                )
+            arc, as_theirs = str(getattr(net, key) or ""), key == "critic_arc" and _is_crossq(spec)
+            if "Dropout" in arc or ("Batch" in arc and not as_theirs):
+                yield (*_NET, key), "batch_norm", message
+
+
+def _is_crossq(spec: Spec) -> bool:
+    return spec.agent.algorithm.soft and not spec.agent.algorithm.has_target
 
 
 def _optimizers(spec: Spec) -> Notes:
@@ -281,9 +281,9 @@ def _optimizers(spec: Spec) -> Notes:
     if net is None:
         return
     if algorithm.soft:
-        if critic_net is not None and algorithm.name == "SoftActorCritic":
+        if critic_net is not None and not _is_crossq(spec):
             yield ("agent", "critic_net"), "critic_net", "is used; SLM Lab ignores it"
-        if critic_net is not None and "loss_spec" in critic_net.model_fields_set and algorithm.name == "CrossQ":
+        elif critic_net is not None and "loss_spec" in critic_net.model_fields_set:
             yield ("agent", "critic_net", "loss_spec"), "loss_spec", "is that of the critics; in SLM Lab agent.net.loss_spec is"
         own = ("actor_optim_spec", "critic_optim_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec")
         for key in own:

@@ -1,0 +1,69 @@
+"""SLM Lab's own spec files: `SLM_LAB_SPECS=…/SLM-Lab/slm_lab/spec pytest -m slow tests/published/test_files.py` builds and trains 60 of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slm_lab.cli.entry import main
+from slm_lab.spec.loader import load, raw_entries
+from slm_lab.spec.spec import Spec
+from tests.published.test_forms import enough, most_updates
+
+FOLDER = os.environ.get("SLM_LAB_SPECS", "")
+COUNT = 60
+ENVS = {"mujoco": "Hopper-v5", "atari": "ALE/Pong-v5"}
+"""Word in a file's path → what fills its ${env}."""
+
+
+def entries() -> Iterator[tuple[str, str]]:
+    """Yield file and name of each spec whose env is one of Gymnasium or ALE."""
+    for file in sorted(Path(FOLDER).rglob("*.*")) if FOLDER else ():
+        if file.suffix in (".json", ".yaml") and "playground" not in str(file):
+            for name, raw in raw_entries(str(file))[1].items():
+                refused = "PPO" in json.dumps(raw.get("agent")) and "OnPolicyReplay" in json.dumps(raw.get("agent"))
+                if isinstance(raw, dict) and "agent" in raw and not refused:
+                    yield str(file), name
+
+
+ALL = list(entries())
+SOME = ALL[:: max(1, len(ALL) // COUNT)][:COUNT]
+
+
+def values(file: str, name: str) -> list[str]:
+    """Return what fills the variables of a spec."""
+    text = json.dumps(raw_entries(file)[1][name])
+    env = next((env for word, env in ENVS.items() if word in file), "CartPole-v1")
+    return [f"{key}={value}" for key, value in (("env", env), ("max_frame", 1_000_000)) if f"${{{key}}}" in text]
+
+
+def short(spec: Spec) -> list[str]:
+    """Return --set arguments with which a Session trains twice within some seconds."""
+    algorithm = spec.agent.algorithm
+    sets = ["meta.max_session=1"] if not spec.meta.distributed else []
+    if not algorithm.on_policy:
+        return [*sets, "agent.algorithm.training_start_step=600", "agent.memory.max_size=5000"]
+    if not spec.agent.memory.episodes and spec.agent.rollout_len > 32:
+        sets.append(f"agent.algorithm.{'time_horizon' if hasattr(algorithm, 'time_horizon') else 'training_frequency'}=32")
+    return sets
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("file", "name"), SOME)
+def test_builds_and_trains(file: str, name: str, tmp_path: Path) -> None:
+    """`check --build` passes, and mode dev makes two updates or more."""
+    sets = values(file, name)
+    words = [word for one in sets for word in ("--set", one)]
+    assert main(["check", file, name, "--build", *words]) == 0
+    sets += short(load(file, name, sets).specs[0])
+    spec = load(file, name, sets).specs[0]
+    frames = enough(spec)
+    sets += [f"env.max_frame={frames}", f"meta.log_frequency={max(1, frames // 2)}"]
+    words = [word for one in sets for word in ("--set", one)]
+    assert main([file, name, "dev", *words, "--data-dir", str(tmp_path / "data")]) == 0
+    assert most_updates(tmp_path) >= 2 or not spec.agent.algorithm.learns

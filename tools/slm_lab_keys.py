@@ -17,7 +17,14 @@ NEEDED = Said("required", "model")
 """SLM Lab needs the key; here it has the default of the model."""
 ACTING = {"action_pdtype": "default", "action_policy": "default", "explore_var_spec": None, "gamma": NEEDED}
 GRADIENT = {**ACTING, "entropy_coef_spec": Said("none")}
-CRITIC = {**GRADIENT, "lam": None, "num_step_returns": None, "policy_loss_coef": 1.0, "val_loss_coef": 1.0, "training_frequency": NEEDED}
+CRITIC = {
+    **GRADIENT,
+    "lam": Said("required, may be null", "null"),
+    "num_step_returns": Said("required if `lam` is null", "null"),
+    "policy_loss_coef": 1.0,
+    "val_loss_coef": 1.0,
+    "training_frequency": NEEDED,
+}
 IMITATION = {"sil_policy_loss_coef": NEEDED, "sil_val_loss_coef": NEEDED, "training_iter": NEEDED, "training_batch_iter": NEEDED}
 PPO = {
     **GRADIENT,
@@ -194,8 +201,8 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.net", "normalize"): "Divides observations of type uint8; there all.",
     ("agent.net", "arc"): "Batch normalisation and dropout are in evaluation mode when acting and for targets; there in"
     " training mode.",
-    ("agent.net", "actor_optim_spec"): "Without a critic: no effect in a file for SLM Lab, as there. SoftActorCritic and CrossQ: used;"
-    " there ignored, as the other three keys.",
+    ("agent.net", "actor_optim_spec"): "Without a critic: no effect in a file for SLM Lab, as there. SoftActorCritic and CrossQ"
+    " use it; SLM Lab ignores all four keys there.",
     ("agent.net", "out_layer_activation"): "Of the policy or action values (of a dueling net: advantages); there of the critic's values"
     " too, and without effect in a dueling net.",
     ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
@@ -207,8 +214,8 @@ NOTES: dict[tuple[str, str], str] = {
     ("env", "name"): "Old ids are replaced, with a notice.",
     ("env", "max_t"): "Truncates episodes; there it has no effect.",
     ("env", "clip_reward"): "Also true and false. In Atari a value that is given counts; there it is ±1 with several envs, none with one.",
-    ("env", "normalize_reward"): "The discounted return restarts after each episode; there it runs on over time limits, and at a terminal"
-    " step only the reward of that step enters.",
+    ("env", "normalize_reward"): "The discounted return restarts after each episode; there it continues over time limits, and at a"
+    " terminal step it is the reward of that step alone.",
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
     ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
     " they count each Session's, and \"synced\" adds gradients up.",

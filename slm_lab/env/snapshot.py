@@ -76,10 +76,12 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _own_spaces(layer: Any) -> None:
-    for base in type(layer).__mro__:
-        for name, value in vars(base).items():
-            if isinstance(value, gym.Space) and name not in vars(layer):
-                vars(layer)[name] = deepcopy(getattr(layer, name))
+    """Give a layer a copy of each space that is an attribute of its class, also where an attribute of its own is the same object."""
+    shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
+    copies = {id(value): deepcopy(value) for value in shared.values()}
+    for name, value in {**shared, **vars(layer)}.items():
+        if id(value) in copies:
+            vars(layer)[name] = copies[id(value)]
 
 
 def _layers(env: Any) -> list[Any]:

@@ -42,15 +42,21 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
             if report.for_slm_lab and value_at(raw, ("meta", "distributed")):
                 _without_lookahead(net, ("agent", key), report)
     algorithm, meta = value_at(raw, _ALGORITHM), value_at(raw, ("meta",))
-    if report.for_slm_lab and isinstance(meta, dict) and meta.get("rigorous_eval") is True:
-        meta["rigorous_eval"] = value_at(raw, ("env", "num_envs")) or 1
-        report.note(("meta", "rigorous_eval"), f"true evaluates in num_envs environments in SLM Lab; {meta['rigorous_eval']} is used")
+    if report.for_slm_lab and isinstance(meta, dict) and isinstance(meta.get("rigorous_eval"), bool):
+        _evaluation(meta, value_at(raw, ("env", "num_envs")) or 1, report)
     if report.for_slm_lab and isinstance(algorithm, dict):
         if algorithm.get("name") in ("PPO", "PPOSIL"):
             _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
                 _constant(schedule, (*_ALGORITHM, key), report)
+
+
+def _evaluation(meta: dict[str, Any], envs: Any, report: Report) -> None:
+    """Replace a rigorous_eval of true or false by a number of environments."""
+    if meta["rigorous_eval"]:
+        report.note(("meta", "rigorous_eval"), f"true evaluates in num_envs environments in SLM Lab; {envs} is used")
+    meta["rigorous_eval"] = envs if meta["rigorous_eval"] else 0
 
 
 def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
@@ -123,8 +129,9 @@ def _episodes(spec: Spec) -> Notes:
 
 def _actions(spec: Spec) -> Notes:
     algorithm = spec.agent.algorithm
-    own_cost = KNOWN.get(spec.env.name) == "mujoco" or spec.env.name.startswith("MountainCarContinuous-")
-    if algorithm.on_policy and own_cost:
+    name = spec.env.name
+    has_cost = (KNOWN.get(name) == "mujoco" and not name.startswith("Inverted")) or name.startswith("MountainCarContinuous-")
+    if algorithm.on_policy and has_cost:
         message = "actions outside the bounds of the env are clipped; SLM Lab passes them on, and their cost enters the reward"
         yield _ENV, "actions outside the bounds", message
     if algorithm.action_pdtype == "MultivariateNormal":
@@ -144,10 +151,9 @@ def _rewards(spec: Spec) -> Notes:
     if atari and env.clip_reward is None and env.num_envs == 1:
         yield _ENV, "clip_reward", "rewards of Atari are their signs; SLM Lab does not clip them with 1 env"
     if env.normalize_reward:
-        message = (
-            "discounted returns restart after each episode; in SLM Lab they run on over time limits, and a terminal step keeps its reward"
-        )
-        yield ("env", "normalize_reward"), "normalize_reward", f"{message} alone"
+        ours = "discounted returns restart after each episode"
+        theirs = "in SLM Lab they continue over time limits, and at a terminal step are that step's reward alone"
+        yield ("env", "normalize_reward"), "normalize_reward", f"{ours}; {theirs}"
 
 
 def _memory(spec: Spec) -> Notes:
@@ -173,8 +179,8 @@ def _learning(spec: Spec) -> Notes:
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
-    if isinstance(algorithm, ReplayAlgorithmSpec):
-        message = f"the first update is after {spec.agent.training_start} transitions; in SLM Lab one vector step later"
+    if isinstance(algorithm, ReplayAlgorithmSpec) and spec.agent.training_start % spec.env.num_envs == 0:
+        message = f"the first update is after {spec.agent.training_start} transitions; in SLM Lab only after more than that"
         yield (*_ALGORITHM, "training_start_step"), "start of training", message
     if isinstance(algorithm, SARSASpec) and not spec.agent.memory.episodes:
         message = "the action after the last step of a rollout is drawn from the policy; in SLM Lab it is action 0"
@@ -195,10 +201,11 @@ def _learning(spec: Spec) -> Notes:
         yield (*_ALGORITHM, "num_step_returns"), "num_step_returns", message
     if isinstance(algorithm, QLearningSpec):
         if "action_policy" not in given:
-            yield _ALGORITHM, "exploration", "action_policy is absent: epsilon_greedy; SLM Lab samples softmax(Q)"
+            theirs = "takes the best action" if "action_pdtype" in given and algorithm.action_pdtype == "Argmax" else "samples softmax(Q)"
+            yield _ALGORITHM, "exploration", f"action_policy is absent: epsilon_greedy; SLM Lab {theirs}"
         elif algorithm.action_policy == "epsilon_greedy" and spec.env.num_envs > 1:
             yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
-        if "action_pdtype" not in given and "action_policy" in given and algorithm.action_policy != "boltzmann":
+        elif algorithm.action_policy == "default" and "action_pdtype" not in given:
             yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action; SLM Lab samples softmax(Q)"
     if algorithm.action_pdtype == "NormalTanh":
         yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
@@ -257,7 +264,8 @@ def _nets(spec: Spec) -> Notes:
 
 
 def _normalised_layers(spec: Spec, net: NetSpec) -> Notes:
-    theirs = "acts, and computes targets, with moving averages; SLM Lab with the statistics of the batch"
+    ours = "acts" if _is_crossq(spec) and spec.agent.critic_net is None else "acts, and computes targets,"
+    theirs = f"{ours} with moving averages; SLM Lab with the statistics of the batch"
     dueling = isinstance(net, DuelingMLPNetSpec)
     if getattr(net, "batch_norm", False):
         yield (*_NET, "batch_norm"), "batch_norm", "is used; SLM Lab ignores it in a DuelingMLPNet" if dueling else theirs
@@ -283,11 +291,13 @@ def _optimizers(spec: Spec) -> Notes:
     if algorithm.soft:
         if critic_net is not None and not _is_crossq(spec):
             yield ("agent", "critic_net"), "critic_net", "is used; SLM Lab ignores it"
-        elif critic_net is not None and "loss_spec" in critic_net.model_fields_set:
+        elif critic_net is not None and critic_net.loss_spec != net.loss_spec:
             yield ("agent", "critic_net", "loss_spec"), "loss_spec", "is that of the critics; in SLM Lab agent.net.loss_spec is"
-        own = ("actor_optim_spec", "critic_optim_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec")
+        own = ["actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc"]
+        own += ["critic_optim_spec", "critic_lr_scheduler_spec", "critic_arc"] if critic_net is None else []
+        one_optimizer = net.use_same_optim and "use_same_optim" in net.model_fields_set  # absent: these keys make it false
         for key in own:
-            if getattr(net, key) is not None:
+            if getattr(net, key, None) is not None and (key.endswith("arc") or not one_optimizer):
                 yield (*_NET, key), "optimizers of actor and critics", "is used; SLM Lab ignores it"
     elif isinstance(net, TorchArcNetSpec) and algorithm.has_critic and net.use_same_optim and net.critic_arc != net.actor_arc:
         yield (*_NET, "critic_arc"), "critic_arc", "is that of the critic; SLM Lab gives it the actor's with use_same_optim"

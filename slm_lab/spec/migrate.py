@@ -35,9 +35,10 @@ DROPPED: dict[Path, str] = {
 
 def migrate(raw: dict[str, Any], report: Report) -> None:
     """Migrate `raw` to the current form, in place. Idempotent."""
+    v4 = all(isinstance(raw.get(key), list) for key in ("agent", "env"))
     for root in ((), ("search",)):
         for key in ("agent", "env"):
-            _unlist(raw, (*root, key), report)
+            _unlist(raw, (*root, key), v4, report)
     _search_algorithm(raw, report)
     for old, new in RENAMED.items():
         _rename(raw, old, new, report)
@@ -76,16 +77,18 @@ def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
     return node if isinstance(node, dict) else {}
 
 
-def _unlist(raw: dict[str, Any], path: Path, report: Report) -> None:
+def _unlist(raw: dict[str, Any], path: Path, v4: bool, report: Report) -> None:
+    """Replace a list by its only item, or in a v4 file by its first, as SLM Lab v4 does."""
     section = _section(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):
         return
-    if not items:
-        report.fail(path, f"must be an object, or a list of one object (v4 form), not an empty list: a spec has one {path[-1]}")
+    if len(items) != 1 and not (items and v4):
+        report.fail(path, f"must be an object, or a list of one object (v4 form), not a list of {len(items)}: a spec has one {path[-1]}")
         section[str(path[-1])] = None
         return
-    report.note(path, f"a list (v4 form); its {'only item' if len(items) == 1 else 'first item'} is used")
+    used = "its only item is used" if len(items) == 1 else f"the first of {len(items)} is used, the others are ignored, as in SLM Lab v4"
+    report.note(path, f"a list (v4 form); {used}")
     section[str(path[-1])] = items[0]
     report.moved(path, (*path, 0))
 

@@ -145,10 +145,10 @@ def _algorithm(draft: _Draft) -> None:
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
         draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)")
     if isinstance(algorithm, PPOSpec):
-        if algorithm.clip_vloss:
+        if algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
             draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
-            if spec.agent.net is not None:
-                draft.ignore(NET, ["loss_spec"], "the loss with clip_vloss is half the squared error")
+            if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
+                draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:

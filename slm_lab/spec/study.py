@@ -179,13 +179,12 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -
     return [path for path in paths if before.get(path) != after.get(path)]
 
 
-def changed_meaning(found: Mapping[str, Any], version: int, *, converted: bool = False) -> list[str]:
+def changed_meaning(found: Mapping[str, Any], version: int) -> list[str]:
     """Return the keys that had another meaning when an older version of this package trained with these settings (see spec/saved.py).
 
     Args:
         found: by path, see `settings`.
         version: meta.run.spec_version of the runs.
-        converted: the settings have been converted by load_spec; only changes that no value of a key can undo are returned.
     """
     raw: dict[str, Any] = {}
     for path, value in json.loads(json.dumps({**found, "meta.run.spec_version": version})).items():  # a copy, which is changed in place
@@ -196,8 +195,6 @@ def changed_meaning(found: Mapping[str, Any], version: int, *, converted: bool =
         place[key] = value
     report = Report()
     keep_meaning(raw, report)
-    if converted:
-        return report.notes
     changed = [path for path, value in _flat(raw) if path != "meta.run.spec_version" and value != found.get(path)]
     return [f"{path}: had another meaning in version {version} of specs" for path in changed] + report.notes
 
@@ -237,9 +234,10 @@ def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Stu
     _check(spec, report)
     notes: list[str] = []
     scores: dict[tuple[str, str], float] = {}
-    runs = tuple(_runs(spec, source, name, report, notes, scores))
+    found: dict[tuple[str, str], int] = {}
+    runs = tuple(_runs(spec, source, name, report, notes, scores, found))
     if spec.paired:
-        _check_pairs(spec, runs, report)
+        _check_pairs(spec, runs, found, report)
     if report.problems:
         raise SpecError(where, _below_study(report.problems))
     for note in dict.fromkeys(notes):
@@ -328,16 +326,15 @@ def _check(spec: StudySpec, report: Report) -> None:
             _same_label(index, label, labels.index(label), report)
 
 
-def _check_pairs(spec: StudySpec, runs: Sequence[StudyRun], report: Report) -> None:
-    """Add a problem for each entry that has no random_seed in common with the baseline in the same env."""
+def _check_pairs(spec: StudySpec, runs: Sequence[StudyRun], found: Mapping[tuple[str, str], int], report: Report) -> None:
+    """Add a problem for each entry that has no random_seed in common with the baseline in the same env (`found`: see _runs)."""
     seeds: dict[tuple[str, str], set[int]] = {}
     for run in runs:
-        seeds.setdefault((run.env, run.entry), set()).add(run.random_seed)
-    for (env, entry), own in seeds.items():
-        if (base := seeds.get((env, str(spec.baseline)))) is not None and own.isdisjoint(base):
-            index = next(index for index, one in enumerate(spec.entries) if entry_label(one) == entry and (one.env or env) == env)
+        seeds.setdefault((run.entry, run.env), set()).add(run.random_seed)
+    for (entry, env), own in seeds.items():
+        if (base := seeds.get((str(spec.baseline), env))) is not None and own.isdisjoint(base):
             message = f"has no random_seed in common with the baseline '{spec.baseline}'; paired needs at least one"
-            report.fail(("entries", index, "random_seed"), message)
+            report.fail(("entries", found[entry, env], "random_seed"), message)
 
 
 def _same_label(index: int, label: str, other: int, report: Report) -> None:
@@ -345,11 +342,19 @@ def _same_label(index: int, label: str, other: int, report: Report) -> None:
 
 
 def _runs(
-    spec: StudySpec, source: str, name: str, report: Report, notes: list[str], scores: dict[tuple[str, str], float]
+    spec: StudySpec,
+    source: str,
+    name: str,
+    report: Report,
+    notes: list[str],
+    scores: dict[tuple[str, str], float],
+    seen: dict[tuple[str, str], int],
 ) -> Iterator[StudyRun]:
-    """Yield the runs: for each env and entry one for each seed. Adds the published scores to `scores`."""
+    """Yield the runs: for each env and entry one for each seed.
+
+    Adds the published scores to `scores`, and the index of each entry by (entry, env) to `seen`.
+    """
     envs: list[StudyEnv | None] = [*spec.envs] or [None]
-    seen: dict[tuple[str, str], int] = {}
     trained: dict[str, tuple[str, str]] = {}
     """Digest → (entry, env) that trains it."""
     for env in envs:

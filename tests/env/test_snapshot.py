@@ -20,6 +20,7 @@ class Places(gym.Env[Any, Any]):
     def __init__(self, inner: gym.Env[Any, Any] | None = None) -> None:
         self.start, self.goal = (spaces.Box(0.0, 1.0, (2,), np.float64) for _ in range(2))
         self.observation_space = self.start
+        self.moves = type(self).action_space
         self.inner = inner
 
 
@@ -51,6 +52,7 @@ def test_a_space_of_the_class_is_saved_for_each_env() -> None:
     expected = [draws(env) for _ in range(3)]
     load_env_state(other, state)
     assert [draws(other) for _ in range(3)] == expected
+    assert other.moves is other.action_space is not env.action_space
     assert Places.action_space._np_random is None
 
 

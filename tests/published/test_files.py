@@ -28,8 +28,8 @@ def entries() -> Iterator[tuple[str, str]]:
     for file in sorted(Path(FOLDER).rglob("*.*")) if FOLDER else ():
         if file.suffix in (".json", ".yaml") and "playground" not in str(file):
             for name, raw in raw_entries(str(file))[1].items():
-                refused = "PPO" in json.dumps(raw.get("agent")) and "OnPolicyReplay" in json.dumps(raw.get("agent"))
-                if isinstance(raw, dict) and "agent" in raw and not refused:
+                agent = json.dumps(raw["agent"]) if isinstance(raw, dict) and "agent" in raw else ""
+                if agent and not ("PPO" in agent and "OnPolicyReplay" in agent):
                     yield str(file), name
 
 

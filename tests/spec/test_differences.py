@@ -101,8 +101,9 @@ def test_the_first_of_several_items_is_used(specs: Specs) -> None:
     assert "env" in specs.notices()
 
 
-def test_evaluation_in_as_many_environments(specs: Specs) -> None:
-    assert load_spec(specs.file({"it": changed(V5, {"meta.rigorous_eval": True})})).meta.rigorous_eval == 4
+@pytest.mark.parametrize(("given", "envs"), [(True, 4), (False, 0)])
+def test_evaluation_in_as_many_environments(specs: Specs, given: bool, envs: int) -> None:
+    assert load_spec(specs.file({"it": changed(V5, {"meta.rigorous_eval": given})})).meta.rigorous_eval == envs
 
 
 def test_without_a_critic_the_actors_optimizer_has_no_effect(specs: Specs) -> None:
@@ -123,9 +124,7 @@ def test_without_a_critic_the_actors_optimizer_has_no_effect(specs: Specs) -> No
 def test_clip_vloss_ignores_the_loss(specs: Specs) -> None:
     loss = {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}
     keys = {"agent.algorithm": PPO | {"time_horizon": 32, "minibatch_size": 8, "clip_vloss": True}, **loss}
-    net = load_spec(specs.file({"it": changed(V5, keys)})).agent.net
-    assert net is not None
-    assert net.loss_spec.name == "MSELoss"
+    load_spec(specs.file({"it": changed(V5, keys)}))
     assert "agent.net.loss_spec" in specs.notices()
 
 
@@ -191,7 +190,11 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
             DQN | {"agent.algorithm": {"name": "DoubleDQN"}, "env.num_envs": 1},
             ["time limits", "total_reward", *OFF_POLICY[1:], "exploration"],
         ),
-        (DQN | {"agent.algorithm.action_pdtype": ..., "env.num_envs": 1}, ["time limits", "total_reward", *OFF_POLICY[1:], "exploration"]),
+        (
+            DQN | {"agent.algorithm": {"name": "DoubleDQN", "action_policy": "default"}, "env.num_envs": 1},
+            ["time limits", "total_reward", *OFF_POLICY[1:], "exploration"],
+        ),
+        (DQN | {"agent.algorithm.action_pdtype": ..., "env.num_envs": 1}, ["time limits", "total_reward", *OFF_POLICY[1:]]),
         (
             DQN | {"agent.memory": {"name": "PrioritizedReplay", "batch_size": 32, "max_size": 1000, "alpha": 0.6, "epsilon": 0.01}},
             [*OFF_POLICY[:2], "prioritised draws", "start of training", "exploration"],

@@ -87,8 +87,10 @@ def test_problems_stand_at_the_path_in_the_old_file(specs: Specs) -> None:
     ]
 
 
-def test_a_list_of_no_agent_is_refused(specs: Specs) -> None:
-    assert specs.problems({"agent": []}) == ["agent"]
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_list_of_several_agents_is_refused(specs: Specs, count: int) -> None:
+    """Unless the env is a list too: only SLM Lab v4 has such files."""
+    assert specs.problems({"agent": [PPO["agent"]] * count}) == ["agent"]
 
 
 def test_migrating_twice_changes_nothing_more() -> None:

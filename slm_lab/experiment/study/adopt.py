@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.resolve import completed
 from slm_lab.spec.loader import load_spec
-from slm_lab.spec.study import Study, StudyRun, changed_meaning, differing, settings
+from slm_lab.spec.report import Report
+from slm_lab.spec.saved import keep_meaning
+from slm_lab.spec.study import Study, StudyRun, differing, settings
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:
@@ -52,9 +55,11 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
         )
     spec = load_spec(run.paths.spec, run.name)
     own, seed = settings(spec), spec.meta.random_seed
-    if changed := changed_meaning(own, run.spec_version, converted=True):
+    report = Report()
+    keep_meaning(deepcopy(run.spec), report)  # load_spec has changed the values that can express the old meaning
+    if report.notes:
         raise UserError(
-            f"--adopt: {folder} cannot be adopted: the meaning of these keys has changed since it was trained: {'; '.join(changed)}"
+            f"--adopt: {folder} cannot be adopted: the meaning of these keys has changed since it was trained: {'; '.join(report.notes)}"
         )
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}

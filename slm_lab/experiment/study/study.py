@@ -223,8 +223,11 @@ class StudyExperiment:
         file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "spec_version" not in identity:
-            starts = folder.starts() if folder.root.is_dir() else []
-            identity["spec_version"] = min((Run(one).spec_version for one in starts), default=1)
+            versions = []
+            for start in folder.starts() if folder.root.is_dir() else ():
+                with suppress(UserError):  # its spec cannot be read
+                    versions.append(Run(start).spec_version)
+            identity["spec_version"] = min(versions, default=1)
         return identity
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:

@@ -53,7 +53,7 @@ def run(words: list[str], arguments: Namespace) -> int:
     for path in parse_sets(arguments.set).overrides:
         if is_for_search(path):
             raise UsageError(f"--set {show_path(path)} has no effect: only a search uses it, not {mode}; remove it")
-    spec = load_spec(file, name, arguments.set)
+    spec = load_spec(file, name, arguments.set, for_search=False)
     plan = Plan(
         mode="dev" if mode == "dev" else "train",
         data_dir=arguments.data_dir,

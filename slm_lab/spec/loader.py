@@ -55,12 +55,13 @@ Source = str | FilePath | Mapping[str, Any]
 """A spec file, its content, or one spec."""
 
 
-def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> Spec:
+def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
     """Load the spec `name`, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
 
     Args:
         path: a spec file; or a dict, its content {name: {agent, env, …}} or one spec {agent, env, …}.
         name: may be left out if there is only one. One spec without a name is named "spec".
+        for_search: False: nothing is searched; a search section with values that the spec refuses is left out, with a notice.
 
     Raises: SpecError with all problems. Notices go to lib.log.
     """
@@ -69,7 +70,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = ()) -
         if len(entries) != 1:
             raise SpecError(source, [Problem("", f"the name is missing; expected one of {', '.join(entries)}")])
         (name,) = entries
-    loaded = load(path, name, sets)
+    loaded = load(path, name, sets, for_search)
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
         raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
@@ -166,7 +167,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     raise SpecError(str(path), [Problem("", reason + nearest(given.name, known))])
 
 
-def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
+def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
     """As load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
@@ -178,7 +179,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = ()) -> Loaded:
     problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
     for key in keys:
         prefix = f"{key}." if name is None else ""
-        for made, spec, report in _load_entry(key, entries[key], arguments, used, folder):
+        for made, spec, report in _load_entry(key, entries[key], arguments, used, folder, for_search):
             if name not in (None, key, made):
                 continue  # another expansion of spec_params than the one asked for
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
@@ -256,7 +257,9 @@ def _suffix(variables: dict[str, Any]) -> str:
     return "".join(f"_{env_ids.short_name(str(value)) or 'x'}" for value in variables.values())
 
 
-def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str], folder: FilePath | None) -> Iterator[tuple[str, Spec | None, Report]]:
+def _load_entry(
+    key: str, raw: Any, arguments: Sets, used: set[str], folder: FilePath | None, for_search: bool
+) -> Iterator[tuple[str, Spec | None, Report]]:
     """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
     report = Report()
     if not isinstance(raw, dict) or is_study(raw):
@@ -277,11 +280,16 @@ def _load_entry(key: str, raw: Any, arguments: Sets, used: set[str], folder: Fil
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())
         named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
         name = key + _suffix(named | combo)
-        yield name, _build(name, filled, arguments, one, folder), one
+        yield name, _build(name, filled, arguments, one, folder, for_search), one
 
 
-def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report, folder: FilePath | None = None) -> Spec | None:
-    """Return the Spec of one raw spec; None, with problems in the report, if it is invalid. Args: folder: of the spec file."""
+def _build(
+    name: str, raw: dict[str, Any], arguments: Sets, report: Report, folder: FilePath | None = None, for_search: bool = True
+) -> Spec | None:
+    """Return the Spec of one raw spec; None, with problems in the report, if it is invalid.
+
+    Args: folder: of the spec file. for_search: as of `load_spec`.
+    """
     raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
     report.for_slm_lab = is_for_slm_lab(raw)
     migrate(raw, report)
@@ -324,10 +332,22 @@ def _build(name: str, raw: dict[str, Any], arguments: Sets, report: Report, fold
         searched = report.child()
         check_search(raw, searched, partial(_problems, name))
         spec = spec.model_copy(update={"search": raw["search"]})
-    found.merge(searched)
+    if searched.problems and whole and not for_search and _only_values(raw, searched.problems):
+        first = searched.problems[0]
+        found.note(("search",), f"left out, since nothing is searched here and a value is invalid: {first.path}: {first.message}")
+        spec = spec.model_copy(update={"search": None})
+    else:
+        found.merge(searched)
     report.merge(found)
     resolved = resolve(spec, report) if not report.problems else None
     return resolved if not report.problems else None
+
+
+def _only_values(raw: dict[str, Any], problems: Sequence[Problem]) -> bool:
+    """Return whether the problems of a search section are in its values alone: its keys are well formed and known."""
+    report = Report()
+    check_search(raw, report, None)
+    return not report.problems and all(problem.code != "unknown" for problem in problems)
 
 
 def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:

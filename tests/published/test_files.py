@@ -55,6 +55,15 @@ def short(spec: Spec) -> list[str]:
     return sets
 
 
+def frames_of(spec: Spec) -> int:
+    """Return frames for two updates; fewer than in test_forms where 40 of them, of images in batches of hundreds, would take minutes."""
+    algorithm, net = spec.agent.algorithm, spec.agent.net
+    if algorithm.on_policy or net is None or net.recurrent:
+        return enough(spec)
+    frames: int = spec.agent.training_start + 8 * (algorithm.training_frequency + spec.env.num_envs)
+    return frames * (spec.meta.max_session if spec.meta.distributed else 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("file", "name"), SOME)
@@ -65,7 +74,7 @@ def test_builds_and_trains(file: str, name: str, tmp_path: Path) -> None:
     assert main(["check", file, name, "--build", *words]) == 0
     sets += short(load(file, name, sets).specs[0])
     spec = load(file, name, sets).specs[0]
-    frames = enough(spec)
+    frames = frames_of(spec)
     sets += [f"env.max_frame={frames}", f"meta.log_frequency={max(1, frames // 2)}"]
     words = [word for one in sets for word in ("--set", one)]
     assert main([file, name, "dev", *words, "--data-dir", str(tmp_path / "data")]) == 0

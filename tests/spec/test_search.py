@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slm_lab.cli.entry import main
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import load_spec
 from slm_lab.spec.search import DISTRIBUTIONS, SearchKey, parse_search
 from tests.spec.conftest import Specs
 
@@ -150,3 +155,29 @@ def test_a_grid_needs_grid_search(specs: Specs) -> None:
 
 def test_no_trial(specs: Specs) -> None:
     assert specs.problems({"meta.max_trial": 0, "search": {"agent.algorithm.lam__choice": [0.5]}}) == ["meta.max_trial"]
+
+
+def test_values_that_only_a_search_would_use_stop_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With fewer frames than a searched rollout needs, `train` runs without the section and says so; `search` is refused."""
+    body: dict[str, Any] = {
+        "agent": {"algorithm": {"name": "PPO", "time_horizon": 32}},
+        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 60_000},
+        "search": {"agent.algorithm.time_horizon__choice": [32, 4096]},
+    }
+    few = ["env.max_frame=3000"]
+    with pytest.raises(SpecError) as caught:
+        load_spec({"a": body}, "a", few)
+    assert [problem.path for problem in caught.value.problems] == ["search.agent.algorithm.time_horizon__choice"]
+    spec = load_spec({"a": body}, "a", few, for_search=False)
+    assert spec.search is None
+    assert spec.env.max_frame == 3000
+    assert load_spec({"a": body}, "a", ["env.max_frame=30000"], for_search=False).search
+    body["search"] = {"agent.algorithm.time_horizn__choice": [32]}  # a mistake in a key stays an error
+    with pytest.raises(SpecError):
+        load_spec({"a": body}, "a", few, for_search=False)
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps({"a": {**body, "search": {"agent.algorithm.time_horizon__choice": [32, 4096]}}}), encoding="utf-8")
+    words = ["--set", "env.max_frame=1000", "--data-dir", str(tmp_path / "data")]
+    assert main([str(path), "a", "dev", *words]) == 0
+    assert "search: left out" in caplog.text
+    assert main([str(path), "a", "search", *words]) == 2

@@ -34,6 +34,10 @@ def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     return value_at(raw, ("agent", "net", "type")) is not None and meta.get("distributed") is not None and "max_trial" in meta
 
 
+SIZES = ("time_horizon", "minibatch_size")
+"""Keys of PPO that SLM Lab rounds up to multiples of num_envs."""
+
+
 def adapt(raw: dict[str, Any], report: Report) -> None:
     """Replace, in place and with a note, values of a migrated raw spec that have a meaning in SLM Lab only."""
     for key in ("net", "critic_net"):
@@ -63,11 +67,19 @@ def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
     """Round PPO's sizes up to multiples of num_envs, as SLM Lab does if one of them is not a multiple."""
     if not isinstance(envs, int) or envs < 2:
         return
-    for key in ("time_horizon", "minibatch_size"):
+    for key in SIZES:
         size, path = algorithm.get(key), (*_ALGORITHM, key)
-        if isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % envs and not report.is_set(path):
-            algorithm[key] = -(-size // envs) * envs
+        whole = whole_envs(size, envs)
+        if whole != size and not report.is_set(path):
+            algorithm[key] = whole
             report.note(path, f"{size} is rounded up to a multiple of num_envs ({envs}) in SLM Lab; {algorithm[key]} is used")
+
+
+def whole_envs(size: Any, envs: int) -> Any:
+    """Return a size, rounded up to a multiple of a number of environments if it is a positive whole number."""
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        return size
+    return -(-size // envs) * envs
 
 
 def _whole_frequency(net: dict[str, Any], place: Path, report: Report) -> None:

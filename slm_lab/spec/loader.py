@@ -28,7 +28,7 @@ from slm_lab.spec.rules import check_rules, check_updates
 from slm_lab.spec.sampler_rules import derive_sizes
 from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.search import prune_search
-from slm_lab.spec.search_check import check_search, drop_misplaced
+from slm_lab.spec.search_check import adapt_search, check_search, drop_misplaced
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import plain, read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls, fill_names
@@ -306,6 +306,7 @@ def _build(
     read_arc_files(raw, folder, report)
     drop_nulls(raw)
     adapt(raw, report)
+    adapt_search(raw, report)
     fill_names(raw)
     drop_ineffective(raw, report)
     prune_search(raw, report)

@@ -17,6 +17,7 @@ from slm_lab.spec.spec import AgentSpec, Spec
 from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
 
 CRITIC_NET: Path = ("agent", "critic_net")
+MEMORY: Path = ("agent", "memory")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the actor's and the critic's own optimizers."""
 DECIDES_OPTIMIZERS: tuple[Path, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
@@ -138,7 +139,12 @@ def _algorithm(draft: _Draft) -> None:
             draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given")
         if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
             draft.ignore(ALGORITHM, ["entropy_anneal"], "target_entropy is given, and ratios belong to 'auto'")
-    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
+    if (
+        isinstance(algorithm, ReplayAlgorithmSpec)
+        and algorithm.training_start_step is None
+        and not spec.is_short
+        and not _is_searched(spec, (*ALGORITHM, "name"), (*MEMORY, "batch_size"))
+    ):
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start)
     if isinstance(algorithm, VTraceSpec):
         _vtrace(algorithm, draft)
@@ -150,7 +156,9 @@ def _algorithm(draft: _Draft) -> None:
             if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
                 draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
-        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
+        sizes = ((*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs"))
+        # see recommended.complete
+        is_open = (spec.is_short and "time_horizon" not in algorithm.model_fields_set) or _is_searched(spec, *sizes)
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
             why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
             draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "")
@@ -172,7 +180,7 @@ def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
 
 def _memory(draft: _Draft) -> None:
     """Set the absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm imitates itself."""
-    place, memory, net = ("agent", "memory"), draft.spec.agent.memory, draft.spec.agent.net
+    place, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
     imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
     if isinstance(priorities := imitated or memory, PriorityKeys):
         sequences = net is not None and net.recurrent
@@ -204,10 +212,14 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
         draft.set((*place, "loss_spec"), LossSpec())  # it may name a loss that is none of values
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net")
+    elif _is_searched(draft.spec, (*place, "update_type")):
+        pass
     elif net.update_type == "replace":
         draft.ignore(place, ["polyak_coef"], "update_type is 'replace'")
     else:
         draft.ignore(place, ["update_frequency"], "update_type is 'polyak', which updates with each gradient or vector step")
+        if net.polyak_coef == 0.0:
+            draft.report.note((*place, "polyak_coef"), "0: the target network never changes")
         if "polyak_coef" not in net.model_fields_set:
             draft.report.note(
                 (*place, "polyak_coef"), f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"

@@ -99,6 +99,16 @@ def test_without_update_type_the_target_net_is_a_copy(name: str) -> None:
     assert not torch.equal(source(toy), source(agent(name)))
 
 
+@pytest.mark.parametrize("name", ["DQN", "SoftActorCritic"])
+def test_a_polyak_coef_of_0_keeps_the_target_net(name: str) -> None:
+    """No update is due, which is what the checks of mode dev ask for."""
+    toy = agent(name, DISCRETE, {"update_type": "polyak", "polyak_coef": 0.0})
+    before = target_of(toy).flat.param.clone()
+    assert sum(steps(toy, 40)) > 5
+    assert torch.equal(target_of(toy).flat.param, before)
+    assert target_of(toy).updates_done == 0
+
+
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize(("training_iter", "delay", "frequency"), [(1, 1, 3), (5, 2, 3), (2, 3, 9)])
 def test_soft_actor_critic_moves_by_polyak_with_each_update_of_the_policy(

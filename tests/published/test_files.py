@@ -33,8 +33,24 @@ def entries() -> Iterator[tuple[str, str]]:
                     yield str(file), name
 
 
-ALL = list(entries())
-SOME = ALL[:: max(1, len(ALL) // COUNT)][:COUNT]
+def components(file: str, name: str) -> tuple[str, ...]:
+    """Return the names of a spec's algorithm, memory and net."""
+    agent = raw_entries(file)[1][name]["agent"]
+    agent = agent[0] if isinstance(agent, list) else agent
+    names = ((agent.get(key) or {}) for key in ("algorithm", "memory", "net"))
+    return tuple(str(one.get("name", one.get("type"))) for one in names)
+
+
+def sample() -> list[tuple[str, str]]:
+    """Return COUNT specs: one of each combination of algorithm, memory and net, and others evenly spread over the files."""
+    every = list(entries())
+    kinds = {components(*one): one for one in reversed(every)}
+    others = [one for one in every if one not in kinds.values()]
+    left = max(0, COUNT - len(kinds))
+    return [*kinds.values(), *(others[index * len(others) // max(1, left)] for index in range(min(left, len(others))))]
+
+
+SOME = sample()
 
 
 def values(file: str, name: str) -> list[str]:
@@ -49,18 +65,18 @@ def short(spec: Spec) -> list[str]:
     algorithm = spec.agent.algorithm
     sets = ["meta.max_session=1"] if not spec.meta.distributed else []
     if not algorithm.on_policy:
-        return [*sets, "agent.algorithm.training_start_step=600", "agent.memory.max_size=5000"]
+        return [*sets, "env.max_frame=1000000", "agent.algorithm.training_start_step=600", "agent.memory.max_size=5000"]
     if not spec.agent.memory.episodes and spec.agent.rollout_len > 32:
         sets.append(f"agent.algorithm.{'time_horizon' if hasattr(algorithm, 'time_horizon') else 'training_frequency'}=32")
     return sets
 
 
 def frames_of(spec: Spec) -> int:
-    """Return frames for two updates; fewer than in test_forms where 40 of them, of images in batches of hundreds, would take minutes."""
+    """Return frames for two updates: off-policy fewer than in test_forms, since 40 of them, of images in large batches, take minutes."""
     algorithm, net = spec.agent.algorithm, spec.agent.net
     if algorithm.on_policy or net is None or net.recurrent:
         return enough(spec)
-    frames: int = spec.agent.training_start + 8 * (algorithm.training_frequency + spec.env.num_envs)
+    frames: int = spec.agent.training_start + 2 * max(algorithm.training_frequency, spec.env.num_envs)
     return frames * (spec.meta.max_session if spec.meta.distributed else 1)
 
 
@@ -75,6 +91,7 @@ def test_builds_and_trains(file: str, name: str, tmp_path: Path) -> None:
     sets += short(load(file, name, sets).specs[0])
     spec = load(file, name, sets).specs[0]
     frames = frames_of(spec)
+    sets = [one for one in sets if not one.startswith("env.max_frame=")]
     sets += [f"env.max_frame={frames}", f"meta.log_frequency={max(1, frames // 2)}"]
     words = [word for one in sets for word in ("--set", one)]
     assert main([file, name, "dev", *words, "--data-dir", str(tmp_path / "data")]) == 0

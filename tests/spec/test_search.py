@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
+from slm_lab.experiment.search.space import SearchSpace
 from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.loader import Loaded, load, load_spec
 from slm_lab.spec.search import DISTRIBUTIONS, SearchKey, parse_search
 from tests.spec.conftest import Specs
 
@@ -181,3 +182,62 @@ def test_values_that_only_a_search_would_use_stop_no_training(tmp_path: Path, ca
     assert main([str(path), "a", "dev", *words]) == 0
     assert "search: left out" in caplog.text
     assert main([str(path), "a", "search", *words]) == 2
+
+
+THEIRS: dict[str, Any] = {
+    "agent": {
+        "name": "PPO",
+        "algorithm": {"name": "PPO", "time_horizon": 32, "minibatch_size": 32, "clip_eps_spec": {"name": "no_decay", "start_val": 0.2}},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {"type": "MLPNet", "hid_layers": [8], "hid_layers_activation": "tanh"},
+    },
+    "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000},
+    "meta": {"distributed": False, "max_session": 1, "max_trial": 2},
+}
+"""Written for SLM Lab."""
+
+
+def searched(search: dict[str, Any], **changes: Any) -> Loaded:
+    """Load THEIRS with a search section and other sections."""
+    return load({"a": {**THEIRS, **changes, "search": search}}, "a")
+
+
+def test_searched_sizes_of_slm_lab_are_multiples_of_num_envs() -> None:
+    found = searched({"agent": {"algorithm": {"minibatch_size__grid_search": [30, 32, 8], "time_horizon__choice": [17, 32]}}})
+    assert found.specs[0].search == {"agent": {"algorithm": {"minibatch_size__grid_search": [32, 8], "time_horizon__choice": [20, 32]}}}
+    assert sum("multiples of num_envs (4)" in note for note in found.notes) == 2
+    drawn = {"agent.algorithm.time_horizon__qrandint": [10, 30, 5]}
+    found = searched(drawn)
+    assert found.specs[0].search == drawn
+    assert any("used as they are drawn" in note for note in found.notes)
+    widths = {"env.num_envs__choice": [2, 4], "agent.algorithm.time_horizon__choice": [17]}
+    assert searched(widths).specs[0].search == widths
+
+
+def test_a_searched_end_of_no_decay_of_slm_lab_is_its_value() -> None:
+    found = searched({"agent": {"algorithm": {"clip_eps_spec": {"end_val__choice": [0.1, 0, 0.3]}}}})
+    assert found.specs[0].search == {"agent": {"algorithm": {"clip_eps_spec": {"start_val__choice": [0.1, 0.2, 0.3]}}}}
+    found = searched({"agent.algorithm.clip_eps_spec.end_val__uniform": [0.1, 0.3]})
+    assert found.specs[0].search == {"agent.algorithm.clip_eps_spec.start_val__uniform": [0.1, 0.3]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "written"),
+    [
+        ("agent.memory.batch_size", 1500, {"algorithm": {"name": "SoftActorCritic"}, "memory": {"name": "Replay", "batch_size": 1500}}),
+        ("agent.net.update_type", "polyak", {"net": {"type": "MLPNet", "hid_layers": [8], "update_type": "polyak", "polyak_coef": 0.01}}),
+    ],
+)
+def test_a_trial_equals_the_same_values_written_in_the_file(key: str, value: Any, written: dict[str, Any]) -> None:
+    """What follows from a searched value is decided for each trial, not once for the base spec."""
+    agent = {
+        "name": "SAC",
+        "algorithm": {"name": "SoftActorCritic"},
+        "memory": {"name": "Replay", "batch_size": 32},
+        "net": {"type": "MLPNet", "hid_layers": [8], "update_type": "replace", "polyak_coef": 0.01},
+    }
+    env = {**THEIRS["env"], "max_frame": 20_000}
+    spec = searched({f"{key}__choice": [value]}, agent=agent, env=env).specs[0]
+    trial = SearchSpace(spec).apply({key: value})
+    direct = load({"a": {**THEIRS, "env": env, "agent": {**agent, **written}}}, "a").specs[0]
+    assert trial.agent == direct.agent

@@ -77,7 +77,7 @@ class TargetNet(Generic[Net]):
         Of several processes one gets True. A multiple that was crossed before stays due until it is asked for.
         """
         if self.spec.update_type == "polyak":
-            return True
+            return self.spec.polyak_coef > 0.0
         crossed = frame // self.spec.update_frequency
         if crossed <= self._crossed[0]:
             return False

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from slm_lab.spec.migrate import DROPPED, RENAMED
 from slm_lab.spec.report import show_path
-from tools.slm_lab_keys import KEYS, NEEDED, NOTES, Said
+from tools.slm_lab_keys import KEYS, NEEDED, NOTES, OLD, Said
 from tools.spec_reference import SECTIONS, default_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "from_slm_lab.md"
@@ -36,6 +36,8 @@ def table(section: str) -> str:
 
 
 def _old() -> Iterator[str]:
+    for key, here in OLD.items():
+        yield f"| `{key}` | {here} |"
     for old, new in RENAMED.items():
         yield f"| `{show_path(old)}` | `{show_path(new)}` |"
     for path, reason in DROPPED.items():

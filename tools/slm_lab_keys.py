@@ -182,10 +182,12 @@ NOTES: dict[tuple[str, str], str] = {
     " there the rest is a smaller minibatch.",
     ("agent.algorithm", "normalize_advantages"): "Also rollout, and false: as they are. There all but percentile is standardize.",
     ("agent.algorithm", "entropy_anneal"): "Also true, or a target in nats.",
-    ("agent.algorithm", "training_start_step"): "The first update is at this number of transitions; there at the next vector step.",
+    ("agent.algorithm", "training_start_step"): "Training is due from this number of transitions on, at multiples of `training_frequency`;"
+    " there one transition later, also with SoftActorCritic and CrossQ.",
     ("agent.memory", "alpha"): "Batches are drawn from equal parts of the sum of priorities; there independently. With a RecurrentNet"
-    " `beta` is 0.4 if it is absent, and new sequences have the greatest priority.",
-    ("agent.memory", "sil_replay_name"): "The keys of that replay buffer stand in `agent.memory` too.",
+    " `beta` is 0.4 and `initial_error` is greatest if they are absent; there as without: no weights, and the priority of an error of"
+    " 100,000.",
+    ("agent.memory", "sil_replay_name"): "The keys of that replay buffer are in `agent.memory` too.",
     ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"
     " allocated than the frames of a Session.",
     ("agent.memory", "batch_size"): "With a RecurrentNet it counts sequences.",
@@ -207,20 +209,32 @@ NOTES: dict[tuple[str, str], str] = {
     " too, and without effect in a dueling net.",
     ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
     " and a training_frequency above 1 it reaches 0 earlier.",
+    ("agent.net", "update_frequency"): "SoftActorCritic copies in its first training after each multiple; there only in a training at a"
+    " frame f with f mod `update_frequency` < `num_envs`, which misses multiples if it does not train in every vector step.",
     ("agent.net", "polyak_coef"): "With 0 the target net never changes.",
     ("schedule", "start_val"): "In a file written for SLM Lab, no_decay has the value `end_val` if that is given, as in SLM Lab.",
     ("schedule", "end_val"): "0 counts; there it is not read. Rising schedules rise; there they are at `end_val` from `start_step` on."
     " rate_decay does not jump at its end, and periodic_decay is periodic; there it is constant.",
-    ("env", "name"): "Old ids are replaced, with a notice.",
+    ("env", "name"): "Old ids are replaced, with a notice. See old Atari ids above.",
     ("env", "max_t"): "Truncates episodes; there it has no effect.",
-    ("env", "clip_reward"): "Also true and false. In Atari a value that is given counts; there it is ±1 with several envs, none with one.",
+    ("env", "clip_obs"): "null is the same as absent; there it is no clipping.",
+    ("env", "clip_reward"): "Also true and false. In Atari a value that is given counts; there it is ±1 with several envs, none with one."
+    " null is the same as absent (no clipping: false); there it is no clipping, except in Atari with several envs.",
     ("env", "normalize_reward"): "The discounted return restarts after each episode; there it continues over time limits, and at a"
     " terminal step it is the reward of that step alone.",
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
     ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
     " they count each Session's, and \"synced\" adds gradients up.",
+    ("meta", "log_frequency"): "Absent, and fewer than 10,000 frames in a Session: a tenth of these, with a notice.",
     ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. The score is the mean over the episodes of an evaluation;"
     " there over the last 100 of all evaluations. Observations are normalised by the statistics of"
     " training; there by others. SoftActorCritic acts by its policy from the beginning.",
 }  # fmt: skip
 """(section, key) → what differs beside the default."""
+
+OLD = {
+    "spec_params": "the same: one spec for each combination of values; without a notice",
+    "meta.search": "`meta.search_algorithm`: `RandomSearch` is `grid` if the search has `grid_search` keys, else `random`; other values are"
+    " an error",
+}
+"""Keys of v4 that are neither renamed nor dropped → what they are here."""

@@ -19,8 +19,9 @@ _ROWS = 10
 def completed(spec: Spec) -> Spec:
     """Return the spec with the values that it leaves to the run, as it is to be saved; a complete spec as it is.
 
-    A short spec gets the recommended net and keys for the spaces of its env, of which one is made and closed. An absent
-    meta.log_frequency is at most a tenth of a Session's frames, with a notice. Raises SpecError if the env cannot be built.
+    A short spec gets the recommended net and keys for the spaces of its env, of which one is made and closed. If
+    meta.log_frequency is absent and a Session has fewer frames than its default, it is a tenth of these frames, with a notice. Raises
+    SpecError if the env cannot be built.
     """
     return _with_net(_with_log_frequency(spec))
 

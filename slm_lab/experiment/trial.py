@@ -270,7 +270,7 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
     """The final return and the time it took."""
     sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
     if not sessions:
-        return f"all sessions failed, after {duration(seconds)}"
+        return f"all sessions failed after {duration(seconds)}"
     mean = f" (mean of {sessions} sessions)" if sessions > 1 and not spec.meta.distributed else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
     limit = spec.meta.max_seconds

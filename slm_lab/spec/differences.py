@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec, SARSASpec
-from slm_lab.spec.env_ids import KNOWN
-from slm_lab.spec.memory import PriorityKeys
+from slm_lab.spec.env_ids import KNOWN, current_id
+from slm_lab.spec.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.net import DuelingMLPNetSpec, NetSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, value_at
 from slm_lab.spec.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
@@ -22,7 +22,7 @@ _NET: Path = ("agent", "net")
 def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     """Return whether a raw spec was written for SLM Lab.
 
-    It has what SLM Lab's files have, and specs for this package need not: agent and env as lists (v4), or (v5) `type` for the name of a
+    It has what SLM Lab's files have, and specs for this package need not: agent or env as a list (v4), or (v5) `type` for the name of a
     net, meta.distributed and meta.max_trial (which may be null). Specs that a run of this package saved never count: older
     versions wrote these keys too.
     """
@@ -39,7 +39,8 @@ SIZES = ("time_horizon", "minibatch_size")
 
 
 def adapt(raw: dict[str, Any], report: Report) -> None:
-    """Replace, in place and with a note, values of a migrated raw spec that have a meaning in SLM Lab only."""
+    """Replace, in place and with a note, values of a migrated raw spec that have a meaning in SLM Lab only; note what an old id meant."""
+    _old_atari(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
         if isinstance(net := value_at(raw, ("agent", key)), dict):
             _whole_frequency(net, ("agent", key), report)
@@ -54,6 +55,21 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
                 _constant(schedule, (*_ALGORITHM, key), report)
+
+
+def _old_atari(env: Any, report: Report) -> None:
+    """Note what the current id of an Atari env does otherwise than the old one, unless the env's keys say which it is to be."""
+    old = report.replaced.get(_ENV, "")
+    if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
+        return
+    if old.endswith("-v4") and "repeat_action_probability" not in env:
+        message = "sticky actions: an action is repeated with a probability of 0.25"
+        message += f", which '{old}' never does; set env.repeat_action_probability to 0.0 to prevent it"
+        report.note(_ENV, message)
+        report.differs(_ENV, "old Atari ids", message)
+    if "NoFrameskip" in old and not env.keys() & {"life_loss_info", "episodic_life", "obs_type"}:
+        message = "a lost life does not end an episode, as it does in training with SLM Lab v4; set env.life_loss_info to true for that"
+        report.differs(_ENV, "old Atari ids", message)
 
 
 def _evaluation(meta: dict[str, Any], envs: Any, report: Report) -> None:
@@ -159,9 +175,9 @@ def _rewards(spec: Spec) -> Notes:
     if isinstance(env.reward_scale, float) and env.reward_scale != 1.0:
         yield ("env", "reward_scale"), "reward_scale", "scales the rewards; SLM Lab does so in envs of MuJoCo Playground only"
     if atari and env.clip_reward is not None and env.num_envs > 1:
-        yield ("env", "clip_reward"), "clip_reward", "is used; SLM Lab clips rewards of Atari at ±1 whatever it says"
+        yield ("env", "clip_reward"), "clip_reward", "is used; SLM Lab clips Atari rewards at ±1 whatever value is given"
     if atari and env.clip_reward is None and env.num_envs == 1:
-        yield _ENV, "clip_reward", "rewards of Atari are their signs; SLM Lab does not clip them with 1 env"
+        yield _ENV, "clip_reward", "Atari rewards are replaced by their signs; SLM Lab does not clip them with 1 env"
     if env.normalize_reward:
         ours = "discounted returns restart after each episode"
         theirs = "in SLM Lab they continue over time limits, and at a terminal step are that step's reward alone"
@@ -169,11 +185,20 @@ def _rewards(spec: Spec) -> Notes:
 
 
 def _memory(spec: Spec) -> Notes:
+    memory, path = spec.agent.memory, ("agent", "memory", "name")
     if not spec.agent.algorithm.on_policy and not spec.env.name.startswith("ALE/"):
-        yield ("agent", "memory", "name"), "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
-    if isinstance(spec.agent.memory, PriorityKeys):
+        yield path, "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
+    if isinstance(memory, PriorityKeys):
         message = "batches are drawn from equal parts of the sum of priorities; in SLM Lab each transition independently"
-        yield ("agent", "memory", "name"), "prioritised draws", message
+        yield path, "prioritised draws", message
+    replay = memory.sil_replay if isinstance(memory, SILReplayKeys) and spec.agent.algorithm.self_imitation else memory
+    if isinstance(replay, PriorityKeys) and spec.agent.net is not None and spec.agent.net.recurrent:
+        if replay.beta is None:
+            message = "beta is absent: sequences have importance weights with exponent 0.4; SLM Lab has neither sequences nor weights"
+            yield path, "priorities of sequences", message
+        if replay.initial_error is None:
+            theirs = "in SLM Lab, which stores no sequences, a new transition has that of an error of 100,000"
+            yield path, "priorities of sequences", f"a new sequence has the greatest priority so far; {theirs}"
 
 
 def _learning(spec: Spec) -> Notes:
@@ -191,9 +216,15 @@ def _learning(spec: Spec) -> Notes:
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
-    if isinstance(algorithm, ReplayAlgorithmSpec) and spec.agent.training_start % spec.env.num_envs == 0:
-        message = f"the first update is after {spec.agent.training_start} transitions; in SLM Lab only after more than that"
-        yield (*_ALGORITHM, "training_start_step"), "start of training", message
+    if isinstance(algorithm, ReplayAlgorithmSpec):
+        every, envs = algorithm.training_frequency, spec.env.num_envs
+        first, first_there = first_trainings(spec.agent.training_start, every, envs)
+        if first != first_there:
+            message = f"training begins after {first} transitions at the earliest; in SLM Lab after {first_there}"
+            yield (*_ALGORITHM, "training_start_step"), "start of training", message
+        if every > envs:
+            message = f"training is due at each multiple of {every} transitions; in SLM Lab one transition later"
+            yield (*_ALGORITHM, "training_frequency"), "start of training", message
     if isinstance(algorithm, SARSASpec) and not spec.agent.memory.episodes:
         message = "the action after the last step of a rollout is drawn from the policy; in SLM Lab it is action 0"
         yield (*_ALGORITHM, "name"), "SARSA", message
@@ -206,7 +237,8 @@ def _learning(spec: Spec) -> Notes:
         and algorithm.num_step_returns is None
         and not spec.agent.memory.episodes
     ):
-        message = "lam and num_step_returns are absent: the critic's value continues returns that the rollout cuts; SLM Lab ends them there"
+        message = "lam and num_step_returns are absent: returns cut by the end of the rollout are bootstrapped with the critic's value"
+        message += "; SLM Lab ends them there"
         yield _ALGORITHM, "returns at the end of a rollout", message
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is None and algorithm.num_step_returns and spec.agent.memory.episodes:
         message = "every step has its n-step return; in SLM Lab only the first n steps of a batch have one"
@@ -221,6 +253,18 @@ def _learning(spec: Spec) -> Notes:
             yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action; SLM Lab samples softmax(Q)"
     if algorithm.action_pdtype == "NormalTanh":
         yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
+
+
+def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
+    """Return the transitions before the first training with a replay buffer, here and in SLM Lab.
+
+    Here training is due in the vector step in which their number reaches a multiple of training_frequency, from training_start_step on; in
+    SLM Lab in that of the transition after a multiple, the number of which must be above training_start_step.
+    """
+    ours = whole_envs(max(start, 1), envs)
+    if ours // every == (ours - envs) // every:
+        ours = whole_envs((ours // every + 1) * every, envs)
+    return ours, whole_envs(-(-start // every) * every + 1, envs)
 
 
 def _schedules(spec: Spec) -> Notes:
@@ -271,7 +315,7 @@ def _nets(spec: Spec) -> Notes:
     if net.lr_scheduler_spec is not None and net.lr_scheduler_spec.name == "LinearToZero":
         theirs = "it is one update behind, so that the first has the full rate"
         if spec.agent.memory.episodes:
-            theirs = "with this memory it counts episodes as steps, and hardly falls"
+            theirs = "with this memory the schedule counts episodes as steps, so that the learning rate hardly falls"
         yield (*_NET, "lr_scheduler_spec"), "LinearToZero", f"follows the frames collected; in SLM Lab {theirs}"
 
 

@@ -143,7 +143,7 @@ def _gone(name: str) -> str:
         return ""
     if origin == "playground":
         return f"'{name}' is an env of MuJoCo Playground, which is not supported; Gymnasium's MuJoCo envs are (Hopper-v5)"
-    return f"'{name}' is an env of {origin} that no package offers any more, and Gymnasium has none like it"
+    return f"'{name}' is a {origin} env, which no package provides any more; Gymnasium has no equivalent"
 
 
 def _module_hint(name: str) -> str:

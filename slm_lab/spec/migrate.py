@@ -117,6 +117,7 @@ def _replace_value(raw: dict[str, Any], path: Path, current: Callable[[str], str
     old = section.get(key)
     if isinstance(old, str) and (new := current(old)) != old:
         section[key] = new
+        report.replaced[path] = old
         report.note(path, f"'{old}' is now '{new}'")
 
 

@@ -64,6 +64,8 @@ class Report:
         """The spec was written for SLM Lab (see differences.py)."""
         self.differences: list[str] = []
         """What differs from SLM Lab, a few words each, if the spec was written for it."""
+        self.replaced: dict[Path, str] = {}
+        """Path → the last old value there that a current one replaced (see migrate.py)."""
         self._origin: dict[Path, Path] = {}
         self._set: list[Path] = []
 

@@ -221,9 +221,9 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
         if net.polyak_coef == 0.0:
             draft.report.note((*place, "polyak_coef"), "0: the target network never changes")
         if "polyak_coef" not in net.model_fields_set:
-            draft.report.note(
-                (*place, "polyak_coef"), f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
-            )
+            message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
+            draft.report.note((*place, "polyak_coef"), message)
+            draft.report.differs((*place, "polyak_coef"), "polyak_coef", message)
     for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # a search may change the name
         current = getattr(value_of(draft.spec, place), key)
         if current is not None and current.lr is None:

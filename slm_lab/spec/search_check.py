@@ -117,7 +117,7 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
         if not bad:
             continue
-        report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} not searched")
+        report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} {'is' if len(bad) == 1 else 'are'} not searched")
         if len(bad) < len(node[text]):
             node[text] = [value for value in node[text] if value not in bad]
         else:

@@ -20,6 +20,19 @@ def test_the_exercise_is_that_of_its_results() -> None:
     assert line.split("|")[3].split()[0] == f"{sum(finals) / 16:.4g}"
 
 
+def test_the_table_of_synchronous_and_asynchronous_runs_is_that_of_its_results() -> None:
+    page = PAGES["sync_async"]
+    study = load_study(page.file, "sync_async")
+    text = (DOCS / "sync_async.md").read_text(encoding="utf-8")
+    assert with_table(study, page.results) == text
+    kept = (one.content for one in results_of(study, page.results))
+    runs = [one["train"] for one in kept if (one["entry"], one["env"]) == ("asynchronous", "LunarLander-v3")]
+    finals = [session["total_reward_ma"][-1] for run in runs for session in run.values()]
+    assert len(finals) == 8
+    (line,) = (line for line in text.splitlines() if line.startswith("| LunarLander-v3 | asynchronous |"))
+    assert line.split("|")[4].split()[0] == f"{sum(finals) / 8:.4g}"
+
+
 def test_scores_are_those_of_their_results() -> None:
     page = PAGES["benchmarks"]
     study, text = load_study(page.file, "benchmarks"), (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8")

@@ -1,8 +1,9 @@
-"""docs/from_slm_lab.md against the models and the notices: no row, topic or command that no longer holds."""
+"""docs/from_slm_lab.md against the models and the notices: every row, topic and command still holds."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec import differences
+from slm_lab.spec import differences, resolve
 from slm_lab.spec.loader import load
 from tests.docs.blocks import ROOT, blocks
 from tools import from_slm_lab
@@ -55,10 +56,10 @@ def test_no_note_is_left_over() -> None:
 
 
 def topics() -> set[str]:
-    """The topics of all notices in slm_lab/spec/differences.py: the second of (path, topic, message)."""
-    tree = ast.parse(Path(str(differences.__file__)).read_text(encoding="utf-8"))
-    yields = [node.value for node in ast.walk(tree) if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "differs"]
+    """The topics of all notices in slm_lab/spec/differences.py and resolve.py: the second of (path, topic, message)."""
+    nodes = [node for module in (differences, resolve) for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    yields = [node.value for node in nodes if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "differs"]
     found = [item.elts[1] for item in yields] + [call.args[1] for call in calls]
     return {node.value for node in found if isinstance(node, ast.Constant)}
 

@@ -76,7 +76,9 @@ def frames_of(spec: Spec) -> int:
     algorithm, net = spec.agent.algorithm, spec.agent.net
     if algorithm.on_policy or net is None or net.recurrent:
         return enough(spec)
-    frames: int = spec.agent.training_start + 2 * max(algorithm.training_frequency, spec.env.num_envs)
+    start, step = spec.agent.training_start, max(algorithm.training_frequency, spec.env.num_envs)
+    resets = 0 if spec.env.name.startswith("ALE/") else start // 8  # short episodes: rows that are no transitions
+    frames: int = (-(-(start + resets) // step) + 1) * step
     return frames * (spec.meta.max_session if spec.meta.distributed else 1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
+from slm_lab.spec.differences import first_trainings
 from slm_lab.spec.loader import dump_spec, load, load_spec, load_specs
 from slm_lab.spec.search import parse_search
 from tests.spec.conftest import Specs, changed
@@ -376,7 +377,7 @@ def test_lookahead_of_a_global_net(specs: Specs) -> None:
 )
 def test_envs_that_are_no_more(specs: Specs, name: str) -> None:
     assert specs.found(load_spec, specs.file({"it": v4(changed(V5, {"env.name": name}))})) == ["env[0].name"]
-    with pytest.raises(Exception, match=r"no package offers|not supported"):
+    with pytest.raises(Exception, match=r"no package provides|not supported"):
         load_spec(specs.file({"it": changed(V5, {"env.name": name})}))
 
 
@@ -451,6 +452,105 @@ def test_lam_wins_over_num_step_returns(specs: Specs) -> None:
     algorithm = {"name": "ActorCritic", "gamma": 0.98, "lam": 0.9, "num_step_returns": 5, "training_frequency": 16}
     spec = load_spec(specs.file({"it": changed(V5, {"agent.algorithm": algorithm})}), "it")
     assert (spec.agent.rollout_len, spec.agent.algorithm.num_step_returns) == (16, None)  # type: ignore[attr-defined]
+
+
+PONG = {"env.name": "PongNoFrameskip-v4", "agent.net": IMAGES}
+V4_ATARI = {"repeat_action_probability": 0.0, "life_loss_info": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({}, [*V4_ATARI]),
+        ({"env.repeat_action_probability": 0.0}, ["life_loss_info"]),
+        ({"env.episodic_life": False}, ["repeat_action_probability"]),
+        ({"env.life_loss_info": None}, [*V4_ATARI]),
+        ({"env.name": "PongNoFrameskip-v0"}, ["life_loss_info"]),
+        ({"env.name": "PongDeterministic-v4"}, ["repeat_action_probability"]),
+        ({f"env.{key}": value for key, value in V4_ATARI.items()}, []),
+        ({"env.name": "ALE/Pong-v5"}, []),
+    ],
+)
+def test_what_old_atari_ids_meant_is_noted(specs: Specs, changes: dict[str, Any], keys: list[str]) -> None:
+    """Once for each key that the spec would need for it."""
+    file = specs.file({"it": v4(changed(V5, PONG | changes))})
+    found = load(file, "it")
+    assert [key for key in V4_ATARI if any(f"set env.{key} to" in note for note in found.notes)] == sorted(keys, key=[*V4_ATARI].index)
+    assert found.differences is not None
+    assert ("old Atari ids" in found.differences) == bool(keys)
+    sets = [f"env.{key}={json.dumps(value)}" for key, value in V4_ATARI.items()]
+    assert not [note for note in load(file, "it", sets).notes if "set env." in note]
+
+
+def test_in_a_spec_for_this_package_sticky_actions_of_an_old_atari_id_are_noted(specs: Specs) -> None:
+    found = load(specs.file({"it": changed(V5, PONG | {"meta.max_trial": ...})}), "it")
+    assert [note.partition(":")[2].partition(": an")[0] for note in found.notes if "is now" not in note] == [" env.name: sticky actions"]
+
+
+def test_priorities_of_sequences_are_noted(specs: Specs) -> None:
+    """SLM Lab has no replay of sequences; what is given means the same with any net."""
+    per = {"name": "PrioritizedReplay", "batch_size": 32, "max_size": 1000, "alpha": 0.6, "epsilon": 0.01}
+    recurrent = {"agent.net": {"type": "RecurrentNet", "seq_len": 4}, "agent.memory": per}
+    topic = "priorities of sequences"
+    assert topic in loaded(specs, DQN | recurrent)
+    assert topic in loaded(specs, DQN | recurrent | {"agent.memory": per | {"beta": 0.5}})
+    assert topic in loaded(specs, DQN | recurrent | {"agent.memory": per | {"initial_error": 1.0}})
+    assert topic not in loaded(specs, DQN | recurrent | {"agent.memory": per | {"beta": 0.5, "initial_error": 1.0}})
+    assert topic not in loaded(specs, DQN | {"agent.memory": per})
+    assert topic not in loaded(specs, DQN | recurrent | {"agent.memory": DQN["agent.memory"]})
+    sil = {"agent.algorithm.name": "SIL", "agent.net": {"type": "RecurrentNet", "shared": True}}
+    assert topic in loaded(specs, sil | {"agent.memory.sil_replay_name": "PrioritizedReplay"})
+    assert topic not in loaded(specs, sil | {"agent.memory.sil_replay_name": "Replay"})
+    load_spec(specs.file({"it": changed(V5, DQN | recurrent)}))
+    assert specs.notices().count("agent.memory.name") == 4
+
+
+def test_an_absent_polyak_coef_is_one_notice_and_a_topic(specs: Specs) -> None:
+    absent = SAC | {"agent.net": {"type": "MLPNet", "hid_layers": [8], "update_type": "polyak"}}
+    found = load(specs.file({"it": changed(V5, absent)}), "it")
+    assert found.differences == [*OFF_POLICY, "polyak_coef"]
+    assert len([note for note in found.notes if "polyak_coef" in note]) == 1
+
+
+def trainings(start: int, every: int, envs: int, theirs: bool) -> list[int]:
+    """Transitions at the first 50 trainings, by the rules of Replay in both (SLM Lab v5.3: add_experience, with head = seen − 1)."""
+    found, seen = list[int](), 0
+    while len(found) < 50:
+        step = range(seen + 1, seen + envs + 1)
+        seen += envs
+        if theirs and any(one > start and (one - 1) % every == 0 for one in step):
+            found.append(seen)
+        if not theirs and seen >= start and seen // every > (seen - envs) // every:
+            found.append(seen)
+    return found
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 8, 30, 32, 33])
+@pytest.mark.parametrize("every", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize("envs", [1, 2, 4, 6, 8, 9])
+def test_the_start_of_training(start: int, every: int, envs: int) -> None:
+    """Later trainings are the same as in SLM Lab if training_frequency is at most num_envs."""
+    ours, theirs = (trainings(start, every, envs, one) for one in (False, True))
+    assert first_trainings(start, every, envs) == (ours[0], theirs[0])
+    assert (set(ours[10:40]) <= set(theirs)) == (every <= envs)
+
+
+@pytest.mark.parametrize(
+    ("envs", "every", "start", "paths"),
+    [
+        (4, 1, 32, ["training_start_step"]),
+        (4, 4, 30, ["training_start_step"]),
+        (4, 1, 30, []),
+        (1, 4, 32, ["training_start_step", "training_frequency"]),
+        (4, 8, 29, ["training_start_step", "training_frequency"]),
+    ],
+)
+def test_the_start_of_training_is_noted(specs: Specs, envs: int, every: int, start: int, paths: list[str]) -> None:
+    keys = {"env.num_envs": envs, "agent.algorithm.training_frequency": every, "agent.algorithm.training_start_step": start}
+    file = specs.file({"it": changed(V5, DQN | keys)})
+    assert ("start of training" in loaded(specs, DQN | keys)) == bool(paths)
+    load_spec(file)
+    assert [path for path in specs.notices() if ".training_" in path] == [f"agent.algorithm.{path}" for path in paths]
 
 
 def test_returns_that_the_rollout_cuts_are_noted(specs: Specs) -> None:

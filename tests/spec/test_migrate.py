@@ -62,6 +62,8 @@ def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
         "meta.train_mode",
         "agent[0].algorithm.action_policy",
         "env[0].name",
+        "env[0].name",  # sticky actions
+        "env[0].name",  # lost lives
         "search.agent[0].algorithm.clip_eps__uniform",
         "env[0].num_envs",
         "agent[0].net.batch_norm",

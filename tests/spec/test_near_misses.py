@@ -122,7 +122,7 @@ RUNS: list[tuple[dict[str, Any], list[str], str, Any, list[str]]] = [
     ({"env.name": "Hopper-v4"}, [], "env.name", "Hopper-v4", []),
     ({"env.name": "Ant-v4"}, [], "env.name", "Ant-v4", []),
     ({"env.name": "Hopper-v3"}, [], "env.name", "Hopper-v5", ["env.name"]),
-    ({"env.name": "PongDeterministic-v4"}, [], "env.name", "ALE/Pong-v5", ["env.name"]),
+    ({"env.name": "PongDeterministic-v4"}, [], "env.name", "ALE/Pong-v5", ["env.name", "env.name"]),
     ({"env.name": "VideoPinball-v0"}, [], "env.name", "ALE/VideoPinball-v5", ["env.name"]),
     (DQN, [], "agent.algorithm.action_policy", "epsilon_greedy", []),
     (

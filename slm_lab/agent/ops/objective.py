@@ -7,6 +7,7 @@ take 400 µs, in closed form 100. The same formulas as in `losses` and `distribu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,15 +78,19 @@ def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     loc_BD, log_std_BD = distribution._numpy(params_BP)  # [1, D] if it does not depend on the state
-    free = distribution.log_std
-    unclipped_BD = params_BP[:, distribution.action.dim :] if free is None else free.detach().numpy()[None]
+    free, dim = distribution.log_std, distribution.action.dim
+    unclipped_BD = params_BP[:, dim:] if free is None else free.detach().numpy()[None]
+    inside_BD = (unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)
     inv_std_BD = np.exp(-log_std_BD)
-    z_BD = (action_BD - loc_BD) * inv_std_BD
-    volume_B = np.add.reduce(log_std_BD, axis=1)
-    constant = 0.5 * LOG_2PI * distribution.action.dim
-    logp_B = -0.5 * np.add.reduce(z_BD * z_BD, axis=1) - (volume_B + constant)
+    z_BD = action_BD - loc_BD
+    z_BD *= inv_std_BD
+    # sums over short rows are products with a vector, in a tenth of the time of np.add.reduce
+    volume_B = np.dot(log_std_BD, _filled(1.0, dim))
+    constant = 0.5 * LOG_2PI * dim
+    logp_B = np.dot(z_BD * z_BD, _filled(-0.5, dim))
+    logp_B -= volume_B + constant
     entropy_B = np.zeros(len(params_BP), np.float32)  # np.broadcast_to takes longer
-    entropy_B += volume_B + (constant + 0.5 * distribution.action.dim)
+    entropy_B += volume_B + (constant + 0.5 * dim)
 
     def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
         # ∂ log π(a) / ∂ μ = z / σ, ∂ log π(a) / ∂ log σ = z² − 1;  ∂ H / ∂ log σ = 1
@@ -93,13 +98,19 @@ def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) 
         grad_log_std_BD = grad_loc_BD * z_BD
         grad_log_std_BD -= grad_logp_B[:, None]
         grad_log_std_BD += grad_entropy
-        grad_log_std_BD *= (unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)
         grad_loc_BD *= inv_std_BD
         if free is None:
+            grad_log_std_BD *= inside_BD
             return np.concatenate((grad_loc_BD, grad_log_std_BD), axis=1), None
-        return grad_loc_BD, np.add.reduce(grad_log_std_BD, axis=0)
+        return grad_loc_BD, np.dot(_filled(1.0, len(z_BD)), grad_log_std_BD) * inside_BD[0]
 
     return logp_B, entropy_B, gradient
+
+
+@lru_cache(maxsize=64)
+def _filled(value: float, size: int) -> np.ndarray:
+    """Return a vector of equal numbers. It is cached and must not be modified."""
+    return np.full(size, value, np.float32)
 
 
 EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, Gradient]]] = {

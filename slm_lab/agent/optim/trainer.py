@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
 from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
@@ -143,6 +144,9 @@ class Trainer:
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
         """The gradients of each net, which is clipped by its own norm; without clipping, of all nets as one."""
+        arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
+        self._net_arrays = arrays
+        """The same, on the CPU as arrays, whose operations take half the time of torch's."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
         """Index of this process, and training calls of each process that trains the net."""
@@ -234,12 +238,13 @@ class Trainer:
         if self.deferred:
             return self._step_on_device()
         squares = 0.0
-        for grads in self._nets:
-            square = sum([float(torch.dot(grad, grad)) for grad in grads])  # vector_norm takes up to twice as long
-            squares += square
-            if self.clip is not None and (norm := math.sqrt(square)) > self.clip:
-                for grad in grads:
-                    grad.mul_(self.clip / (norm + 1e-6))
+        with silent():
+            for grads in self._net_arrays:
+                square = sum([float(grad.dot(grad)) for grad in grads])
+                squares += square
+                if self.clip is not None and (norm := math.sqrt(square)) > self.clip:
+                    for grad in grads:
+                        grad *= self.clip / (norm + 1e-6)
         if not (self._finite and math.isfinite(squares)):
             self._skip()
         elif self.shared is None:

@@ -59,7 +59,7 @@ def short(file: Path, name: str) -> list[str]:
 @pytest.mark.skipif(not FOLDER, reason="$SLM_LAB_SPECS is not set")
 @pytest.mark.parametrize(("file", "name"), [pytest.param(*one, id=f"{one[0].stem}-{one[1]}") for one in searches()])
 def test_two_trials(file: Path, name: str, tmp_path: Path) -> None:
-    """The search block is valid; if the whole spec is, and its env is installed, two trials finish."""
+    """The search block is valid; if the whole spec is, and its env is installed, two trials end without an error."""
     if not parse_search(read(file)[name]["search"]):
         pytest.skip("nothing is searched")
     invalid, spec = "", None
@@ -79,4 +79,7 @@ def test_two_trials(file: Path, name: str, tmp_path: Path) -> None:
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     with RunPaths(folder, spec.name).experiment_df.open(newline="") as table:
         rows = list(csv.DictReader(table))
-    assert [row["status"] for row in rows] == ["finished"] * 2
+    status = [row["status"] for row in rows]
+    assert len(status) == 2
+    assert set(status) <= {"finished", "stopped"}  # stopped early by the spec's own scheduler
+    assert "finished" in status

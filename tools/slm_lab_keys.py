@@ -185,8 +185,8 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.algorithm", "training_start_step"): "Training is due from this number of transitions on, at multiples of `training_frequency`;"
     " there one transition later, also with SoftActorCritic and CrossQ.",
     ("agent.memory", "alpha"): "Batches are drawn from equal parts of the sum of priorities; there independently. With a RecurrentNet"
-    " `beta` is 0.4 and `initial_error` is greatest if they are absent; there as without: no weights, and the priority of an error of"
-    " 100,000.",
+    " `beta` is 0.4 and `initial_error` is greatest if they are absent; there, as with other nets, there are no weights, and a new"
+    " transition has the priority of an error of 100,000.",
     ("agent.memory", "sil_replay_name"): "The keys of that replay buffer are in `agent.memory` too.",
     ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"
     " allocated than the frames of a Session.",

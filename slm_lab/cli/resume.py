@@ -34,10 +34,10 @@ def show_differences(file: str, name: str, saved: str, saved_name: str) -> None:
     from slm_lab.spec.loader import load_spec
 
     try:
-        given = load_spec(file, name)
+        given = load_spec(file, name, for_search=False)
     except SpecError as error:  # it has variables, which the saved spec has values for, or was changed since
         notice(f"{file} {name} is not compared with the saved spec: {str(error).splitlines()[-1].strip()}")
         return
-    for path, (one, other) in differences(given, load_spec(saved, saved_name)).items():
+    for path, (one, other) in differences(given, load_spec(saved, saved_name, for_search=False)).items():
         if path != "meta.random_seed" or one is not None:
             notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")

@@ -73,7 +73,7 @@ def enjoy(paths: RunPaths, options: EnjoyOptions, plan: Plan) -> Played:
 
     Each env plays a number of episodes that is fixed before; a window or a video shows one env. Raises SpecError or UserError.
     """
-    spec = load_spec(paths.spec, paths.spec_name)
+    spec = load_spec(paths.spec, paths.spec_name, for_search=False)
     env_spec = _env_spec(spec, paths, options.sets)
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
@@ -121,7 +121,7 @@ def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
         if path[0] != "env" or not key or key[0] in _TRAINING_KEYS:
             allowed = "env.name, env.max_t, env.backend, env.wrappers, env.obs_keys, and arguments of the env's constructor (env.KEY)"
             raise UserError(f"--set {show_path(path)} has no effect: a policy plays as it was trained; allowed: {allowed}")
-    return load_spec(paths.spec, spec.name, sets).env if sets else spec.env
+    return load_spec(paths.spec, spec.name, sets, for_search=False).env if sets else spec.env
 
 
 def _check_spaces(agent: LoadedAgent, env: Env, trained: str, played: str) -> None:

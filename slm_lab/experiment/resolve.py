@@ -19,11 +19,20 @@ _ROWS = 10
 def completed(spec: Spec) -> Spec:
     """Return the spec with the values that it leaves to the run, as it is to be saved; a complete spec as it is.
 
-    A short spec gets the recommended net and keys for the spaces of its env, of which one is made and closed. If
+    The search section is left out, and what a searched key would decide follows from the spec's own values. A short spec gets the
+    recommended net and keys for the spaces of its env, of which one is made and closed. If
     meta.log_frequency is absent and a Session has fewer frames than its default, it is a tenth of these frames, with a notice. Raises
     SpecError if the env cannot be built.
     """
-    return _with_net(_with_log_frequency(spec))
+    return _with_net(_with_log_frequency(_without_search(spec)))
+
+
+def _without_search(spec: Spec) -> Spec:
+    if spec.search is None:
+        return spec
+    body = dump_spec(spec)
+    del body[spec.name]["search"]
+    return load_spec(body, spec.name)
 
 
 def _with_net(spec: Spec) -> Spec:

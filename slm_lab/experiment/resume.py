@@ -89,8 +89,8 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     if trial is None and paths.holds_trials:
         raise UserError(f"{paths.root} contains the trials of a search; continue it with search@{paths.root.name}")
     file = paths.spec if trial is None else paths.trial_spec(trial)
-    saved = load_spec(file, name)
-    spec = load_spec(file, name, sets) if sets else saved
+    saved = load_spec(file, name, for_search=False)
+    spec = load_spec(file, name, sets, for_search=False) if sets else saved
     history = start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")

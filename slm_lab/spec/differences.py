@@ -58,7 +58,7 @@ def adapt(raw: dict[str, Any], report: Report) -> None:
 
 
 def _old_atari(env: Any, report: Report) -> None:
-    """Note what the current id of an Atari env does otherwise than the old one, unless the env's keys say which it is to be."""
+    """Note how an Atari env differs from that of the old id in the file, unless keys of env decide it."""
     old = report.replaced.get(_ENV, "")
     if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
         return
@@ -68,7 +68,7 @@ def _old_atari(env: Any, report: Report) -> None:
         report.note(_ENV, message)
         report.differs(_ENV, "old Atari ids", message)
     if "NoFrameskip" in old and not env.keys() & {"life_loss_info", "episodic_life", "obs_type"}:
-        message = "a lost life does not end an episode, as it does in training with SLM Lab v4; set env.life_loss_info to true for that"
+        message = "a lost life does not end an episode; in training with SLM Lab v4 it does; set env.life_loss_info to true for that"
         report.differs(_ENV, "old Atari ids", message)
 
 
@@ -188,10 +188,10 @@ def _memory(spec: Spec) -> Notes:
     memory, path = spec.agent.memory, ("agent", "memory", "name")
     if not spec.agent.algorithm.on_policy and not spec.env.name.startswith("ALE/"):
         yield path, "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
-    if isinstance(memory, PriorityKeys):
+    replay = memory.sil_replay if isinstance(memory, SILReplayKeys) and spec.agent.algorithm.self_imitation else memory
+    if isinstance(replay, PriorityKeys):
         message = "batches are drawn from equal parts of the sum of priorities; in SLM Lab each transition independently"
         yield path, "prioritised draws", message
-    replay = memory.sil_replay if isinstance(memory, SILReplayKeys) and spec.agent.algorithm.self_imitation else memory
     if isinstance(replay, PriorityKeys) and spec.agent.net is not None and spec.agent.net.recurrent:
         if replay.beta is None:
             message = "beta is absent: sequences have importance weights with exponent 0.4; SLM Lab has neither sequences nor weights"

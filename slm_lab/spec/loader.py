@@ -28,7 +28,7 @@ from slm_lab.spec.rules import check_rules, check_updates
 from slm_lab.spec.sampler_rules import derive_sizes
 from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.search import prune_search
-from slm_lab.spec.search_check import adapt_search, check_search, drop_misplaced
+from slm_lab.spec.search_check import check_search, drop_misplaced, note_search
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.text import plain, read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls, fill_names
@@ -61,7 +61,8 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
     Args:
         path: a spec file; or a dict, its content {name: {agent, env, …}} or one spec {agent, env, …}.
         name: may be left out if there is only one. One spec without a name is named "spec".
-        for_search: False: nothing is searched; a search section with values that the spec refuses is left out, with a notice.
+        for_search: False: nothing is searched, and the search section is left out, with a notice, once it was checked. Values that only
+            --set makes invalid are not an error then.
 
     Raises: SpecError with all problems. Notices go to lib.log.
     """
@@ -290,7 +291,7 @@ def _build(
 
     Args: folder: of the spec file. for_search: as of `load_spec`.
     """
-    raw = copy.deepcopy(raw)  # --set values are shared between the specs of a file
+    given, raw = raw, copy.deepcopy(raw)  # --set values are shared between the specs of a file
     report.for_slm_lab = is_for_slm_lab(raw)
     migrate(raw, report)
     keep_meaning(raw, report)
@@ -306,7 +307,6 @@ def _build(
     read_arc_files(raw, folder, report)
     drop_nulls(raw)
     adapt(raw, report)
-    adapt_search(raw, report)
     fill_names(raw)
     drop_ineffective(raw, report)
     prune_search(raw, report)
@@ -333,22 +333,27 @@ def _build(
         searched = report.child()
         check_search(raw, searched, partial(_problems, name))
         spec = spec.model_copy(update={"search": raw["search"]})
-    if searched.problems and whole and not for_search and _only_values(raw, searched.problems):
-        first = searched.problems[0]
-        found.note(("search",), f"left out, since nothing is searched here and a value is invalid: {first.path}: {first.message}")
+    if whole and not searched.problems:
+        note_search(raw, found)
+    if not for_search and spec.search is not None:
+        why = "only for a search; left out"
+        if searched.problems and whole and _fits_without_sets(name, given, arguments, folder):
+            first, count = searched.problems[0], len(searched.problems)
+            why += f" (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
+            searched = report.child()
+        found.note(("search",), why)
         spec = spec.model_copy(update={"search": None})
-    else:
-        found.merge(searched)
+    found.merge(searched)
     report.merge(found)
     resolved = resolve(spec, report) if not report.problems else None
     return resolved if not report.problems else None
 
 
-def _only_values(raw: dict[str, Any], problems: Sequence[Problem]) -> bool:
-    """Return whether the problems of a search section are in its values alone: its keys are well formed and known."""
+def _fits_without_sets(name: str, raw: dict[str, Any], arguments: Sets, folder: FilePath | None) -> bool:
+    """Return whether the search section has no problem in the file as it is, apart from variables that --set fills."""
     report = Report()
-    check_search(raw, report, None)
-    return not report.problems and all(problem.code != "unknown" for problem in problems)
+    _build(name, raw, replace(arguments, overrides={}), report, folder)
+    return bool(arguments.overrides) and not any(problem.path.split(".")[0] == "search" for problem in report.problems)
 
 
 def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slm_lab.spec.algorithm import ALGORITHMS, ActorCriticSpec, EntropyAnneal, PPOSpec, ReplayAlgorithmSpec, SoftActorCriticSpec, VTraceSpec
@@ -18,6 +18,7 @@ from slm_lab.spec.torch_check import OPTIMIZER_KEYS, activation
 
 CRITIC_NET: Path = ("agent", "critic_net")
 MEMORY: Path = ("agent", "memory")
+_NAME: Path = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the actor's and the critic's own optimizers."""
 DECIDES_OPTIMIZERS: tuple[Path, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
@@ -41,8 +42,10 @@ class _Draft:
     def __init__(self, spec: Spec, report: Report) -> None:
         self.spec, self.report = spec, report
 
-    def set(self, path: Path, value: Any, note: str = "") -> None:
-        """Replace the value at `path`."""
+    def set(self, path: Path, value: Any, note: str = "", by: Sequence[Path] = ()) -> None:
+        """Replace the value at `path`. Args: by: keys that decide it; if one of them is searched, it is left to each trial."""
+        if by and _is_searched(self.spec, *by):
+            return
         if note.startswith("has no effect"):
             self.report.ineffective(path, note)
         elif note:
@@ -51,12 +54,12 @@ class _Draft:
             value = value_of(self.spec, path[:end]).model_copy(update={str(path[end]): value})
         self.spec = value
 
-    def ignore(self, place: Path, keys: Iterable[str], why: str) -> None:
-        """Set each of `keys` to its default, with a note if it had another value."""
+    def ignore(self, place: Path, keys: Iterable[str], why: str, by: Sequence[Path] = ()) -> None:
+        """Set each of `keys` to its default, with a note if it had another value. Args: by: as of `set`."""
         model = value_of(self.spec, place)
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default:
-                self.set((*place, key), field.default, f"has no effect: {why}; ignored")
+                self.set((*place, key), field.default, f"has no effect: {why}; ignored", by)
 
 
 def resolve(spec: Spec, report: Report) -> Spec:
@@ -68,7 +71,7 @@ def resolve(spec: Spec, report: Report) -> Spec:
             _net(net, place, draft)
     if agent.critic_net is not None and not agent.algorithm.soft:
         soft = [name for name, model in ALGORITHMS.items() if model.soft]
-        draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored")
+        draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored", by=[_NAME])
     if agent.algorithm.soft and not agent.algorithm.has_target:
         _batch_norm(agent, report)
     _memory(draft)
@@ -134,37 +137,32 @@ def _algorithm(draft: _Draft) -> None:
     spec, algorithm = draft.spec, draft.spec.agent.algorithm
     if isinstance(algorithm, SoftActorCriticSpec):
         if algorithm.fixed_alpha is None:
-            draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha")
+            draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", by=[(*ALGORITHM, "fixed_alpha")])
         else:
-            draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given")
+            draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", by=[(*ALGORITHM, "fixed_alpha")])
         if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
-            draft.ignore(ALGORITHM, ["entropy_anneal"], "target_entropy is given, and ratios belong to 'auto'")
-    if (
-        isinstance(algorithm, ReplayAlgorithmSpec)
-        and algorithm.training_start_step is None
-        and not spec.is_short
-        and not _is_searched(spec, (*ALGORITHM, "name"), (*MEMORY, "batch_size"))
-    ):
-        draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start)
+            why = "target_entropy is given, and ratios belong to 'auto'"
+            draft.ignore(ALGORITHM, ["entropy_anneal"], why, by=[(*ALGORITHM, "target_entropy")])
+    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
+        draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
     if isinstance(algorithm, VTraceSpec):
         _vtrace(algorithm, draft)
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
-        draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)")
+        draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)", by=[(*ALGORITHM, "lam")])
     if isinstance(algorithm, PPOSpec):
         if algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
             draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
             if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
                 draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
-        sizes = ((*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs"))
-        # see recommended.complete
-        is_open = (spec.is_short and "time_horizon" not in algorithm.model_fields_set) or _is_searched(spec, *sizes)
+        sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
+        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
             why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
-            draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "")
+            draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
         given = algorithm.training_frequency not in (None, steps)
         why = f"has no effect: {algorithm.name} trains every time_horizon ({steps}) steps; ignored"
-        draft.set((*ALGORITHM, "training_frequency"), None, why if given else "")
+        draft.set((*ALGORITHM, "training_frequency"), None, why if given else "", by=[_NAME])
 
 
 def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
@@ -185,19 +183,19 @@ def _memory(draft: _Draft) -> None:
     if isinstance(priorities := imitated or memory, PriorityKeys):
         sequences = net is not None and net.recurrent
         if priorities.beta is None and sequences:
-            draft.set((*place, "beta"), constant(0.4))
+            draft.set((*place, "beta"), constant(0.4), by=[(*NET, "name")])
         if priorities.initial_error is None:
-            draft.set((*place, "initial_error"), "greatest" if sequences else 100_000.0)
+            draft.set((*place, "initial_error"), "greatest" if sequences else 100_000.0, by=[(*NET, "name")])
     if not isinstance(memory, SILReplayKeys):
         return
     if draft.spec.agent.algorithm.self_imitation:
         if not isinstance(memory.sil_replay, PriorityKeys):
-            draft.ignore(place, PriorityKeys.model_fields, "sil_replay_name names a uniform replay")
+            draft.ignore(place, PriorityKeys.model_fields, "sil_replay_name names a uniform replay", by=[(*place, "sil_replay_name")])
         return
     imitate = ", ".join(name for name, model in ALGORITHMS.items() if model.self_imitation)
     for key in SILReplayKeys.model_fields:
         if getattr(memory, key) is not None:
-            draft.set((*place, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored")
+            draft.set((*place, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
 
 
 def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
@@ -209,16 +207,15 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
     else:
         _optimizers(net, draft)
     if not algorithm.learns_values:
-        draft.set((*place, "loss_spec"), LossSpec())  # it may name a loss that is none of values
+        draft.set((*place, "loss_spec"), LossSpec(), by=[_NAME])  # it may name a loss that is none of values
     if algorithm.learns and not algorithm.has_target:
-        draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net")
-    elif _is_searched(draft.spec, (*place, "update_type")):
-        pass
+        draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
-        draft.ignore(place, ["polyak_coef"], "update_type is 'replace'")
+        draft.ignore(place, ["polyak_coef"], "update_type is 'replace'", by=[_NAME, (*place, "update_type")])
     else:
-        draft.ignore(place, ["update_frequency"], "update_type is 'polyak', which updates with each gradient or vector step")
-        if net.polyak_coef == 0.0:
+        why = "update_type is 'polyak', which updates with each gradient or vector step"
+        draft.ignore(place, ["update_frequency"], why, by=[_NAME, (*place, "update_type")])
+        if net.polyak_coef == 0.0 and draft.report.for_slm_lab:
             draft.report.note((*place, "polyak_coef"), "0: the target network never changes")
         if "polyak_coef" not in net.model_fields_set:
             message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
@@ -239,8 +236,14 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
 
 def _is_searched(spec: Spec, *paths: Path) -> bool:
     """Return whether the search varies one of these keys, or a section that contains one."""
-    keys = [key.path for key, _ in walk(parse_search(spec.search))]
+    keys = [_named(key.path) for key, _ in walk(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
+
+
+def _named(path: Path) -> Path:
+    """Return a path without the index of SLM Lab v4 (agent[0]), and with `name` for the `type` of a net."""
+    path = (path[0], *path[2:]) if path[0] in ("agent", "env") and path[1:2] in ((0,), ("0",)) else path
+    return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from slm_lab.spec.base import Problem
 from slm_lab.spec.differences import SIZES, whole_envs
 from slm_lab.spec.report import Path, Report, show, show_path, to_path, value_at
-from slm_lab.spec.search import DISTRIBUTIONS, NET, SearchKey, is_for_search, search_entries, settings, walk
+from slm_lab.spec.search import DISTRIBUTIONS, NET, SearchKey, is_for_search, parse_search, search_entries, settings, walk
 from slm_lab.spec.validate import SECTION_KEYS
 from slm_lab.spec.variables import override
 
@@ -19,9 +19,9 @@ _MOST_VALUES = 1000
 """Values of one key that are checked."""
 _MOST_CONTEXTS = 8
 """Combinations of the other keys' values in which a value is tried."""
+_ALGORITHM: Path = ("agent", "algorithm")
 NAMED = (NET, ("agent", "critic_net"))
 """Sections whose `name` may be written as `type`."""
-_ALGORITHM: Path = ("agent", "algorithm")
 _REPLACED: dict[Path, Path] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
 """Searched key → the spec's own key that it replaces: SLM Lab uses lam where both are given."""
 
@@ -48,51 +48,23 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
         report.fail(("search",), f"no combination of its values is valid: {problems[0]}")
 
 
-def adapt_search(raw: dict[str, Any], report: Report) -> None:
-    """Replace, in place and with a note, searched values of a spec written for SLM Lab that mean something else there: see `adapt`."""
+def note_search(raw: dict[str, Any], report: Report) -> None:
+    """Add a note for each searched value of a spec written for SLM Lab that means something else there: trials use values as they are."""
     algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
-    if not (report.for_slm_lab and isinstance(raw.get("search"), dict) and isinstance(algorithm, dict)):
+    if not (report.for_slm_lab and isinstance(algorithm, dict)):
         return
-    leaves = [
-        (node, text, where, to_path(".".join(map(str, where)).rpartition("__")[0])) for node, text, where in _leaves(raw["search"], ())
-    ]
-    one_width = isinstance(envs, int) and not any(path == ("env", "num_envs") for *_, path in leaves)
-    for node, text, where, path in leaves:
-        if report.is_set(("search", *where)):
-            continue
-        if path[:-1] == _ALGORITHM and path[-1] in SIZES and algorithm.get("name") in ("PPO", "PPOSIL"):
-            _whole_sizes(node, text, where, envs if one_width else None, report)
-        elif path[:2] == _ALGORITHM and path[3:] == ("end_val",):
-            schedule = value_at(raw, path[:3])
-            if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
-                _constants(node, text, where, schedule.get("start_val"), report)
-
-
-def _whole_sizes(node: dict[str, Any], text: str, where: Path, envs: int | None, report: Report) -> None:
-    """Round searched sizes of PPO up to multiples of num_envs; None: the number is searched too."""
-    if envs is not None and _has_options(text):
-        sizes = [whole_envs(value, envs) for value in node[text]]
-        if sizes != node[text]:
-            report.note(("search", *where), f"sizes are rounded up to multiples of num_envs ({envs}) in SLM Lab; {show(sizes)} are used")
-            node[text] = [size for index, size in enumerate(sizes) if size not in sizes[:index]]
-    elif envs != 1:
-        report.note(("search", *where), "sizes are used as they are drawn; SLM Lab rounds them up to multiples of num_envs")
-
-
-def _constants(node: dict[str, Any], text: str, where: Path, start: Any, report: Report) -> None:
-    """Let a searched end_val be the value of no_decay, which it is in SLM Lab unless it is 0."""
-    report.note(("search", *where), "no_decay is end_val in SLM Lab; searched as start_val")
-    is_start = _has_options(text) and isinstance(start, int | float)
-    values = [start if is_start and value == 0 else value for value in node[text]]
-    renamed = text.replace("end_val__", "start_val__")
-    entries = {renamed if key == text else key: values if key == text else value for key, value in node.items() if key != renamed}
-    node.clear()
-    node.update(entries)
-
-
-def _has_options(text: str) -> bool:
-    """Return whether the arguments of a search key are its values, not those of a distribution."""
-    return DISTRIBUTIONS.get(text.rpartition("__")[2]) is None
+    keys = [key for key, _ in walk(parse_search(raw.get("search")))]
+    paths = {key.path for key in keys}
+    one_width = isinstance(envs, int | None) and not any(path == ("env", "num_envs")[: len(path)] for path in paths)
+    for key in keys:
+        section, name = key.path[:-1], key.path[-1]
+        is_size = section == _ALGORITHM and name in SIZES and algorithm.get("name") in ("PPO", "PPOSIL")
+        sizes = key.args if key.has_options else key.candidates()
+        if is_size and not (one_width and all(whole_envs(size, envs or 1) == size for size in sizes)):
+            report.note(("search", *key.where), "sizes are used as they are; SLM Lab rounds them up to multiples of num_envs")
+        schedule = value_at(raw, section) if section[:2] == _ALGORITHM and name in ("start_val", "end_val") else None
+        if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
+            report.note(("search", *key.where), "no_decay is start_val; in SLM Lab it is end_val, unless that is 0")
 
 
 def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:

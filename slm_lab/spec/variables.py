@@ -125,6 +125,7 @@ def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source
         path = (path[0], *path[2:])  # the v4 form had a list here
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
     report.comes_from_set(new)
+    report.replaced.pop(path, None)
     node: Any = raw
     for depth, key in enumerate(path):
         last = depth == len(path) - 1

@@ -478,8 +478,10 @@ def test_what_old_atari_ids_meant_is_noted(specs: Specs, changes: dict[str, Any]
     assert [key for key in V4_ATARI if any(f"set env.{key} to" in note for note in found.notes)] == sorted(keys, key=[*V4_ATARI].index)
     assert found.differences is not None
     assert ("old Atari ids" in found.differences) == bool(keys)
-    sets = [f"env.{key}={json.dumps(value)}" for key, value in V4_ATARI.items()]
-    assert not [note for note in load(file, "it", sets).notes if "set env." in note]
+    for sets in ([f"env.{key}={json.dumps(value)}" for key, value in V4_ATARI.items()], ["env.name=ALE/Pong-v5"]):
+        assert not [note for note in load(file, "it", sets).notes if "set env." in note]
+    renamed = load(file, "it", ["env.name=PongNoFrameskip-v4"]).notes
+    assert any("set env." in note for note in renamed) == (not V4_ATARI.keys() <= {key.removeprefix("env.") for key in changes})
 
 
 def test_in_a_spec_for_this_package_sticky_actions_of_an_old_atari_id_are_noted(specs: Specs) -> None:
@@ -501,6 +503,8 @@ def test_priorities_of_sequences_are_noted(specs: Specs) -> None:
     sil = {"agent.algorithm.name": "SIL", "agent.net": {"type": "RecurrentNet", "shared": True}}
     assert topic in loaded(specs, sil | {"agent.memory.sil_replay_name": "PrioritizedReplay"})
     assert topic not in loaded(specs, sil | {"agent.memory.sil_replay_name": "Replay"})
+    draws = ["prioritised draws" in loaded(specs, sil | {"agent.memory.sil_replay_name": name}) for name in ("PrioritizedReplay", "Replay")]
+    assert draws == [True, False]
     load_spec(specs.file({"it": changed(V5, DQN | recurrent)}))
     assert specs.notices().count("agent.memory.name") == 4
 

@@ -184,7 +184,7 @@ def test_train_says_that_it_does_not_search(specs: Specs, monkeypatch: pytest.Mo
     search = {"search": {"agent.algorithm.gamma__choice": [0.9, 0.99]}, "meta.max_trial": 4}
     file = specs.file({"ppo": changed(PPO, search), "plain": PPO})
     assert main([str(file), "ppo", "train"]) == main([str(file), "plain"]) == 0
-    assert specs.notices() == ["search, meta.max_trial"]
+    assert specs.notices() == ["search", "meta.max_trial"]
 
 
 def test_one_bad_name_does_not_block_the_others(specs: Specs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

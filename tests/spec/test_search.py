@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.experiment.search.space import SearchSpace
+from slm_lab.experiment.session import Session
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import Loaded, load, load_spec
+from slm_lab.spec.report import Report, to_path
 from slm_lab.spec.search import DISTRIBUTIONS, SearchKey, parse_search
+from slm_lab.spec.variables import override
 from tests.spec.conftest import Specs
 
 GOOD: dict[str, list[Any]] = {
@@ -158,30 +162,43 @@ def test_no_trial(specs: Specs) -> None:
     assert specs.problems({"meta.max_trial": 0, "search": {"agent.algorithm.lam__choice": [0.5]}}) == ["meta.max_trial"]
 
 
-def test_values_that_only_a_search_would_use_stop_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+WIDE: dict[str, Any] = {
+    "agent": {"algorithm": {"name": "PPO", "time_horizon": 32}},
+    "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 60_000},
+    "search": {"agent.algorithm.time_horizon__choice": [32, 4096]},
+}
+FEW = ["env.max_frame=3000"]
+
+
+def test_values_that_do_not_fit_set_stop_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With fewer frames than a searched rollout needs, `train` runs without the section and says so; `search` is refused."""
-    body: dict[str, Any] = {
-        "agent": {"algorithm": {"name": "PPO", "time_horizon": 32}},
-        "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 60_000},
-        "search": {"agent.algorithm.time_horizon__choice": [32, 4096]},
-    }
-    few = ["env.max_frame=3000"]
     with pytest.raises(SpecError) as caught:
-        load_spec({"a": body}, "a", few)
+        load_spec({"a": WIDE}, "a", FEW)
     assert [problem.path for problem in caught.value.problems] == ["search.agent.algorithm.time_horizon__choice"]
-    spec = load_spec({"a": body}, "a", few, for_search=False)
-    assert spec.search is None
-    assert spec.env.max_frame == 3000
-    assert load_spec({"a": body}, "a", ["env.max_frame=30000"], for_search=False).search
-    body["search"] = {"agent.algorithm.time_horizn__choice": [32]}  # a mistake in a key stays an error
-    with pytest.raises(SpecError):
-        load_spec({"a": body}, "a", few, for_search=False)
+    spec = load_spec({"a": WIDE}, "a", FEW, for_search=False)
+    assert (spec.search, spec.env.max_frame) == (None, 3000)
+    assert load_spec({"a": WIDE}, "a", for_search=False).search is None
     path = tmp_path / "file.json"
-    path.write_text(json.dumps({"a": {**body, "search": {"agent.algorithm.time_horizon__choice": [32, 4096]}}}), encoding="utf-8")
+    path.write_text(json.dumps({"a": WIDE}), encoding="utf-8")
     words = ["--set", "env.max_frame=1000", "--data-dir", str(tmp_path / "data")]
     assert main([str(path), "a", "dev", *words]) == 0
-    assert "search: left out" in caplog.text
+    assert "1 of its values is invalid" in caplog.text
     assert main([str(path), "a", "search", *words]) == 2
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"agent.algorithm.time_horizn__choice": [32]},
+        {"agent.algorithm.gamma.x__choice": [1]},
+        {"agent.algorithm.time_horizon__choice": [32, 100_000]},
+        {"agent.net__choice": [{"name": "MLPNet", "hid_lyers": [8]}]},
+    ],
+)
+def test_mistakes_in_the_file_stop_training_too(search: dict[str, Any]) -> None:
+    for sets in ([], FEW):
+        with pytest.raises(SpecError):
+            load_spec({"a": {**WIDE, "search": search}}, "a", sets, for_search=False)
 
 
 THEIRS: dict[str, Any] = {
@@ -191,8 +208,8 @@ THEIRS: dict[str, Any] = {
         "memory": {"name": "OnPolicyBatchReplay"},
         "net": {"type": "MLPNet", "hid_layers": [8], "hid_layers_activation": "tanh"},
     },
-    "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000},
-    "meta": {"distributed": False, "max_session": 1, "max_trial": 2},
+    "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 20_000},
+    "meta": {"distributed": False, "max_session": 1, "max_trial": 2, "random_seed": 0},
 }
 """Written for SLM Lab."""
 
@@ -202,42 +219,76 @@ def searched(search: dict[str, Any], **changes: Any) -> Loaded:
     return load({"a": {**THEIRS, **changes, "search": search}}, "a")
 
 
-def test_searched_sizes_of_slm_lab_are_multiples_of_num_envs() -> None:
-    found = searched({"agent": {"algorithm": {"minibatch_size__grid_search": [30, 32, 8], "time_horizon__choice": [17, 32]}}})
-    assert found.specs[0].search == {"agent": {"algorithm": {"minibatch_size__grid_search": [32, 8], "time_horizon__choice": [20, 32]}}}
-    assert sum("multiples of num_envs (4)" in note for note in found.notes) == 2
-    drawn = {"agent.algorithm.time_horizon__qrandint": [10, 30, 5]}
-    found = searched(drawn)
-    assert found.specs[0].search == drawn
-    assert any("used as they are drawn" in note for note in found.notes)
-    widths = {"env.num_envs__choice": [2, 4], "agent.algorithm.time_horizon__choice": [17]}
-    assert searched(widths).specs[0].search == widths
+@pytest.mark.parametrize(
+    ("search", "noted"),
+    [
+        ({"agent": {"algorithm": {"time_horizon__choice": [17, 32]}}}, "rounds them up"),
+        ({"agent.algorithm.minibatch_size__grid_search": [32, 16]}, ""),
+        ({"agent.algorithm.time_horizon__qrandint": [10, 30, 5]}, "rounds them up"),
+        ({"agent.algorithm.time_horizon__choice": [32], "env.num_envs__choice": [4, 5]}, "rounds them up"),
+        ({"agent.algorithm.gamma__choice": [0.9]}, ""),
+        ({"agent.algorithm.clip_eps_spec.end_val__choice": [0.1, 0.3]}, "no_decay is start_val"),
+        ({"agent.algorithm.clip_eps_spec.start_val__uniform": [0.1, 0.3]}, "no_decay is start_val"),
+    ],
+)
+def test_searched_values_that_differ_from_slm_lab_are_noted(search: dict[str, Any], noted: str) -> None:
+    notes = [note for note in searched(search).notes if "a: search." in note]
+    assert len(notes) == bool(noted)
+    assert all(noted in note for note in notes)
+    own = {**THEIRS, "meta": {"max_session": 1}}
+    assert not [note for note in load({"a": {**own, "search": search}}, "a").notes if "a: search." in note]
 
 
-def test_a_searched_end_of_no_decay_of_slm_lab_is_its_value() -> None:
-    found = searched({"agent": {"algorithm": {"clip_eps_spec": {"end_val__choice": [0.1, 0, 0.3]}}}})
-    assert found.specs[0].search == {"agent": {"algorithm": {"clip_eps_spec": {"start_val__choice": [0.1, 0.2, 0.3]}}}}
-    found = searched({"agent.algorithm.clip_eps_spec.end_val__uniform": [0.1, 0.3]})
-    assert found.specs[0].search == {"agent.algorithm.clip_eps_spec.start_val__uniform": [0.1, 0.3]}
+def test_one_env_rounds_nothing() -> None:
+    env = {"name": "CartPole-v1", "max_frame": 20_000}
+    assert not [note for note in searched({"agent.algorithm.time_horizon__choice": [17]}, env=env).notes if "rounds" in note]
+
+
+SAC: dict[str, Any] = {
+    "algorithm": {"name": "SoftActorCritic", "fixed_alpha": None, "alpha_lr": 0.01},
+    "memory": {"name": "Replay", "batch_size": 32},
+    "net": {"type": "MLPNet", "hid_layers": [8], "update_type": "replace", "polyak_coef": 0.01},
+}
+VANILLA: dict[str, Any] = {
+    "algorithm": {"name": "VanillaDQN", "training_frequency": 4},
+    "memory": {"name": "PrioritizedReplay"},
+    "net": {"type": "MLPNet", "hid_layers": [8], "update_type": "polyak", "polyak_coef": 0.02},
+}
+A2C: dict[str, Any] = {
+    "algorithm": {"name": "ActorCritic", "lam": 0.9, "num_step_returns": 5, "training_frequency": 32},
+    "memory": {"name": "OnPolicyBatchReplay"},
+    "net": {"type": "MLPNet", "hid_layers": [8]},
+}
+REINFORCE: dict[str, Any] = {
+    "algorithm": {"name": "Reinforce"},
+    "memory": {"name": "OnPolicyReplay"},
+    "net": {"type": "MLPNet", "hid_layers": [8], "loss_spec": {"name": "SmoothL1Loss"}},
+}
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "written"),
+    ("agent", "key", "value"),
     [
-        ("agent.memory.batch_size", 1500, {"algorithm": {"name": "SoftActorCritic"}, "memory": {"name": "Replay", "batch_size": 1500}}),
-        ("agent.net.update_type", "polyak", {"net": {"type": "MLPNet", "hid_layers": [8], "update_type": "polyak", "polyak_coef": 0.01}}),
+        (SAC, "agent.memory.batch_size", 1500),
+        (SAC, "agent[0].memory.batch_size", 1500),
+        (SAC, "agent.memory", {"name": "Replay", "batch_size": 1500}),
+        (SAC, "agent.net.update_type", "polyak"),
+        (SAC, "agent.algorithm.fixed_alpha", 0.1),
+        ({**SAC, "algorithm": {**SAC["algorithm"], "fixed_alpha": 0.1}}, "agent.algorithm.fixed_alpha", None),
+        (VANILLA, "agent.algorithm.name", "DQN"),
+        (VANILLA, "agent.net", {"type": "RecurrentNet"}),
+        (A2C, "agent.algorithm.lam", None),
+        (REINFORCE, "agent.algorithm.name", "ActorCritic"),
+        (THEIRS["agent"], "agent.algorithm.time_horizon", 4),
     ],
 )
-def test_a_trial_equals_the_same_values_written_in_the_file(key: str, value: Any, written: dict[str, Any]) -> None:
+def test_a_trial_equals_the_same_value_written_in_the_file(agent: dict[str, Any], key: str, value: Any) -> None:
     """What follows from a searched value is decided for each trial, not once for the base spec."""
-    agent = {
-        "name": "SAC",
-        "algorithm": {"name": "SoftActorCritic"},
-        "memory": {"name": "Replay", "batch_size": 32},
-        "net": {"type": "MLPNet", "hid_layers": [8], "update_type": "replace", "polyak_coef": 0.01},
-    }
-    env = {**THEIRS["env"], "max_frame": 20_000}
-    spec = searched({f"{key}__choice": [value]}, agent=agent, env=env).specs[0]
-    trial = SearchSpace(spec).apply({key: value})
-    direct = load({"a": {**THEIRS, "env": env, "agent": {**agent, **written}}}, "a").specs[0]
+    spec = searched({f"{key}__choice": [value]}, agent=agent).specs[0]
+    trial = SearchSpace(spec).apply({SearchSpace(spec).keys[0]: value})
+    written = copy.deepcopy({**THEIRS, "agent": agent})
+    override(written, to_path(key.replace("[0]", "")), value, Report())
+    direct = load({"a": written}, "a").specs[0]
     assert trial.agent == direct.agent
+    completed = Session(load({"a": {**THEIRS, "agent": agent}}, "a").specs[0]).build()  # the base spec trains as without the section
+    assert Session(spec).build().spec == completed.spec

@@ -335,7 +335,7 @@ def explanation(study: Study, rows: Sequence[Row]) -> str:
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {MEDIANS}.")
     if any(row.published is not None for row in rows):
-        parts.append("Published: ≥: the score is at least that; ≈: it is below, but its interval contains it; below: otherwise.")
+        parts.append("Published: ≥ means a score of at least that, ≈ a lower one whose interval contains it, below any other.")
     return " ".join(parts)
 
 

@@ -12,7 +12,7 @@ from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.acting import SMALL, fast_actor, max_parameter_size
+from slm_lab.agent.policy.acting import SMALL_ACTING, fast_actor, max_parameter_size
 from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.algorithm import ActionPolicy
 
@@ -52,7 +52,7 @@ class Policy:
         self._choices = float(self._nvec.prod(dtype=np.float64))
         """Number of actions, if they are countable."""
         self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head)
-        self._numpy_max_rows = 0 if self._numpy_actor is None or net is None else SMALL // max_parameter_size(net)
+        self._numpy_max_rows = 0 if self._numpy_actor is None or net is None else SMALL_ACTING // max_parameter_size(net)
         """Largest number of envs for which the numpy forward pass is faster."""
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (

@@ -108,8 +108,8 @@ class EnvPool(Backend):
         own = target.time_limit or limit
         self._limit = min(own, target.max_t or own)
         self._name, self._num_envs = name, target.num_envs
-        # two threads per core hide wake-up latency: 8 HalfCheetahs between updates take 520 µs a step instead of 620; on a single core, where
-        # nothing waits to be woken, a second thread only adds switches between threads (3 % of a step)
+        # two threads per core hide wake-up latency: 8 HalfCheetahs between updates take 520 µs a step instead of 620. On a single core a
+        # second thread only adds switches between threads, 3 % of a step.
         self._threads = min(2 * target.threads, target.num_envs) if target.threads > 1 else 1
         self._pool: Any = None
         self._command: list[np.ndarray] | None = None
@@ -117,6 +117,8 @@ class EnvPool(Backend):
         self._state: Sequence[np.ndarray] = ()
         self._info: dict[str, Any] = {}
         self._atari = target.atari is not None
+        self._none_N = np.zeros(target.num_envs, np.bool_)
+        self._none_N.flags.writeable = False
         self.observation_space, self.action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -141,8 +143,8 @@ class EnvPool(Backend):
     def step(self, action: np.ndarray) -> RawStep:
         obs, reward, terminated, elapsed, lives = self._exchange(action)
         out_of_time = elapsed >= self._limit
-        if not out_of_time.any():
-            return RawStep(obs, reward, terminated, np.zeros_like(terminated), None, lives)
+        if 1 not in out_of_time.tobytes():  # a third of the time of .any()
+            return RawStep(obs, reward, terminated, self._none_N, None, lives)
         truncated = out_of_time & ~terminated
         rows = np.flatnonzero(truncated)
         final = [(int(row), _row(obs, int(row))) for row in rows]

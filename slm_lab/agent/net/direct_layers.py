@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.batch_renorm import BatchRenorm1d, corrections
 from slm_lab.agent.net.fused import Activation
+from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import Products
 
@@ -93,14 +93,8 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
     """Return the sum over rows: [O], or [C, 1, O] of a stack. A product with ones takes a quarter to half of the time of np.add.reduce."""
-    ones = _ones(grad.shape[-2])
-    return ones[0].dot(grad) if grad.ndim == 2 else np.matmul(ones, grad)
-
-
-@lru_cache(maxsize=64)
-def _ones(size: int) -> np.ndarray:
-    """Return ones [1, size]. The array is cached and must not be modified."""
-    return np.ones((1, size), np.float32)
+    ones = equal_numbers(1.0, grad.shape[-2])
+    return ones.dot(grad) if grad.ndim == 2 else np.matmul(ones[None], grad)
 
 
 class DirectNorm:

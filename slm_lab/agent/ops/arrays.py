@@ -5,6 +5,7 @@ For an update of 32 rows, torch's dispatch takes longer than the arithmetic.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,9 @@ def silent() -> np.errstate:
 def where_true(x_B: A) -> A:
     """Return the rows [K] at which x is true, int64."""
     return np.flatnonzero(x_B) if isinstance(x_B, np.ndarray) else x_B.nonzero().squeeze(1)
+
+
+@lru_cache(maxsize=256)
+def equal_numbers(value: float, size: int) -> np.ndarray:
+    """Return a float32 vector of equal numbers. It is cached and must not be modified."""
+    return np.full(size, value, np.float32)

@@ -7,14 +7,13 @@ take 400 µs, in closed form 100. The same formulas as in `losses` and `distribu
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import array, silent
+from slm_lab.agent.ops.arrays import array, equal_numbers, silent
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
@@ -77,40 +76,34 @@ def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.
 
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+    # components in rows, as in _categorical; sums over them are products with a vector, in a tenth of the time of np.add.reduce
     loc_BD, log_std_BD = distribution._numpy(params_BP)  # [1, D] if it does not depend on the state
-    free, dim = distribution.log_std, distribution.action.dim
-    unclipped_BD = params_BP[:, dim:] if free is None else free.detach().numpy()[None]
-    inside_BD = (unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)
-    inv_std_BD = np.exp(-log_std_BD)
-    z_BD = action_BD - loc_BD
-    z_BD *= inv_std_BD
-    # sums over short rows are products with a vector, in a tenth of the time of np.add.reduce
-    volume_B = np.dot(log_std_BD, _filled(1.0, dim))
+    is_free, dim = distribution.log_std is not None, distribution.action.dim
+    unclipped_BD = distribution.free_log_std() if is_free else params_BP[:, dim:]
+    inside_DB = ((unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)).T
+    inv_std_DB = np.exp(-log_std_BD).T
+    z_DB = np.subtract(action_BD.T, loc_BD.T, order="C")
+    z_DB *= inv_std_DB
+    volume_B = np.dot(log_std_BD, equal_numbers(1.0, dim))
     constant = 0.5 * LOG_2PI * dim
-    logp_B = np.dot(z_BD * z_BD, _filled(-0.5, dim))
+    logp_B = np.dot(equal_numbers(-0.5, dim), z_DB * z_DB)
     logp_B -= volume_B + constant
     entropy_B = np.zeros(len(params_BP), np.float32)  # np.broadcast_to takes longer
     entropy_B += volume_B + (constant + 0.5 * dim)
 
     def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
         # ∂ log π(a) / ∂ μ = z / σ, ∂ log π(a) / ∂ log σ = z² − 1;  ∂ H / ∂ log σ = 1
-        grad_loc_BD = grad_logp_B[:, None] * z_BD
-        grad_log_std_BD = grad_loc_BD * z_BD
-        grad_log_std_BD -= grad_logp_B[:, None]
-        grad_log_std_BD += grad_entropy
-        grad_loc_BD *= inv_std_BD
-        if free is None:
-            grad_log_std_BD *= inside_BD
-            return np.concatenate((grad_loc_BD, grad_log_std_BD), axis=1), None
-        return grad_loc_BD, np.dot(_filled(1.0, len(z_BD)), grad_log_std_BD) * inside_BD[0]
+        grad_loc_DB = grad_logp_B * z_DB
+        grad_log_std_DB = grad_loc_DB * z_DB
+        grad_log_std_DB -= grad_logp_B
+        grad_log_std_DB += grad_entropy
+        grad_loc_DB *= inv_std_DB
+        if is_free:
+            return grad_loc_DB.T, np.dot(grad_log_std_DB, equal_numbers(1.0, len(grad_logp_B))) * inside_DB[:, 0]
+        grad_log_std_DB *= inside_DB
+        return np.concatenate((grad_loc_DB, grad_log_std_DB)).T, None
 
     return logp_B, entropy_B, gradient
-
-
-@lru_cache(maxsize=64)
-def _filled(value: float, size: int) -> np.ndarray:
-    """Return a vector of equal numbers. It is cached and must not be modified."""
-    return np.full(size, value, np.float32)
 
 
 EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, Gradient]]] = {

@@ -63,7 +63,7 @@ def values(file: str, name: str) -> list[str]:
 def short(spec: Spec) -> list[str]:
     """Return --set arguments with which a Session trains twice within some seconds."""
     algorithm = spec.agent.algorithm
-    sets = ["meta.max_session=1"] if not spec.meta.distributed else []
+    sets = ["meta.max_session=1"]  # mode dev runs one Session, which collects all frames, also with distributed
     if not algorithm.on_policy:
         return [*sets, "env.max_frame=1000000", "agent.algorithm.training_start_step=600", "agent.memory.max_size=5000"]
     if not spec.agent.memory.episodes and spec.agent.rollout_len > 32:
@@ -78,8 +78,9 @@ def frames_of(spec: Spec) -> int:
         return enough(spec)
     start, step = spec.agent.training_start, max(algorithm.training_frequency, spec.env.num_envs)
     resets = 0 if spec.env.name.startswith("ALE/") else start // 8  # short episodes: rows that are no transitions
-    frames: int = (-(-(start + resets) // step) + 1) * step
-    return frames * (spec.meta.max_session if spec.meta.distributed else 1)
+    delay = getattr(algorithm, "policy_delay", 1)  # gradient steps of the critics until the policy's weights change
+    frames: int = (-(-(start + resets) // step) + max(1, delay)) * step
+    return frames
 
 
 @pytest.mark.slow

@@ -340,7 +340,9 @@ def test_a_table_that_lost_rows(left: str, project: Project) -> None:
         case "nothing":
             table.unlink()
         case "a part":
-            table.write_bytes(text[: len(text) // 2])
+            header, *lines = text.splitlines(keepends=True)
+            saved = [line for line in lines if int(line.split(b",", 1)[0]) <= end]  # rows after the checkpoint are cut off anyway
+            table.write_bytes(header + b"".join(saved[: len(saved) // 2]))
         case "an empty file":
             table.write_bytes(b"")
     output = project.run("train@latest", "--set", f"env.max_frame={end // 100 * 100 + 500}")

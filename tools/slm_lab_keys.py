@@ -185,8 +185,8 @@ NOTES: dict[tuple[str, str], str] = {
     ("agent.algorithm", "training_start_step"): "Training is due from this number of transitions on, at multiples of `training_frequency`;"
     " there one transition later, also with SoftActorCritic and CrossQ.",
     ("agent.memory", "alpha"): "Batches are drawn from equal parts of the sum of priorities; there independently. With a RecurrentNet"
-    " `beta` is 0.4 and `initial_error` is greatest if they are absent; there, as with other nets, there are no weights, and a new"
-    " transition has the priority of an error of 100,000.",
+    " the defaults are `beta` 0.4 and `initial_error` greatest; SLM Lab has no importance weights, and gives a new transition the priority"
+    " of an error of 100,000, with any net.",
     ("agent.memory", "sil_replay_name"): "The keys of that replay buffer are in `agent.memory` too.",
     ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"
     " allocated than the frames of a Session.",
@@ -217,9 +217,10 @@ NOTES: dict[tuple[str, str], str] = {
     " rate_decay does not jump at its end, and periodic_decay is periodic; there it is constant.",
     ("env", "name"): "Old ids are replaced, with a notice. See old Atari ids above.",
     ("env", "max_t"): "Truncates episodes; there it has no effect.",
-    ("env", "clip_obs"): "null is the same as absent; there it is no clipping.",
-    ("env", "clip_reward"): "Also true and false. In Atari a value that is given counts; there it is ±1 with several envs, none with one."
-    " null is the same as absent (no clipping: false); there it is no clipping, except in Atari with several envs.",
+    ("env", "clip_obs"): "null is the same as absent; in SLM Lab null turns clipping off.",
+    ("env", "clip_reward"): "Also true and false. In Atari a given value is used; SLM Lab always clips at ±1 with several"
+    " envs and never with one."
+    " null is the same as absent (no clipping: false); in SLM Lab null turns clipping off, except in Atari with several envs.",
     ("env", "normalize_reward"): "The discounted return restarts after each episode; there it continues over time limits, and at a"
     " terminal step it is the reward of that step alone.",
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
@@ -237,4 +238,4 @@ OLD = {
     "meta.search": "`meta.search_algorithm`: `RandomSearch` is `grid` if the search has `grid_search` keys, else `random`; other values are"
     " an error",
 }
-"""Keys of v4 that are neither renamed nor dropped → what they are here."""
+"""SLM Lab v4 keys that are converted, instead of renamed or removed → how."""

@@ -194,7 +194,9 @@ def _memory(spec: Spec) -> Notes:
         yield path, "prioritised draws", message
     if isinstance(replay, PriorityKeys) and spec.agent.net is not None and spec.agent.net.recurrent:
         if replay.beta is None:
-            message = "beta is absent: sequences have importance weights with exponent 0.4; SLM Lab has neither sequences nor weights"
+            message = (
+                "beta is absent: sequences get importance weights with exponent 0.4; SLM Lab has no sequence replay and uses no weights"
+            )
             yield path, "priorities of sequences", message
         if replay.initial_error is None:
             theirs = "in SLM Lab, which stores no sequences, a new transition has that of an error of 100,000"
@@ -216,15 +218,7 @@ def _learning(spec: Spec) -> Notes:
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
-    if isinstance(algorithm, ReplayAlgorithmSpec):
-        every, envs = algorithm.training_frequency, spec.env.num_envs
-        first, first_there = first_trainings(spec.agent.training_start, every, envs)
-        if first != first_there:
-            message = f"training begins after {first} transitions at the earliest; in SLM Lab after {first_there}"
-            yield (*_ALGORITHM, "training_start_step"), "start of training", message
-        if every > envs:
-            message = f"training is due at each multiple of {every} transitions; in SLM Lab one transition later"
-            yield (*_ALGORITHM, "training_frequency"), "start of training", message
+    yield from _start_of_training(spec)
     if isinstance(algorithm, SARSASpec) and not spec.agent.memory.episodes:
         message = "the action after the last step of a rollout is drawn from the policy; in SLM Lab it is action 0"
         yield (*_ALGORITHM, "name"), "SARSA", message
@@ -255,11 +249,24 @@ def _learning(spec: Spec) -> Notes:
         yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
 
 
-def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
-    """Return the transitions before the first training with a replay buffer, here and in SLM Lab.
+def _start_of_training(spec: Spec) -> Notes:
+    algorithm = spec.agent.algorithm
+    if isinstance(algorithm, ReplayAlgorithmSpec):
+        every, envs = algorithm.training_frequency, spec.env.num_envs
+        first, first_there = first_trainings(spec.agent.training_start, every, envs)
+        if first != first_there:
+            message = f"training begins after {first} transitions at the earliest; in SLM Lab after {first_there}"
+            yield (*_ALGORITHM, "training_start_step"), "start of training", message
+        if every > envs:
+            message = f"trains when the number of transitions reaches a multiple of {every}; SLM Lab trains one transition later"
+            yield (*_ALGORITHM, "training_frequency"), "start of training", message
 
-    Here training is due in the vector step in which their number reaches a multiple of training_frequency, from training_start_step on; in
-    SLM Lab in that of the transition after a multiple, the number of which must be above training_start_step.
+
+def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
+    """Return the number of transitions at the first training with a replay buffer: here, and in SLM Lab.
+
+    From training_start_step transitions on, this package trains in the vector step in which their number reaches a multiple of
+    training_frequency. SLM Lab trains in the vector step of the transition after a multiple, if more than training_start_step were stored.
     """
     ours = whole_envs(max(start, 1), envs)
     if ours // every == (ours - envs) // every:

@@ -287,7 +287,7 @@ def _load_entry(
 def _build(
     name: str, raw: dict[str, Any], arguments: Sets, report: Report, folder: FilePath | None = None, for_search: bool = True
 ) -> Spec | None:
-    """Return the Spec of one raw spec; None, with problems in the report, if it is invalid.
+    """Build the Spec of one raw spec. Returns None if it is invalid; `report` then has the problems.
 
     Args: folder: of the spec file. for_search: as of `load_spec`.
     """
@@ -326,18 +326,10 @@ def _build(
     if whole and not found.problems:
         check_updates(spec, found)
         note_differences(spec, found)
-    searched = report.child()
-    check_search(raw, searched, partial(_problems, name) if whole else None)
-    if searched.problems and whole and report.for_slm_lab:
-        drop_misplaced(raw, searched.problems, found)
-        searched = report.child()
-        check_search(raw, searched, partial(_problems, name))
-        spec = spec.model_copy(update={"search": raw["search"]})
-    if whole and not searched.problems:
-        note_search(raw, found)
+    spec, searched = _checked_search(spec, raw, report, found, whole)
     if not for_search and spec.search is not None:
         why = "only for a search; left out"
-        if searched.problems and whole and _fits_without_sets(name, given, arguments, folder):
+        if searched.problems and whole and arguments.overrides and _is_valid_without_sets(name, given, arguments, folder):
             first, count = searched.problems[0], len(searched.problems)
             why += f" (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
             searched = report.child()
@@ -349,11 +341,28 @@ def _build(
     return resolved if not report.problems else None
 
 
-def _fits_without_sets(name: str, raw: dict[str, Any], arguments: Sets, folder: FilePath | None) -> bool:
-    """Return whether the search section has no problem in the file as it is, apart from variables that --set fills."""
+def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
+    """Check the search section of a spec, valid as a whole or in parts; return the spec and a report with the problems of the section.
+
+    Notes are added to `found`. In a spec written for SLM Lab, values that cannot be searched are removed, also from `raw`.
+    """
+    searched, problems_of = report.child(), partial(_problems, spec.name)
+    check_search(raw, searched, problems_of if whole else None)
+    if searched.problems and whole and report.for_slm_lab:
+        drop_misplaced(raw, searched.problems, found)
+        searched = report.child()
+        check_search(raw, searched, problems_of)
+        spec = spec.model_copy(update={"search": raw["search"]})
+    if whole and not searched.problems:
+        note_search(raw, found)
+    return spec, searched
+
+
+def _is_valid_without_sets(name: str, raw: dict[str, Any], arguments: Sets, folder: FilePath | None) -> bool:
+    """Return whether the search section is valid without the keys that --set changes; variables keep their values."""
     report = Report()
     _build(name, raw, replace(arguments, overrides={}), report, folder)
-    return bool(arguments.overrides) and not any(problem.path.split(".")[0] == "search" for problem in report.problems)
+    return not any(problem.path.split(".")[0] == "search" for problem in report.problems)
 
 
 def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:

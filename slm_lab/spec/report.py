@@ -65,7 +65,7 @@ class Report:
         self.differences: list[str] = []
         """What differs from SLM Lab, a few words each, if the spec was written for it."""
         self.replaced: dict[Path, str] = {}
-        """Path → the last old value there that a current one replaced (see migrate.py)."""
+        """Path → outdated value in the file, which migrate.py has replaced by its current form."""
         self._origin: dict[Path, Path] = {}
         self._set: list[Path] = []
 

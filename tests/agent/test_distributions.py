@@ -190,3 +190,15 @@ def test_log_std_lies_between_minus_5_and_2(free: bool) -> None:
     noise = np.random.default_rng(0).standard_normal((1, 3), dtype=np.float32)
     assert np.allclose(drawn, loc.numpy() + clipped.exp().numpy() * noise, atol=1e-5)
     assert np.allclose(drawn_logp, twin.log_prob(torch.from_numpy(drawn)).sum(1), atol=1e-3)
+
+
+def test_a_log_std_that_moves_in_memory_is_read_where_it_is() -> None:
+    """FlatParams replaces the data of a parameter after it was read; steps change it in place."""
+    log_std = torch.nn.Parameter(torch.zeros(2))
+    dist = Normal(ActionSpace("continuous", dim=2, bounded=True), log_std)
+    loc = np.zeros((1, 2), np.float32)
+    assert dist._numpy(loc)[1].tolist() == [[0.0, 0.0]]
+    log_std.data = torch.full((2,), -1.0)
+    assert dist._numpy(loc)[1].tolist() == [[-1.0, -1.0]]
+    log_std.data.add_(0.5)
+    assert dist._numpy(loc)[1].tolist() == [[-0.5, -0.5]]

@@ -42,7 +42,7 @@ def components(file: str, name: str) -> tuple[str, ...]:
 
 
 def sample() -> list[tuple[str, str]]:
-    """Return COUNT specs: one of each combination of algorithm, memory and net, and others evenly spread over the files."""
+    """Return COUNT specs: one for each combination of algorithm, memory and net, then others spread evenly over the files."""
     every = list(entries())
     kinds = {components(*one): one for one in reversed(every)}
     others = [one for one in every if one not in kinds.values()]

@@ -472,7 +472,7 @@ V4_ATARI = {"repeat_action_probability": 0.0, "life_loss_info": True}
     ],
 )
 def test_what_old_atari_ids_meant_is_noted(specs: Specs, changes: dict[str, Any], keys: list[str]) -> None:
-    """Once for each key that the spec would need for it."""
+    """There is one notice for each key that would restore the old meaning and is not set."""
     file = specs.file({"it": v4(changed(V5, PONG | changes))})
     found = load(file, "it")
     assert [key for key in V4_ATARI if any(f"set env.{key} to" in note for note in found.notes)] == sorted(keys, key=[*V4_ATARI].index)
@@ -533,7 +533,7 @@ def trainings(start: int, every: int, envs: int, theirs: bool) -> list[int]:
 @pytest.mark.parametrize("every", [1, 3, 4, 6, 8])
 @pytest.mark.parametrize("envs", [1, 2, 4, 6, 8, 9])
 def test_the_start_of_training(start: int, every: int, envs: int) -> None:
-    """Later trainings are the same as in SLM Lab if training_frequency is at most num_envs."""
+    """After the first trainings both train in the same vector steps if training_frequency is at most num_envs."""
     ours, theirs = (trainings(start, every, envs, one) for one in (False, True))
     assert first_trainings(start, every, envs) == (ours[0], theirs[0])
     assert (set(ours[10:40]) <= set(theirs)) == (every <= envs)

@@ -335,7 +335,8 @@ def explanation(study: Study, rows: Sequence[Row]) -> str:
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {MEDIANS}.")
     if any(row.published is not None for row in rows):
-        parts.append("Published: ≥ means a score of at least that, ≈ a lower one whose interval contains it, below any other.")
+        signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"
+        parts.append(f"Beside a published score, {signs}.")
     return " ".join(parts)
 
 

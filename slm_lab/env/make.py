@@ -20,11 +20,11 @@ from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.single import quiet_gymnasium, register_atari
-from slm_lab.env.spaces import UnsupportedSpace, action_codec, observation_codec, space_to_dict
+from slm_lab.env.spaces import Codec, UnsupportedSpace, action_codec, observation_codec, space_to_dict
 from slm_lab.env.vec import Env
 from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
-from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.extension import ExtensionError, import_class
@@ -52,6 +52,7 @@ def make_env(
     training: bool = True,
     threads: int = 1,
     log_info: Sequence[str] = (),
+    input: InputKind | None = None,
 ) -> Env:
     """Build the vector env that a spec describes.
 
@@ -61,6 +62,7 @@ def make_env(
         gamma: discount of the returns that normalize_reward measures.
         training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`), rewards raw.
         threads: number of threads for a backend in C++.
+        input: what observations are by the spec's nets (`AgentSpec.input`).
         log_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
 
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
@@ -73,7 +75,7 @@ def make_env(
         raise SpecError(spec.name, [Problem("meta.log_info", why)])
     backend = _build(spec, chosen, target)
     try:
-        observation, encode = observation_codec(backend.observation_space, backend.fresh)
+        observation, encode = make_codec(spec, backend.observation_space, input, backend.fresh)
         action, decode = action_codec(backend.action_space)
         described = {"observation": space_to_dict(backend.observation_space), "action": space_to_dict(backend.action_space)}
     except UnsupportedSpace as error:
@@ -85,11 +87,23 @@ def make_env(
         backend.close()
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         raise _problem(spec, key, f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it")
+    if spec.channels is not None and not observation.has_images:
+        backend.close()
+        raise _problem(spec, "channels", f"has no effect: {spec.name} has no images ({observation.text}); remove it")
     name = spec.backend if spec.backend != "auto" else chosen.name
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, described)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
     return Env(backend, info, encode, decode, seed, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
+
+
+def make_codec(spec: EnvSpec, space: gym.Space[Any], input: InputKind | None, fresh: bool = False) -> tuple[ObservationSpace, Codec]:
+    """Return what `observation_codec` returns for the env section of a spec. Raises UnsupportedSpace."""
+    observation, encode = observation_codec(space, input, spec.channels, fresh)
+    if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
+        parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in observation.parts)
+        observation = replace(observation, high=observation.high if observation.dtype == "uint8" else None, parts=parts)
+    return observation, encode
 
 
 def _supported_parts(space: gym.Space[Any]) -> str:

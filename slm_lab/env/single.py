@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
 from slm_lab.env.backend import EnvTarget
+from slm_lab.env.layout import mark_stack
 from slm_lab.env.wrappers import Wrap
 from slm_lab.lib.log import notice
 
@@ -80,6 +81,7 @@ class SingleEnv:
             env = self._plain() if self.atari is None else self._atari(self.atari)
         for wrap in self.wraps:
             env = wrap(env)
+        mark_stack(env)
         return env
 
     def _plain(self) -> gym.Env[Any, Any]:

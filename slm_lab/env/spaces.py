@@ -5,46 +5,55 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.lib.records import ActionSpace, ObservationPart, ObservationSpace
+from slm_lab.env.layout import UNBOUNDED, BoxLayout, box_layout, is_stacked, set_stacked
+from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace
 
 Codec = Callable[[Any], np.ndarray]
 """Maps a batch [N, …] to a batch [N, …]."""
-
-UNBOUNDED = 1e30
-"""Bounds beyond this count as infinite: some envs give float32's largest number instead of infinity."""
 
 
 class UnsupportedSpace(ValueError):
     """A space that agents do not support; the message names it and those that are allowed."""
 
 
-def observation_codec(space: spaces.Space[Any], fresh: bool = False) -> tuple[ObservationSpace, Codec]:
+def observation_codec(
+    space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None, fresh: bool = False
+) -> tuple[ObservationSpace, Codec]:
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
-    Box becomes float32 and flat. Images get their channels first ([H, W, 3] → [3, H, W], a stack [S, H, W, 3] → [3 S, H, W],
-    [H, W] → [1, H, W]): uint8 Boxes of two and more dimensions, which stay uint8, and Boxes of floats of three, as float32. Discrete and
-    MultiDiscrete become one-hot, MultiBinary 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; with an
-    image inside, its entries are packed (see ObservationSpace). A Tuple is a Dict with keys "0", "1", ….
+    A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector: see `layout`. Discrete and MultiDiscrete become
+    one-hot, MultiBinary 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; with an image inside, its
+    entries are packed (see ObservationSpace). A Tuple is a Dict with keys "0", "1", ….
     The codec returns a new array, which is not written to later; with `fresh` the backend returns such arrays itself, and copies are
-    skipped.
+    skipped. Args: input, channels: what the spec says about images (see `layout.box_layout`).
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
-    if is_image(space):
-        return _image(space, fresh)
+    if isinstance(space, spaces.Box):
+        return _box(space, box_layout(space, input, channels), fresh)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        entries = leaves(space)
-        if any(is_image(leaf) for _, leaf in entries):
+        entries = laid_out(space, input, channels)
+        if any(layout is not None and layout.is_image for _, _, layout in entries):
             return _packed(entries)
+        size, codec = _joined({key: _flat(sub, f"observation[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
+        text = f"{type(space).__name__} of {len(entries)} entries, side by side: {size} numbers"
+        unclear = tuple(one for _, _, layout in entries if layout is not None for one in layout.unclear)
+        return ObservationSpace((size,), unclear=unclear, text=text), codec
     size, codec = _flat(space, "observation")
-    if fresh and isinstance(space, spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1:
-        codec = _as_is
-    return ObservationSpace((size,)), codec
+    return ObservationSpace((size,), text=f"{type(space).__name__}: {size} numbers, 0 or 1"), codec
+
+
+def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
+    known = ObservationSpace(layout.shape, layout.dtype, high=layout.high, unclear=layout.unclear, text=layout.text)
+    if layout.is_image:
+        return known, _image_codec(space, layout, fresh)
+    as_is = fresh and space.dtype == np.float32 and len(space.shape) == 1 and layout.scale is None
+    return known, _as_is if as_is else _vector_codec(space, layout.scale)
 
 
 def batch_of_one(observation: Any) -> Any:
@@ -60,38 +69,26 @@ def _as_is(batch: Any) -> np.ndarray:
     return np.asarray(batch)
 
 
-def is_image(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
-    """Return whether agents see a space as an image."""
-    if not isinstance(space, spaces.Box):
-        return False
-    return len(space.shape) >= 2 if space.dtype == np.uint8 else len(space.shape) == 3 and np.issubdtype(space.dtype, np.floating)
-
-
-def image_layout(space: spaces.Box) -> tuple[tuple[int, ...], bool]:
-    """Return the shape [C, H, W] of an image as agents see it, and whether its channels are last in the env's form."""
-    shape = space.shape
-    channels_last = len(shape) >= 3 and shape[-1] in (1, 3, 4) and (len(shape) == 4 or shape[0] not in (1, 3, 4))
-    if len(shape) == 2:
-        target: tuple[int, ...] = (1, *shape)
-    elif len(shape) == 4:
-        if not channels_last:
-            raise UnsupportedSpace(f"observation {space}: a stack of images needs its channels last")
-        target = (shape[0] * shape[3], shape[1], shape[2])
-    else:
-        target = (shape[2], shape[0], shape[1]) if channels_last else shape
-    return target, channels_last
-
-
-def _image(space: spaces.Box, fresh: bool) -> tuple[ObservationSpace, Codec]:
-    target, channels_last = image_layout(space)
-    dtype = np.dtype("uint8" if space.dtype == np.uint8 else "float32")
+def _image_codec(space: spaces.Box, layout: BoxLayout, fresh: bool) -> Codec:
+    target, last, dtype = layout.shape, layout.channels_last, np.dtype(layout.dtype)
 
     def encode(batch: Any) -> np.ndarray:
-        array = np.moveaxis(batch, -1, -3) if channels_last else batch
+        array = np.moveaxis(batch, -1, -3) if last else batch
         return np.array(array, dtype, order="C").reshape(-1, *target)
 
-    as_is = fresh and target == space.shape and space.dtype == dtype
-    return ObservationSpace(target, "uint8" if dtype == np.uint8 else "float32"), _as_is if as_is else encode
+    return _as_is if fresh and target == space.shape and space.dtype == dtype else encode
+
+
+def _vector_codec(space: spaces.Box, scale: np.ndarray | None) -> Codec:
+    size = math.prod(space.shape)
+
+    def encode(batch: Any) -> np.ndarray:
+        array = np.array(batch, np.float32).reshape(-1, size)
+        if scale is not None:
+            array *= scale
+        return array
+
+    return (lambda batch: np.array(batch, np.float32)) if scale is None and space.shape == (size,) else encode
 
 
 Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
@@ -105,19 +102,47 @@ def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
 
 
+def laid_out(
+    space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
+) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
+    """Return the path, the space and, of a Box, the layout of each entry of a Dict or Tuple, or of the space itself.
+
+    In a Dict or Tuple, `input` "image" decides only if no entry is an image by itself, and then of entries with three axes.
+    """
+    found = leaves(space)
+    if len(found) == 1 and not found[0][0]:
+        return [((), space, box_layout(space, input, channels) if isinstance(space, spaces.Box) else None)]
+    names = ["/".join(map(str, path)) for path, _ in found]
+    own = [
+        box_layout(leaf, "vector" if input == "vector" else None, channels, name) if isinstance(leaf, spaces.Box) else None
+        for name, (_, leaf) in zip(names, found, strict=True)
+    ]
+    if input == "image" and not any(layout is not None and layout.is_image for layout in own):
+        own = [
+            box_layout(leaf, "image", channels, name)
+            if isinstance(leaf, spaces.Box) and len(leaf.shape) - is_stacked(leaf) == 3
+            else layout
+            for name, (_, leaf), layout in zip(names, found, own, strict=True)
+        ]
+    return [(path, leaf, layout) for (path, leaf), layout in zip(found, own, strict=True)]
+
+
 def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
     return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
 
 
-def _packed(entries: list[Leaf]) -> tuple[ObservationSpace, Codec]:
+def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]) -> tuple[ObservationSpace, Codec]:
     """Lay out float32 entries before uint8 ones and pad to whole float32, so that each entry of a batch is a view of it."""
-    names = ["/".join(map(str, path)) for path, _ in entries]
-    known = [_image(leaf, False) if is_image(leaf) else _vector(leaf, name) for name, (_, leaf) in zip(names, entries, strict=True)]
+    names = ["/".join(map(str, path)) for path, _, _ in entries]
+    known = [
+        _vector(leaf, name) if layout is None else _box(cast("spaces.Box", leaf), layout, False)
+        for name, (_, leaf, layout) in zip(names, entries, strict=True)
+    ]
     parts, begin = {}, 0
     for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
         entry = known[index][0]
         end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end)
+        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high)
         begin = end
     size = -(-begin // 4) * 4
     copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
@@ -135,18 +160,22 @@ def _packed(entries: list[Leaf]) -> tuple[ObservationSpace, Codec]:
         assert packed is not None
         return packed
 
-    return ObservationSpace((size,), "uint8", parts=tuple(parts[index] for index in range(len(known)))), encode
+    unclear = tuple(one for space, _ in known for one in space.unclear)
+    text = "; ".join(f"{name}: {space.text}" for name, (space, _) in zip(names, known, strict=True))
+    return ObservationSpace((size,), "uint8", parts=tuple(parts[index] for index in range(len(known))), unclear=unclear, text=text), encode
 
 
 def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
     size, codec = _flat(space, f"observation[{name!r}]")
-    return ObservationSpace((size,)), codec
+    return ObservationSpace((size,), text=f"{type(space).__name__}: {size} numbers, 0 or 1"), codec
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
     """Return the size of the flattened space, and the function [N, …] → float32 [N, size], which returns a new array."""
     match space:
-        case spaces.Box() | spaces.MultiBinary():
+        case spaces.Box():
+            return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
+        case spaces.MultiBinary():
             size = int(np.prod(space.shape))
             if space.shape == (size,):
                 return size, lambda batch: np.array(batch, np.float32)
@@ -243,7 +272,10 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 
 
 def same_form(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
-    """Return whether observations of one space fit an agent of the other: structure, sizes and keys are equal; bounds may differ."""
+    """Return whether observations of one space fit an agent of the other: structure, sizes and keys are equal.
+
+    Bounds may differ, unless observations are divided by them.
+    """
     return bool(_form(one) == _form(other))
 
 
@@ -256,7 +288,8 @@ def _form(space: spaces.Space[Any]) -> Any:
         case spaces.MultiDiscrete():
             return "MultiDiscrete", space.nvec.tolist()
         case spaces.Box():
-            return "Box", space.shape, space.dtype == np.uint8
+            layout = box_layout(space)
+            return "Box", space.shape, layout.shape, layout.dtype, layout.high, None if layout.scale is None else layout.scale.tolist()
     return type(space).__name__, space.shape
 
 
@@ -274,7 +307,8 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
             return {"type": "MultiBinary", "shape": [int(size) for size in space.shape]}
         case spaces.Box():
             shape = [int(size) for size in space.shape]
-            return {"type": "Box", "shape": shape, "dtype": str(space.dtype), "low": _bound(space.low), "high": _bound(space.high)}
+            described = {"type": "Box", "shape": shape, "dtype": str(space.dtype), "low": _bound(space.low), "high": _bound(space.high)}
+            return described | ({"stacked": True} if is_stacked(space) else {})
         case spaces.Dict():
             return {"type": "Dict", "spaces": [[key, space_to_dict(inner)] for key, inner in space.spaces.items()]}
         case spaces.Tuple():
@@ -300,7 +334,8 @@ def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
             return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
         case {"type": "Box", "shape": shape, "dtype": dtype, "low": low, "high": high}:
             bounds = [np.broadcast_to(np.array(bound, dtype), shape) for bound in (low, high)]
-            return spaces.Box(bounds[0], bounds[1], dtype=np.dtype(dtype).type)
+            box = spaces.Box(bounds[0], bounds[1], dtype=np.dtype(dtype).type)
+            return set_stacked(box) if described.get("stacked") else box
         case {"type": "Dict", "spaces": inner}:
             return spaces.Dict(OrderedDict((key, space_from_dict(one)) for key, one in inner))
         case {"type": "Tuple", "spaces": inner}:

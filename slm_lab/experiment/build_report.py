@@ -14,7 +14,7 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.progress import duration
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import MemorySink
-from slm_lab.lib.records import Episode, Metrics
+from slm_lab.lib.records import Episode, Metrics, ObservationSpace
 from slm_lab.spec.spec import Spec
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
@@ -62,7 +62,17 @@ def build_report(session: Session) -> str:
         stored += rollout_bytes(spec, session.info)
     memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
     sizes = [f"{name} {_size(nbytes)}" for name, nbytes in memories.items() if nbytes]
-    return ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time(session)])
+    numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time(session)])
+    return f"observation: {observation_text(spec, session.info.observation)}; {numbers}"
+
+
+def observation_text(spec: Spec, observation: ObservationSpace) -> str:
+    """Return what the nets take an observation for: "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
+    net = spec.agent.net
+    if net is None:
+        return observation.text
+    divided = observation.has_images and observation.divisor != 1.0 and getattr(net, "normalize", True) and not observation.parts
+    return f"{observation.text}{' → 0 to 1' * divided}, {net.name}"
 
 
 def _measured_time(session: Session) -> str:

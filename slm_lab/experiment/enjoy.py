@@ -99,7 +99,8 @@ def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptio
     episodes = EPISODES if options.episodes is None else options.episodes
     num_envs = 1 if options.show is not None else min(episodes, MAX_ENVS)
     gamma = spec.agent.algorithm.gamma
-    env = make_env(env_spec, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores())
+    input = spec.agent.input
+    env = make_env(env_spec, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores(), input=input)
     try:
         _check_spaces(agent, env, spec.env.name, env_spec.name)
         env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())

@@ -17,7 +17,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from slm_lab.env.spaces import is_image
 from slm_lab.experiment.exported import Entry, ExportedPolicy, all_params, torch_dtype
 from slm_lab.experiment.find import Which
 from slm_lab.experiment.load import LoadedAgent, load_checkpoint_agent
@@ -229,7 +228,7 @@ def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator
             return rng.integers(0, 2, (count, *space.shape)).astype(space.dtype)
     assert isinstance(space, spaces.Box)
     low, high, shape = space.low.astype(np.float64), space.high.astype(np.float64), (count, *space.shape)
-    if policy.mean is not None and policy.inv_std is not None and entry.floats.stop > entry.floats.start and not is_image(space):
+    if policy.mean is not None and policy.inv_std is not None and entry.floats.stop > entry.floats.start and not entry.is_image:
         mean, std = policy.mean[entry.floats].numpy(), 1.0 / policy.inv_std[entry.floats].numpy()
         spread = np.where(np.arange(count) % 10, 2.0, 50.0)[:, None]  # some beyond the normaliser's bounds
         drawn = (mean + spread * std * rng.standard_normal((count, len(mean)))).reshape(shape)

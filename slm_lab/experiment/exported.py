@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.layers import Unpack
 from slm_lab.agent.ops.distributions import Normal
-from slm_lab.env.spaces import box_scale, image_layout, is_image, leaves, observation_codec
+from slm_lab.env.layout import BoxLayout
+from slm_lab.env.spaces import box_scale, leaves, observation_codec
 from slm_lab.experiment.load import LoadedAgent
 from slm_lab.experiment.plan import UserError
 
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
     """Batch of the env's observations → that of the agent, without normalisation."""
     floats: slice
     """Its place among the statistics of the normaliser; empty if it is not normalised."""
+    is_image: bool
 
 
 class ExportedPolicy(nn.Module):
@@ -54,14 +56,13 @@ class ExportedPolicy(nn.Module):
             self.distribution.log_std = self.head.log_std
         self.body: Body = copy.deepcopy(policy.net.actor_body)
         self.state_size = self.body.state_size
-        packed, _ = observation_codec(agent.observation_space)
-        self.packed = bool(packed.parts)
-        if packed.parts:
+        self.entries = _entries(agent.observation_space, agent.layouts)
+        self.packed = len(self.entries) > 1 and any(entry.is_image for entry in self.entries)
+        if self.packed:
             first = next(iter(self.body.layers), None)
             if not isinstance(first, Unpack):
                 raise UserError(f"{type(first).__name__} reads packed observations (a Dict or Tuple with images) itself")
             self.body.layers[0] = _Join(first)
-        self.entries = _entries(agent.observation_space)
         normalizer = agent.normalizers.obs
         self.clip = math.inf if normalizer is None else normalizer.clip
         stats = None if normalizer is None else normalizer.stats
@@ -110,29 +111,31 @@ class _Join(nn.Module):
         self.unpack = unpack
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        parts, scale = self.unpack.parts, 1.0 / 255.0 if self.unpack.normalize else 1.0
+        parts, normalize = self.unpack.parts, self.unpack.normalize
         columns = torch.split(x_BF, [math.prod(part.shape) for part in parts], dim=1)
-        return self.unpack.join(
-            [(x if part.dtype == "float32" else x * scale).reshape(-1, *part.shape) for x, part in zip(columns, parts, strict=True)]
-        )
+        scales = [1.0 / part.divisor if normalize else 1.0 for part in parts]
+        return self.unpack.join([(x * scale).reshape(-1, *part.shape) for x, scale, part in zip(columns, scales, parts, strict=True)])
 
 
-def _entries(space: spaces.Space[Any]) -> list[Entry]:
+def _entries(space: spaces.Space[Any], layouts: Sequence[BoxLayout | None]) -> list[Entry]:
     entries, at = [], 0
-    for path, leaf in leaves(space):
-        agents, _ = observation_codec(leaf)
-        size = math.prod(agents.shape) if agents.dtype == "float32" else 0
-        entries.append(Entry(".".join(["obs", *map(str, path)]), path, leaf, _encoder(leaf), slice(at, at + size)))
+    for (path, leaf), layout in zip(leaves(space), layouts, strict=True):
+        known = observation_codec(leaf)[0] if layout is None else layout
+        size = math.prod(known.shape) if known.dtype == "float32" else 0
+        name, is_image = ".".join(["obs", *map(str, path)]), layout is not None and layout.is_image
+        entries.append(Entry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image))
         at += size
     return entries
 
 
-def _encoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
+def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Tensor], Tensor]:
     """Return the function of `observation_codec` in torch."""
-    if is_image(space):
-        target, channels_last = image_layout(space)
-        dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
-        return lambda x: (x.movedim(-1, -3) if channels_last else x).to(dtype).reshape(-1, *target)
+    if layout is not None and layout.is_image:
+        target, last, dtype = layout.shape, layout.channels_last, torch.uint8 if layout.dtype == "uint8" else torch.float32
+        return lambda x: (x.movedim(-1, -3) if last else x).to(dtype).reshape(-1, *target)
+    if layout is not None and layout.scale is not None:
+        count, scale = layout.shape[0], torch.from_numpy(layout.scale)
+        return lambda x: x.to(torch.float32).reshape(-1, count) * scale
     match space:
         case spaces.Discrete():
             return _one_hot(np.array([space.n]), np.array([space.start]))

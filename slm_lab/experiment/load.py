@@ -12,9 +12,10 @@ import numpy as np
 
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.env.make import make_env
+from slm_lab.env.layout import BoxLayout
+from slm_lab.env.make import make_codec, make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.spaces import action_codec, batch_of_one, observation_codec, space_from_dict
+from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment import state
 from slm_lab.experiment.find import Which, checkpoint_path, checkpoints
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
@@ -31,7 +32,7 @@ class LoadedAgent:
 
     Attributes:
         policy: the policy. normalizers: of its observations. observation_space, action_space: Gymnasium's, of one env.
-        path: the checkpoint it was loaded from.
+        path: the checkpoint it was loaded from. layouts: how each entry of an observation is converted; None for one that is no Box.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class LoadedAgent:
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         path: Location,
+        encode: Codec,
+        layouts: Sequence[BoxLayout | None],
         obs_keys: Sequence[str] | None = None,
     ) -> None:
         self.policy, self.normalizers, self.path = policy, normalizers, path
         self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
         self.observation_space, self.action_space = observation_space, action_space
-        _, self._encode = observation_codec(observation_space)
+        self._encode, self.layouts = encode, layouts
         _, self._decode = action_codec(action_space)
 
     def act(self, obs: Any, state: np.ndarray | None = None, deterministic: bool = False) -> tuple[Any, np.ndarray | None]:
@@ -132,12 +135,12 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
         raise state.BundleError(f"{path} has no weights")
     spaces = bundle.get("spaces")
     if spaces is None:  # a checkpoint of version 1: only the env knows
-        env = make_env(spec.env, 0, num_envs=1, training=False)
+        env = make_env(spec.env, 0, num_envs=1, training=False, input=spec.agent.input)
         spaces = env.info.spaces
         env.close()
     assert spaces is not None
     observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
-    observation, _ = observation_codec(observation_space)
+    observation, encode = make_codec(spec.env, observation_space, spec.agent.input)
     action, _ = action_codec(action_space)
     info = EnvInfo(1, observation, action)
     net = spec.agent.net  # in float32, as its weights are, on any processor and in an exported file
@@ -150,7 +153,8 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"] if "normalizers" in bundle else bundle["env"])
-    return LoadedAgent(policy, normalizers, observation_space, action_space, path, spec.env.obs_keys)
+    layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
+    return LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
 
 
 def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:

@@ -17,7 +17,7 @@ from slm_lab.agent.policy.fit import fits
 from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.resolve import has_images
+from slm_lab.experiment.resolve import check_clear
 from slm_lab.experiment.spec_text import spec_text
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
@@ -96,7 +96,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     label = body["agent"]["name"]
     name = name or f"{label.lower()}_{short_name(env)}"
     short = load_spec({name: body}, name)
-    spec = complete(short, has_images(info.observation), info.action.kind)
+    spec = complete(short, info.observation.has_images, info.action.kind)
     text = spec_text(spec, f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train")
     written = load_spec(parse_json(text), name)  # the recommended and the given values are checked together
     try:
@@ -219,6 +219,7 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
         env = make_env(EnvSpec(name=name, max_frame=1, obs_keys=keys), 0, num_envs=1, training=False)
     info = env.info
     env.close()
+    check_clear(name, info.observation)
     if KNOWN.get(name) == "toy_text" and gym.spec(name).max_episode_steps is None:
         section["max_t"] = _MAX_T
     return section, info
@@ -254,7 +255,7 @@ def _kind(name: str) -> str:
 
 def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
     """Return the spec as it would stand in a file, with a net only if that of the template fits."""
-    images, kind = has_images(info.observation), _kind(env_section["name"])
+    images, kind = info.observation.has_images, _kind(env_section["name"])
     agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env
     old_name = str(old.get("name", ""))
     alike = bool(old) and _kind(old_name) == kind != "" and _has_images(template) == images

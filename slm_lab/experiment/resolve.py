@@ -8,6 +8,7 @@ from __future__ import annotations
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.recommended import complete
 from slm_lab.spec.spec import Spec
@@ -43,13 +44,15 @@ def _with_net(spec: Spec) -> Spec:
     env = make_env(spec.env, 0, num_envs=1, training=False)
     observation, action = env.info.observation, env.info.action
     env.close()
-    full = complete(spec, has_images(observation), action.kind)
+    check_clear(spec.name, observation)
+    full = complete(spec, observation.has_images, action.kind)
     return load_spec(dump_spec(full), spec.name)  # recommended and given values are checked together
 
 
-def has_images(observation: ObservationSpace) -> bool:
-    """Return whether an observation is an image, or contains one."""
-    return any(len(part.shape) == 3 for part in observation.parts or (observation,))
+def check_clear(source: str, observation: ObservationSpace) -> None:
+    """Raise SpecError if the env's space leaves open what is to be decided before a net is chosen."""
+    if observation.unclear:
+        raise SpecError(source, [Problem(one.key, one.message) for one in observation.unclear])
 
 
 def _with_log_frequency(spec: Spec) -> Spec:

@@ -269,6 +269,7 @@ class Session:
             gamma=spec.agent.algorithm.gamma,
             training=training,
             threads=self._cores,
+            input=spec.agent.input,
             **log_info(spec.meta),
         )
 

@@ -8,6 +8,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary"]
+Dtype = Literal["float32", "uint8"]
+InputKind = Literal["image", "vector"]
+Channels = Literal["first", "last"]
+
+
+class Unclear(NamedTuple):
+    """Something that a space leaves open."""
+
+    key: str
+    """The key of a spec that decides it."""
+    message: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,10 @@ class ActionSpace:
     """continuous: every component has finite bounds."""
 
 
+def _divisor(dtype: Dtype, high: float | None) -> float:
+    return (255.0 if dtype == "uint8" else 1.0) if high is None else high
+
+
 @dataclass(frozen=True)
 class ObservationPart:
     """One entry of a packed observation: bytes [begin, end) of it hold an array."""
@@ -38,9 +53,16 @@ class ObservationPart:
     """Key in the Dict ("0", "1", … in a Tuple); of a nested one with its parents, "hand/camera"."""
     shape: tuple[int, ...]
     """[C, H, W] of an image, else [n]."""
-    dtype: Literal["float32", "uint8"]
+    dtype: Dtype
     begin: int
     end: int
+    high: float | None = None
+    """As of ObservationSpace."""
+
+    @property
+    def divisor(self) -> float:
+        """Number by which a net divides it to have numbers up to 1."""
+        return _divisor(self.dtype, self.high)
 
 
 @dataclass(frozen=True)
@@ -52,12 +74,28 @@ class ObservationSpace:
     """
 
     shape: tuple[int, ...]
-    dtype: Literal["float32", "uint8"] = "float32"
-    """uint8 for images, else float32."""
+    dtype: Dtype = "float32"
+    """uint8 for images of integers up to 255, else float32."""
     stack: int = 1
     """Frames stacked along the first axis, the newest last: within an episode each observation is the one before, moved on by a frame."""
     parts: tuple[ObservationPart, ...] = ()
     """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
+    high: float | None = None
+    """Upper bound of an image; None: 255 for uint8, 1 for float32."""
+    unclear: tuple[Unclear, ...] = field(default=(), compare=False)
+    """What the env's space leaves open and was guessed; only nets that treat images and vectors differently need to know it."""
+    text: str = field(default="", compare=False)
+    """Description for a person: "image 24 × 20, 6 channels last, 0 to 255"."""
+
+    @property
+    def divisor(self) -> float:
+        """Number by which a net divides an image to have numbers up to 1."""
+        return _divisor(self.dtype, self.high)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the observation is an image, or contains one."""
+        return any(len(part.shape) == 3 for part in self.parts or (self,))
 
     @property
     def packed_floats(self) -> int:

@@ -66,6 +66,9 @@ class EnvSpec(SpecModel):
     """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),
     others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env itself.
     State that a wrapper keeps is each env's own, not shared with evaluation or checkpoints (for NormalizeObservation: normalize_obs)."""
+    channels: Literal["first", "last"] | None = None
+    """Axis of the channels of an image; absent: the first or last axis with 1, 3 or 4 channels, else the one that leaves the squarer
+    image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
     Absent: all."""

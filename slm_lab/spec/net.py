@@ -92,6 +92,12 @@ class NetSpec(Component):
     dueling: ClassVar[bool] = False
     """Splits action values into state value and advantages."""
 
+    images: ClassVar[bool] = False
+    """Has convolutions: observations that can be images are."""
+
+    input: Literal["image", "vector"] | None = None
+    """What observations of two and more axes are: images, or vectors of all their numbers. Absent: by the env's space (integers from 0 to
+    255, or floats from 0 to 1, -1 to 1 or 0 to 255 with three axes are images), and with convolutions images."""
     shared: Flag = False
     """Share one body between actor and critic."""
     use_same_optim: Flag = True
@@ -196,6 +202,8 @@ class HydraMLPNetSpec(LayersSpec):
 class ConvNetSpec(LayersSpec):
     """Convolutions, then fully connected layers."""
 
+    images = True
+
     name: Literal["ConvNet"]
     conv_hid_layers: (
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
@@ -206,7 +214,7 @@ class ConvNetSpec(LayersSpec):
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""
     normalize: Flag = False
-    """Divide uint8 observations by 255."""
+    """Divide images by their upper bound (the space's: 255 for most)."""
     batch_norm: Flag | Literal["before"] = True  # type: ignore[assignment]  # wider than in other nets
     """true: apply BatchNorm after the activation of each convolution but the first; fully connected layers have none. "before": before
     the activation of every hidden layer."""
@@ -264,7 +272,7 @@ class TorchArcNetSpec(NetSpec):
     out_layer_activation: str | None = None
     """Activation of the actor's output layer; absent: none."""
     normalize: Flag = False
-    """Divide uint8 observations by 255."""
+    """Divide images by their upper bound (the space's: 255 for most)."""
 
 
 Net = Annotated[

@@ -247,6 +247,10 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
         report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
     if net.recurrent and net.dtype != "float32":
         report.fail((*place, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
+    if net.images and net.input == "vector":
+        report.fail((*place, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet")
+    if net is agent.critic_net and net.input is not None and net.input != agent.input:
+        report.fail((*place, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
     if net.shared and algorithm.soft:

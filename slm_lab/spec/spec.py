@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,9 @@ from slm_lab.spec.memory import MEMORIES, Memory
 from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.net import Net
 from slm_lab.spec.schedule import LinearDecay
+
+if TYPE_CHECKING:
+    from slm_lab.lib.records import InputKind
 
 REPLAY_ROWS = 16
 """Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
@@ -40,6 +43,13 @@ class AgentSpec(SpecModel):
     """Networks, optimizers and learning rates; absent: recommended ones for the algorithm and the env's spaces (Random needs none)."""
     critic_net: Net | None = None
     """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
+
+    @property
+    def input(self) -> InputKind | None:
+        """Return what observations are by the nets of the spec; None: the env's space decides."""
+        nets = [net for net in (self.net, self.critic_net) if net is not None]
+        given = next((net.input for net in nets if net.input is not None), None)
+        return given or ("image" if any(net.images for net in nets) else None)
 
     @property
     def rollout_len(self) -> int:

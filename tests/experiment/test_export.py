@@ -26,6 +26,7 @@ from slm_lab.experiment.load import LoadedAgent, load_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.net import NetSpec
+from tests.env.test_layout import CUE, STACK
 from tests.env.toys import Spaced
 from tests.experiment.test_load import CASES, NET, PPO, RNN, trained
 
@@ -52,6 +53,9 @@ gym.register("ExportCamera-v0", entry_point=Camera, max_episode_steps=20)
 POLICIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     **CASES,
     "image and more": ({"name": "ExportCamera-v0", "normalize_obs": True}, PPO, {"name": "ConvNet"}),
+    "planes": ({"name": CUE, "form": "planes"}, PPO, {"name": "ConvNet", "normalize": True}),
+    "codes": ({"name": CUE, "form": "codes"}, PPO, NET),
+    "stack": ({"name": CUE, "form": "floats_255", "wrappers": STACK}, PPO, {"name": "ConvNet", "normalize": True}),
     "bits": ({"name": "ExportCamera-v0", "action": "bits"}, PPO, NET),
     "whole numbers": ({"name": "ExportCamera-v0", "action": "whole", "clip_obs": 0.5}, PPO, NET),
     "start": ({"name": "ExportCamera-v0", "action": "start", "obs_keys": ["rest"]}, PPO, RNN),

@@ -140,8 +140,13 @@ def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
     """Return the modules from observations to vectors, and the size of these."""
     if obs.parts:
         return [Unpack(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
-    pixels: list[nn.Module] = [Pixels(normalize=True)] if obs.dtype == "uint8" else []
+    pixels = _pixels(obs, normalize=True)
     return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels, math.prod(obs.shape)
+
+
+def _pixels(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
+    """Return the module that converts an image; none for what is float32 already and not to be scaled."""
+    return [Pixels(obs, normalize)] if obs.dtype == "uint8" or (normalize and obs.divisor != 1.0) else []
 
 
 NATURE: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
@@ -166,7 +171,7 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
         raise SpecError("agent", [Problem("agent.net.name", message)])
     layers, features = _convolutions(spec, obs.shape)
     sizes = [features, *spec.fc_hid_layers]
-    return Body(nn.Sequential(Pixels(spec.normalize), *layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
+    return Body(nn.Sequential(Pixels(obs, spec.normalize), *layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
 
 
 def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
@@ -221,7 +226,7 @@ def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
     own = "critic_arc" if role == "critic" else "actor_arc"
     key = own if getattr(spec, own) is not None else "arc"
     graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
-    pixels: list[nn.Module] = [Pixels(spec.normalize)] if obs.dtype == "uint8" else []
+    pixels = _pixels(obs, spec.normalize)
     layers = nn.Sequential(*([Unpack(obs.parts, spec.normalize)] if obs.parts else pixels), graph)
     features = graph.materialise(layers, obs)
     init_layers(layers, spec.init_fn, spec.hid_layers_activation)
@@ -239,12 +244,25 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 }
 
 
+def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
+    """Raise SpecError if the net needs to know what the observation's space leaves open, or if it cannot be what the spec says."""
+    if spec.input == "image" and not obs.has_images:
+        raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}")])
+    if obs.unclear and (spec.images or not isinstance(spec, _FLATTENING)):
+        raise SpecError("agent", [Problem(one.key, one.message) for one in obs.unclear])
+
+
+_FLATTENING = (MLPNetSpec, HydraMLPNetSpec, RecurrentNetSpec)
+"""Nets for which an image is a vector too."""
+
+
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError if it does not fit the observations.
 
     The `implementation()` of a user's spec model is a class called as (spec, observation space, role): an nn.Module from obs_B [B, *shape]
     to features [B, F], with F in its attribute `features`.
     """
+    _check_input(spec, obs)
     if type(spec) in BODIES:
         body = BODIES[type(spec)](spec, obs, role)
     else:

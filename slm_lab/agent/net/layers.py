@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.weight_norm import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.lib.records import ObservationPart
+from slm_lab.lib.records import ObservationPart, ObservationSpace
 from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -137,26 +137,27 @@ def layout(images_B: Tensor) -> torch.memory_format:
 
 
 class Pixels(nn.Module):
-    """uint8 images to float in [0, 1], or only to float."""
+    """Images to float32, divided by their upper bound if `normalize`."""
 
-    def __init__(self, normalize: bool) -> None:
+    def __init__(self, obs: ObservationSpace, normalize: bool) -> None:
         super().__init__()
-        self.scale = 1.0 / 255.0 if normalize else 1.0
+        self.scale, self.bytes = 1.0 / obs.divisor if normalize else 1.0, obs.dtype == "uint8"
 
     def forward(self, obs_B: Tensor) -> Tensor:
         if obs_B.dtype != torch.uint8:
-            return obs_B
+            return obs_B if self.bytes or self.scale == 1.0 else obs_B * self.scale
         # scaled in place: a second tensor of this size takes longer than all else here, since its pages are new each time
         return obs_B.to(torch.float32, memory_format=layout(obs_B)).mul_(self.scale)
 
 
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
-    """Return the entries of packed observations, uint8 [B, bytes], as float32 [B, *shape] each; uint8 images in [0, 1] if `normalize`."""
-    scale = 1.0 / 255.0 if normalize else 1.0
+    """Return the entries of packed observations, uint8 [B, bytes], as float32 [B, *shape] each; images up to 1 if `normalize`."""
     entries = []
     for part in parts:
-        bytes_B = obs_B[:, part.begin : part.end]
-        entry_B = bytes_B.view(torch.float32) if part.dtype == "float32" else bytes_B.to(torch.float32).mul_(scale)
+        bytes_B, scale = obs_B[:, part.begin : part.end], 1.0 / part.divisor if normalize else 1.0
+        entry_B = bytes_B.view(torch.float32) if part.dtype == "float32" else bytes_B.to(torch.float32)
+        if scale != 1.0:
+            entry_B = entry_B * scale if part.dtype == "float32" else entry_B.mul_(scale)
         entries.append(entry_B.reshape(-1, *part.shape))
     return entries
 

@@ -113,7 +113,7 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: in
     """
     from slm_lab.env.make import make_env
 
-    plain = spec.model_copy(update={"normalize_obs": False, "clip_obs": None})
+    plain = spec.model_copy(update={"normalize_obs": False, "clip_obs": None, "channels": None})
     env = make_env(plain, _SEED, num_envs=_ENVS, training=False)
     returns: list[list[float]] = [[] for _ in range(_ENVS)]
     wanted = EPISODES // _ENVS

@@ -229,7 +229,10 @@ class RolloutWorker:
         spec, sampler = self.config.spec, self.config.spec.meta.sampler
         assert sampler is not None
         count = sampler.num_envs_per_worker // num_splits(sampler)
-        return make_env(spec.env, self._env_seed(group), num_envs=count, gamma=spec.agent.algorithm.gamma, **log_info(spec.meta))
+        agent = spec.agent
+        return make_env(
+            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, **log_info(spec.meta)
+        )
 
     def collect(self, slot: int) -> Collected:
         """Collect a rollout of every group."""

@@ -1,0 +1,196 @@
+"""What agents see of a Box, an image or a vector: one rule for environments, nets, memories, exported files and `check`.
+
+- Channels are the first or the last axis; `channels_axis` tells which.
+- An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, and three axes, one of which is its channels; integers
+  of two axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions) decides instead.
+- The upper bound of an image is the number by which nets divide it. Vectors of integers from 0 to at most 255 are divided by their own
+  upper bounds, each number by its own; other vectors stay as they are.
+- A wrapper that stacks observations adds a first axis (`mark_stack`): frames of an image become channels, and vectors lie side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.lib.records import Channels, Dtype, InputKind, Unclear
+
+UNBOUNDED = 1e30
+"""Bounds beyond this count as infinite: some envs give float32's largest number instead of infinity."""
+BYTE = 255.0
+_PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
+"""Bounds of images of floats."""
+_SMALLEST_SIDE = 7
+"""Of an image of floats, and of one without an axis of channels: smaller arrays are tables of numbers more often than images."""
+_LARGE_SIDE = 32
+"""Sides from which three axes with other bounds may be an image after all."""
+_USUAL_CHANNELS = (1, 3, 4)
+_CLEAR_ASPECT = 1.25
+"""Ratio of the aspect ratios of an image, read with channels first and with channels last, from which the squarer one is taken."""
+
+
+class BoxLayout(NamedTuple):
+    """How a batch of a Box, [N, *shape], becomes what agents see."""
+
+    shape: tuple[int, ...]
+    """[C, H, W] of an image, else [n]."""
+    dtype: Dtype
+    channels_last: bool = False
+    """Whether the last axis of the env's form is to be moved before the two axes of the image."""
+    high: float | None = None
+    """Upper bound of an image."""
+    scale: np.ndarray | None = None
+    """float32 [n]: factors of a vector; None: it stays as it is."""
+    unclear: tuple[Unclear, ...] = ()
+    """What the space leaves open, with the key that decides it."""
+    text: str = ""
+    """Description: "image 24 × 20, 6 channels last, 0 to 255"."""
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+
+def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Channels | None = None, where: str = "") -> BoxLayout:
+    """Return what agents see of a Box.
+
+    Args:
+        input: what the spec says about the kind. Not every array can be an image; those of one axis are vectors in any case.
+        channels: what the spec says about the axis of an image's channels.
+        where: name of the entry of a Dict or Tuple, for messages.
+    """
+    stack, shape = is_stacked(space), space.shape
+    inner = shape[1:] if stack else shape
+    if len(inner) == 4:  # images that the env itself has stacked
+        stack, inner = True, inner[1:]
+    last, clear = channels_axis(inner, channels)
+    kind, sure = ("vector", True) if len(inner) not in (2, 3) else _kind(space, inner, last) if input is None else (input, True)
+    if kind == "vector":
+        undecided = () if sure else (_unclear_kind(space, where),)
+        return _vector(space, undecided)
+    undecided = () if clear else (_unclear_channels(space, inner, where),)
+    return _image(space, inner, shape[0] if stack else 1, last, undecided)
+
+
+def channels_axis(shape: Sequence[int], told: Channels | None = None) -> tuple[bool, bool]:
+    """Return whether the channels of an image are its last axis, and whether that is clear.
+
+    An axis of 1, 3 or 4 is taken for the channels if only one end of the shape has it; else the end that leaves the squarer image.
+    """
+    if len(shape) != 3:
+        return False, True
+    if told is not None:
+        return told == "last", True
+    first_usual, last_usual = shape[0] in _USUAL_CHANNELS, shape[-1] in _USUAL_CHANNELS
+    if first_usual != last_usual:
+        return last_usual, True
+    first, last = _aspect(*shape[1:]), _aspect(*shape[:-1])
+    return last < first, max(first, last) >= _CLEAR_ASPECT * min(first, last) or (first != last and min(first, last) == 1.0)
+
+
+def _aspect(height: int, width: int) -> float:
+    return max(height, width) / max(1, min(height, width))
+
+
+def _kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
+    """Return what a Box of images [H, W], or [H, W, C] with channels first or last, is taken for, and whether that is sure."""
+    height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
+    side, bounds = min(height, width), _bounds(space)
+    if _is_whole(space):
+        if bounds == (0.0, BYTE):
+            return ("image", True) if len(shape) == 3 or side >= _SMALLEST_SIDE else ("vector", True)
+    elif len(shape) == 3 and side >= _SMALLEST_SIDE and bounds in _PICTURES:
+        return "image", True
+    return "vector", len(shape) == 2 or side < _LARGE_SIDE
+
+
+def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, undecided: tuple[Unclear, ...]) -> BoxLayout:
+    if len(inner) == 2:
+        (height, width), channels, where = inner, 1, ""
+    else:
+        height, width, channels = inner if last else (inner[1], inner[2], inner[0])
+        where = " last" if last else " first"
+    low, high = _bounds(space)
+    byte = _is_whole(space) and low >= 0.0 and high <= BYTE
+    count = f"{frames} × {channels}" if frames > 1 else str(channels)
+    text = f"image {height} × {width}, {count} channel{'s' * (frames * channels > 1)}{where}, {_range(low, high)}"
+    divisor = high if 1.0 < high < math.inf else 1.0
+    return BoxLayout((frames * channels, height, width), "uint8" if byte else "float32", last, divisor, None, undecided, text)
+
+
+def _vector(space: spaces.Box, undecided: tuple[Unclear, ...]) -> BoxLayout:
+    size, scale = math.prod(space.shape), None
+    low, high = _bounds(space)
+    if size and _is_whole(space) and low >= 0.0 and 1.0 < high <= BYTE:
+        scale = (1.0 / np.maximum(space.high.astype(np.float64), 1.0)).astype(np.float32).ravel()
+    text = f"vector of {size} number{'s' * (size != 1)}" + (f" ({_sizes(space.shape)})" if len(space.shape) > 1 else "")
+    return BoxLayout((size,), "float32", False, None, scale, undecided, text if scale is None else f"{text}, {_range(low, high)} → 0 to 1")
+
+
+def _is_whole(space: spaces.Box) -> bool:
+    return space.dtype.kind in "biu"
+
+
+def _bounds(space: spaces.Box) -> tuple[float, float]:
+    """Return the least lower and the greatest upper bound; infinite beyond UNBOUNDED."""
+    if not math.prod(space.shape):
+        return 0.0, 0.0
+    low, high = float(space.low.min()), float(space.high.max())
+    return -math.inf if low < -UNBOUNDED else low, math.inf if high > UNBOUNDED else high
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g} to {high:g}" if math.isfinite(low) or math.isfinite(high) else "without bounds"
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _unclear_channels(space: spaces.Box, inner: Sequence[int], where: str) -> Unclear:
+    what = f"the observation{where and f' {where!r}'} {_sizes(space.shape)} is an image whose channels may be its first axis or its last"
+    return Unclear("env.channels", f'{what}; set "first" ({inner[0]} channels) or "last" ({inner[-1]} channels)')
+
+
+def _unclear_kind(space: spaces.Box, where: str) -> Unclear:
+    what = f"the observation{where and f' {where!r}'} {_sizes(space.shape)} {_range(*_bounds(space))} may be an image or a vector"
+    return Unclear("agent.net.input", f'{what}; set "image" or "vector", or name a net (ConvNet, MLPNet)')
+
+
+_MARK = "is_stacked"
+
+
+def mark_stack(env: gym.Env[Any, Any]) -> None:
+    """Mark the spaces whose first axis was added by a wrapper of an env that stacks observations, for `box_layout`.
+
+    A wrapper that changes the observations afterwards makes a new space, which has no mark.
+    """
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, gym.wrappers.FrameStackObservation):
+            for box in _boxes(layer.observation_space):
+                setattr(box, _MARK, True)
+        layer = layer.env
+
+
+def _boxes(space: spaces.Space[Any]) -> list[spaces.Box]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [box for one in inner for box in _boxes(one)]
+    return [space] if isinstance(space, spaces.Box) else []
+
+
+def is_stacked(space: spaces.Space[Any]) -> bool:
+    """Return whether the first axis of a space was added by a wrapper that stacks observations."""
+    return getattr(space, _MARK, False)
+
+
+def set_stacked(space: spaces.Box) -> spaces.Box:
+    """Mark a space as `mark_stack` does, and return it."""
+    setattr(space, _MARK, True)
+    return space

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -90,14 +92,18 @@ class Acting:
 
 def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
     """Act, step, observe and update for so many vector steps; returns the metrics of the updates."""
-    obs, out, acting = env.reset(), [], Acting(agent, env.info.num_envs)
-    for _ in range(steps):
+    return [metrics for metrics in islice(drive_on(agent, env), steps) if metrics is not None]
+
+
+def drive_on(agent: Agent, env: ToyEnv) -> Iterator[Any]:
+    """Act, step, observe and update without end; yields the metrics of the update after each vector step, None without one."""
+    obs, acting = env.reset(), Acting(agent, env.info.num_envs)
+    while True:
         act = acting.act(obs)
         step = env.step(act.action_N)
         agent.clock.tick(env.info.num_envs)
         acting.observe(obs, act, step)
-        if agent.ready():
-            out.append(agent.update())
+        metrics = agent.update() if agent.ready() else None
         agent.end_step()
         obs = step.obs_N
-    return out
+        yield metrics

@@ -3,6 +3,18 @@
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.make import BACKENDS, make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.vec import Env, InvalidReward
+from slm_lab.env.outcome import InvalidOutcome, InvalidReward
+from slm_lab.env.vec import Env
 
-__all__ = ["BACKENDS", "Backend", "Env", "EnvTarget", "InvalidReward", "Normalizers", "RawStep", "make_env", "make_normalizers"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Env",
+    "EnvTarget",
+    "InvalidOutcome",
+    "InvalidReward",
+    "Normalizers",
+    "RawStep",
+    "make_env",
+    "make_normalizers",
+]

@@ -33,6 +33,8 @@ class EnvTarget:
     """Threads that a backend in C++ may use."""
     wraps: tuple[Wrap, ...] = ()
     """Wrappers of each env, in order."""
+    log_info: tuple[str, ...] = ()
+    """Entries of the env's info that are asked for at the end of an episode."""
 
     @property
     def plain_id(self) -> str:
@@ -82,7 +84,7 @@ class RawStep(NamedTuple):
     """int64 [N]: remaining lives (Atari)."""
 
 
-Outcome = tuple[Any, Any, bool, bool, dict[str, Any]]
+Outcome = tuple[Any, Any, Any, Any, Any]
 """What `gymnasium.Env.step` returns: observation, reward, terminated, truncated, info."""
 
 
@@ -91,11 +93,8 @@ class LoneEnv(Protocol):
 
     env: Any
 
-    def fits(self, obs: Any) -> bool:
-        """Return whether an observation is an array of the space's shape and dtype."""
-
-    def gather(self, outcomes: Iterable[Outcome]) -> RawStep:
-        """Return what the env returned as a step, with the env reset if its episode ended."""
+    def gather(self, outcomes: Iterable[Any]) -> RawStep:
+        """Return what the env returned as a step, with the env reset if its episode ended. Raises InvalidOutcome."""
 
 
 class Backend(ABC):
@@ -112,6 +111,8 @@ class Backend(ABC):
     is a row of the batch of actions."""
     fresh: bool = False
     """Whether step and reset return new arrays, which are not written to later."""
+    checks: bool = False
+    """Whether step and reset return nothing but arrays of the right shapes and types; if not, `Env` checks what they return."""
     observation_space: gym.Space[Any]
     """Space of one env."""
     action_space: gym.Space[Any]

@@ -8,10 +8,13 @@ import copy
 import functools
 import os
 import queue
+import random
+import sys
 import time
 import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import gymnasium as gym
@@ -22,12 +25,29 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
-from slm_lab.env.backend import Backend, EnvTarget, Outcome, RawStep
-from slm_lab.env.info import row_info
+from slm_lab.env.backend import Backend, EnvTarget, RawStep
+from slm_lab.env.info import picked_numbers, row_info
+from slm_lab.env.outcome import (
+    FLAGS,
+    NUMBERS,
+    InvalidOutcome,
+    checked,
+    closing_failed,
+    fitted,
+    fitted_final,
+    fitted_step,
+    flag,
+    reraise,
+    row_of,
+    shown,
+    unpacked,
+    unpacked_reset,
+)
 from slm_lab.env.single import SingleEnv
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
+from slm_lab.env.spaces import leaves
 from slm_lab.lib.environment import environment
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import logger, notice
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group, lead_group
 from slm_lab.lib.process_state import ProcessState
@@ -97,14 +117,14 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
     Each worker leads a process group, so that what its env starts (a simulator) ends with it.
     """
 
-    def __init__(self, make: SingleEnv, num_envs: int, shared_memory: bool = True) -> None:
+    def __init__(self, make: SingleEnv, num_envs: int, log_info: Sequence[str], shared_memory: bool = True) -> None:
         self.parent_pipes, self.processes = [], []
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would wait for ever
         try:
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # one env is constructed in this process, for its spaces
-                worker: Any = functools.partial(_worker, os.getpid())  # Gymnasium annotates it without the arguments
+                worker: Any = functools.partial(_worker, os.getpid(), log_info)  # Gymnasium annotates it without the arguments
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
@@ -122,9 +142,11 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
             return
         self._state = AsyncState.DEFAULT
         try:
-            index, _, _, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
+            index, invalid, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
         except queue.Empty:
             raise RuntimeError("an env failed in its worker process, which died before it reported the error") from None
+        if invalid is not None:
+            reraise(invalid, index)
         raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -153,25 +175,71 @@ def _close(reference: weakref.ref[_Async]) -> None:
 
 
 class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
-    """Copy the last observation and info of an episode: Gymnasium's worker resets the env before it sends, and the env may reuse them.
+    """Check what the env returns, and keep what the parent uses of it: infos need not be picklable.
 
-    It also seeds the spaces of the env.
+    The last observation of an episode is copied: Gymnasium's worker resets the env before it sends, and the env may reuse the array. A
+    reset with a seed also seeds the spaces of the env and the generators of this process.
     """
+
+    def __init__(self, env: gym.Env[Any, Any], log_info: Sequence[str]) -> None:
+        super().__init__(env)
+        self._log_info, self._space = log_info, env.observation_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             seed_spaces(self.env, seed)
-        return self.env.reset(seed=seed, options=options)
+            _seed_process(seed)
+        try:
+            obs, info = unpacked_reset(self.env.reset(seed=seed, options=options))
+            return fitted(self._space, obs), _lives(info)
+        except Exception as error:
+            reraise(error)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            obs, info = copy.deepcopy(obs), dict(info)
-        return obs, reward, terminated, truncated, info
+        try:
+            obs, reward, terminated, truncated, info = checked(self.env.step(action))
+            obs = fitted(self._space, obs)
+            if terminated or truncated:
+                return copy.deepcopy(obs), reward, terminated, truncated, picked_numbers(info, self._log_info)
+            return obs, reward, terminated, truncated, _lives(info)
+        except Exception as error:
+            reraise(error)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except Exception as error:
+            notice(closing_failed(error))
+
+
+def _lives(info: Mapping[str, Any]) -> dict[str, Any]:
+    lives = info.get("lives")
+    return {"lives": int(lives)} if isinstance(lives, int | np.integer) else {}
+
+
+def _seed_process(seed: int) -> None:
+    """Seed the process-wide generators of Python, numpy and, if it is loaded, torch, which some envs draw from."""
+    random.seed(seed)
+    np.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+
+
+class _Errors:
+    """Passes errors of a worker on to the parent in a form that can be pickled: number of the env, InvalidOutcome or None, traceback."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def put(self, item: tuple[int, Any, Any, str]) -> None:
+        """Take what Gymnasium's worker reports: number of the env, type, error, traceback."""
+        index, _, error, trace = item
+        self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, trace))
 
 
 def _worker(
     parent: int,
+    log_info: Sequence[str],
     index: int,
     env_fn: Any,
     pipe: Any,
@@ -187,8 +255,8 @@ def _worker(
     parent_pipe.close()  # this process's copy would keep `pipe` from ending with the parent
     try:
         env = env_fn()
-    except Exception as error:
-        error_queue.put((index, type(error), str(error), traceback.format_exc()))
+    except Exception:
+        error_queue.put((index, None, traceback.format_exc()))
         try:
             pipe.recv()
             pipe.send((None, False))
@@ -196,7 +264,8 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        _async_worker(index, lambda: _InWorker(env), pipe, parent_pipe, shared_memory, error_queue, autoreset_mode, semaphore)
+        wrapped, errors = _InWorker(env, log_info), _Errors(error_queue)
+        _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
 
@@ -204,7 +273,7 @@ def _worker(
 class _GymVectorBackend(Backend):
     """Base of sync and async: SAME_STEP autoreset, so that no step is spent on dummy rows."""
 
-    applies_wraps = True
+    applies_wraps = checks = True
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
@@ -260,6 +329,9 @@ class Sync(_GymVectorBackend):
         self._plain = isinstance(self.observation_space, gym.spaces.Box)
         self._dtype, self._shape = self.observation_space.dtype, self.observation_space.shape
         in_rows = isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
+        dtypes = [np.dtype(leaf.dtype) for _, leaf in leaves(self.observation_space)]
+        self._narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
+        """Stacking would silently change numbers that are too large."""
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
             _recognise_int64(self.env.unwrapped.action_space)
@@ -268,30 +340,52 @@ class Sync(_GymVectorBackend):
         if seeds is not None:
             for env, seed in zip(self._envs, seeds, strict=True):
                 seed_spaces(env, seed)
-        return super().reset(seeds)
+        obs_list: list[Any] = []
+        for env, one in zip(self._envs, seeds or repeat(None), strict=False):
+            try:
+                obs_list.append(unpacked_reset(env.reset(seed=one, options=None))[0])
+            except Exception as error:
+                reraise(error, len(obs_list))
+        return self._stack(obs_list)
 
     def step(self, action: np.ndarray) -> RawStep:
         """Step like SyncVectorEnv.step, which takes 1.5 times as long for one CartPole."""
         return self.gather(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
 
-    def gather(self, outcomes: Iterable[Outcome]) -> RawStep:
-        """Return what the envs returned as one step, with those reset whose episode ended."""
+    def gather(self, outcomes: Iterable[Any]) -> RawStep:
+        """Return what the envs returned as one step, with those reset whose episode ended. Raises InvalidOutcome."""
         count, final, lives_N = len(self._envs), None, None
-        reward_N, terminated_N, truncated_N = np.empty(count), np.empty(count, np.bool_), np.empty(count, np.bool_)
-        obs_list = []
-        for i, (obs, reward, terminated, truncated, info) in enumerate(outcomes):
-            env = self._envs[i]
-            reward_N[i], terminated_N[i], truncated_N[i] = reward, terminated, truncated
-            if terminated or truncated:
-                final = final or []
-                final.append((i, copy.deepcopy(obs)))  # the env may write its next observation into the same array
-                self._infos[i] = dict(info)
-                obs, info = env.reset()
-            obs_list.append(obs)
-            if "lives" in info and isinstance(info["lives"], int | np.integer):
-                lives_N = np.zeros(count, np.int64) if lives_N is None else lives_N
-                lives_N[i] = info["lives"]
-        return RawStep(self._stack(obs_list), reward_N, terminated_N, truncated_N, final, lives_N)
+        reward_N, terminated_N, truncated_N = np.empty(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        obs_list: list[Any] = []
+        try:
+            for i, outcome in enumerate(outcomes):
+                try:
+                    obs, reward, terminated, truncated, info = outcome
+                except (TypeError, ValueError):
+                    obs, reward, terminated, truncated, info = unpacked(outcome)
+                if type(reward) not in NUMBERS or type(info) is not dict:
+                    obs, reward, terminated, truncated, info = checked(outcome)
+                reward_N[i] = reward
+                if terminated is not False or truncated is not False:
+                    if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
+                        terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+                    terminated_N[i], truncated_N[i] = terminated, truncated
+                    if terminated or truncated:
+                        final = final or []
+                        final.append((i, self._kept(obs)))
+                        self._infos[i] = dict(info)
+                        obs, info = unpacked_reset(self._envs[i].reset())
+                obs_list.append(obs)
+                if "lives" in info and isinstance(info["lives"], int | np.integer):
+                    lives_N = np.zeros(count, np.int64) if lives_N is None else lives_N
+                    lives_N[i] = info["lives"]
+            return RawStep(self._stack(obs_list), reward_N, terminated_N, truncated_N, final, lives_N)
+        except Exception as error:
+            reraise(error, len(obs_list) if len(obs_list) < count else None)
+
+    def _kept(self, obs: Any) -> Any:
+        """Return a copy of the last observation of an episode: the env may write its next one into the same array."""
+        return copy.deepcopy(obs if self._plain and self.fits(obs) else fitted(self.observation_space, obs))
 
     def episode_state(self) -> Any:
         try:
@@ -307,7 +401,21 @@ class Sync(_GymVectorBackend):
     def _stack(self, obs_list: list[Any]) -> Any:
         if self._plain and len(obs_list) == 1 and self.fits(obs_list[0]):
             return obs_list[0][None]
-        return concatenate(self.observation_space, obs_list, self._obs)
+        try:
+            return concatenate(self.observation_space, self._fitted(obs_list) if self._narrow else obs_list, self._obs)
+        except InvalidOutcome:
+            raise
+        except Exception:  # by gymnasium or numpy
+            return concatenate(self.observation_space, self._fitted(obs_list), self._obs)
+
+    def _fitted(self, obs_list: list[Any]) -> list[Any]:
+        for row, obs in enumerate(obs_list):
+            try:
+                obs_list[row] = fitted(self.observation_space, obs)
+            except InvalidOutcome as error:
+                error.row = row
+                raise
+        return obs_list
 
     def fits(self, obs: Any) -> bool:
         """Return whether an observation of a Box can be used as it is."""
@@ -342,11 +450,12 @@ class Async(_GymVectorBackend):
         with _worker_death():
             make = SingleEnv.from_target(target)
             try:
-                vec = _Async(make, target.num_envs)
+                vec = _Async(make, target.num_envs, target.log_info)
             except ValueError as error:
                 if not isinstance(error.__cause__, gym.error.CustomSpaceError):
                     raise
-                vec = _Async(make, target.num_envs, shared_memory=False)  # make_env explains that the space is not supported
+                # make_env explains that the space is not supported
+                vec = _Async(make, target.num_envs, target.log_info, shared_memory=False)
         self._use(vec, target)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -374,6 +483,7 @@ class Native(Backend):
     """The vector env that an id registers itself (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
 
     name = "native"
+    checks = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvTarget) -> str | None:
@@ -406,24 +516,37 @@ class Native(Backend):
             vec.close()
             raise ValueError(f'unsupported metadata["autoreset_mode"] {mode}, expected NEXT_STEP or SAME_STEP; use "backend": "sync"')
         self._same_step = mode == AutoresetMode.SAME_STEP
-        self._info: dict[str, Any] = {}
+        self._info: Mapping[str, Any] = {}
         assert target.registration is not None
-        self.fresh = target.registration.vector_entry_point == CARTPOLE  # it returns new observation arrays
+        self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE  # it returns new arrays, of its spaces
         # decoded actions are always valid; CartPole's own check takes a quarter of its step
         vec.action_space.contains = lambda x: True  # type: ignore[method-assign]
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        return self._vec.reset(seed=None if seeds is None else seeds[0])[0]
+        obs, _ = unpacked_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
+        return obs if self._own else fitted(self.observation_space, obs, lead=(self._vec.num_envs,))
 
     def step(self, action: np.ndarray) -> RawStep:
-        obs, reward, terminated, truncated, info = self._vec.step(action)
+        outcome = self._vec.step(action)
+        if not self._own:
+            return self._checked(outcome)
+        obs, reward_N, terminated_N, truncated_N, self._info = outcome
+        return RawStep(obs, reward_N, terminated_N, truncated_N, None)
+
+    def _checked(self, outcome: Any) -> RawStep:
+        """Return a step as arrays, with the last observations of the episodes that ended. Raises InvalidOutcome."""
+        obs, reward_N, terminated_N, truncated_N, info = unpacked(outcome)
+        if not isinstance(info, Mapping):
+            raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
         self._info = info
-        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        final = None
-        if self._same_step and (terminated | truncated).any():
-            final = [(int(i), info["final_obs"][i]) for i in np.flatnonzero(terminated | truncated)]
-        return RawStep(obs, reward, terminated, truncated, final)
+        raw = fitted_step(RawStep(obs, reward_N, terminated_N, truncated_N, None), self.observation_space, self._vec.num_envs)
+        over = np.flatnonzero(raw.terminated_N | raw.truncated_N) if self._same_step else ()
+        if not len(over):
+            return raw
+        if "final_obs" not in info:
+            raise InvalidOutcome('step returned no info["final_obs"] where an episode ended, as autoreset_mode SAME_STEP requires')
+        return raw._replace(final=[fitted_final(int(i), row_of(info["final_obs"], int(i)), self.observation_space) for i in over])
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         return row_info(self._info.get("final_info", {}) if self._same_step else self._info, row)

@@ -64,17 +64,18 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
         channels: what the spec says about the axis of an image's channels.
         where: name of the entry of a Dict or Tuple, for messages.
     """
-    stack, shape = is_stacked(space), space.shape
-    inner = shape[1:] if stack else shape
+    shape = space.shape
+    inner = shape[1:] if is_stacked(space) else shape
     if len(inner) == 4:  # images that the env itself has stacked
-        stack, inner = True, inner[1:]
+        inner = inner[1:]
     last, clear = channels_axis(inner, channels)
-    kind, sure = ("vector", True) if len(inner) not in (2, 3) else _kind(space, inner, last) if input is None else (input, True)
+    plain = len(inner) not in (2, 3) or not math.prod(shape)
+    kind, sure = ("vector", True) if plain else _kind(space, inner, last) if input is None else (input, True)
     if kind == "vector":
         undecided = () if sure else (_unclear_kind(space, where),)
         return _vector(space, undecided)
     undecided = () if clear else (_unclear_channels(space, inner, where),)
-    return _image(space, inner, shape[0] if stack else 1, last, undecided)
+    return _image(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, undecided)
 
 
 def channels_axis(shape: Sequence[int], told: Channels | None = None) -> tuple[bool, bool]:

@@ -19,9 +19,10 @@ from slm_lab.env.backend import Backend, EnvTarget
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
+from slm_lab.env.outcome import described
 from slm_lab.env.single import quiet_gymnasium, register_atari
 from slm_lab.env.spaces import Codec, UnsupportedSpace, action_codec, observation_codec, space_to_dict
-from slm_lab.env.vec import Env
+from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
@@ -68,7 +69,7 @@ def make_env(
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
     _check_memory(spec, num_envs)
-    target = find_target(spec, num_envs or spec.num_envs, threads)
+    target = replace(find_target(spec, num_envs or spec.num_envs, threads), log_info=tuple(log_info))
     chosen = choose_backend(spec, target)
     if log_info and not chosen.reports_info:
         why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
@@ -77,24 +78,32 @@ def make_env(
     try:
         observation, encode = make_codec(spec, backend.observation_space, input, backend.fresh)
         action, decode = action_codec(backend.action_space)
-        described = {"observation": space_to_dict(backend.observation_space), "action": space_to_dict(backend.action_space)}
+        _check_not_empty(backend)
+        forms = {"observation": space_to_dict(backend.observation_space), "action": space_to_dict(backend.action_space)}
     except UnsupportedSpace as error:
-        backend.close()
+        close_backend(backend)
         raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
     if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
-        backend.close()
+        close_backend(backend)
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         raise _problem(spec, key, f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it")
     if spec.channels is not None and not observation.has_images:
-        backend.close()
+        close_backend(backend)
         raise _problem(spec, "channels", f"has no effect: {spec.name} has no images ({observation.text}); remove it")
     name = spec.backend if spec.backend != "auto" else chosen.name
-    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, described)
+    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
-    return Env(backend, info, encode, decode, seed, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
+    return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
+
+
+def _check_not_empty(backend: Backend) -> None:
+    """Raise UnsupportedSpace for a space without numbers."""
+    for kind, space in (("observation", backend.observation_space), ("action", backend.action_space)):
+        if not gym.spaces.flatdim(space):
+            raise UnsupportedSpace(f"{kind} space {described(space)} is empty; expected one with at least one number")
 
 
 def make_codec(spec: EnvSpec, space: gym.Space[Any], input: InputKind | None, fresh: bool = False) -> tuple[ObservationSpace, Codec]:

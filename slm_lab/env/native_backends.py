@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.info import row_info
+from slm_lab.env.outcome import row_of
 from slm_lab.env.single import quiet_gymnasium, register_atari
 
 
@@ -21,7 +22,7 @@ class Ale(Backend):
     """ALE's own vector env of Atari games. Where an episode ended, its infos are those of the reset, so there is no episode_info."""
 
     name = "ale"
-    fresh = True
+    fresh = checks = True
     reports_info = False
 
     @classmethod
@@ -72,7 +73,7 @@ class EnvPool(Backend):
     """
 
     name = "envpool"
-    fresh = True
+    fresh = checks = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvTarget) -> str | None:
@@ -147,7 +148,7 @@ class EnvPool(Backend):
             return RawStep(obs, reward, terminated, self._none_N, None, lives)
         truncated = out_of_time & ~terminated
         rows = np.flatnonzero(truncated)
-        final = [(int(row), _row(obs, int(row))) for row in rows]
+        final = [(int(row), row_of(obs, int(row))) for row in rows]
         if len(rows):
             obs = _replaced(obs, rows, self._pool.reset(rows.astype(np.int32))[0])
         return RawStep(obs, reward, terminated, truncated, final, lives)
@@ -179,10 +180,6 @@ class EnvPool(Backend):
         if self._pool is not None:
             self._pool.close()
             self._pool = self._command = None
-
-
-def _row(obs: Any, row: int) -> Any:
-    return {key: _row(value, row) for key, value in obs.items()} if isinstance(obs, dict) else obs[row]
 
 
 def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:

@@ -65,6 +65,13 @@ def batch_of_one(observation: Any) -> Any:
     return np.asarray(observation)[None]
 
 
+def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
+    """Return the function that converts one array of a Box to a batch [1, …] as `codec` does; if it is flat, in one operation."""
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        return lambda obs: np.array(obs, np.float32, ndmin=2)
+    return lambda obs: codec(obs[None])
+
+
 def _as_is(batch: Any) -> np.ndarray:
     return np.asarray(batch)
 
@@ -176,10 +183,7 @@ def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
         case spaces.Box():
             return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
         case spaces.MultiBinary():
-            size = int(np.prod(space.shape))
-            if space.shape == (size,):
-                return size, lambda batch: np.array(batch, np.float32)
-            return size, lambda batch: np.array(batch, np.float32).reshape(-1, size)
+            return _bits(int(np.prod(space.shape)))
         case spaces.Discrete():
             return _one_hot(np.array([space.n]), np.array([space.start]))
         case spaces.MultiDiscrete():
@@ -192,14 +196,26 @@ def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
     )
 
 
+def _bits(size: int) -> tuple[int, Codec]:
+    def encode(batch: Any) -> np.ndarray:
+        encoded = np.array(batch, np.float32).reshape(-1, size)
+        if (encoded * encoded != encoded).any():
+            raise ValueError("a number is neither 0 nor 1")
+        return encoded
+
+    return size, encode
+
+
 def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
-    size = int(nvec.sum())
-    offset = np.concatenate([[0], np.cumsum(nvec)[:-1]]) - start
+    size, count = int(nvec.sum()), nvec.astype(np.uint64)
+    offset = np.concatenate([[0], np.cumsum(nvec)[:-1]])
 
     def encode(batch: Any) -> np.ndarray:
-        index = np.asarray(batch, np.int64).reshape(-1, len(nvec)) + offset
-        encoded = np.zeros((len(index), size), np.float32)
-        np.put_along_axis(encoded, index, 1.0, axis=1)
+        number = np.asarray(batch, np.int64).reshape(-1, len(nvec)) - start
+        if 1 in (number.view(np.uint64) >= count).tobytes():  # a negative one too
+            raise ValueError("a number is outside the space")
+        encoded = np.zeros((len(number), size), np.float32)
+        encoded[np.arange(len(number))[:, None], number + offset] = 1.0
         return encoded
 
     return size, encode

@@ -11,16 +11,12 @@ import numpy as np
 from slm_lab.env.backend import Backend, LoneEnv, RawStep
 from slm_lab.env.info import picked_numbers
 from slm_lab.env.normalize import Normalizers
+from slm_lab.env.outcome import FLAGS, NUMBERS, InvalidReward, closing_failed, fitted, fitted_step, reraise, reraise_located
 from slm_lab.env.snapshot import NotSavable
-from slm_lab.env.spaces import Codec, batch_of_one
-from slm_lab.lib.errors import PlainError
+from slm_lab.env.spaces import Codec, batch_of_one, lone_codec
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
-
-
-class InvalidReward(PlainError, RuntimeError):
-    """An env returned a reward that is NaN or infinite."""
 
 
 class Env:
@@ -38,19 +34,23 @@ class Env:
         decode: Codec,
         seed: int,
         *,
+        name: str = "env",
         normalizers: Normalizers | None = None,
         life_loss: bool = False,
         log_info: Sequence[str] = (),
     ) -> None:
         self.normalizers = normalizers or Normalizers()
-        self.info = info
+        self.info, self.name = info, name
         self.backend = info.backend
         self._backend = backend
         self._encode, self._decode = encode, decode
+        self._encode_lone = lone_codec(backend.observation_space, encode)
+        self._dtype, self._shape = backend.observation_space.dtype, backend.observation_space.shape
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
-        self._lone = backend.lone
+        self._lone = None if life_loss else backend.lone  # which is not asked for lives
+        self._checks = backend.checks
         self._life_loss, self._log_info = life_loss, tuple(log_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
@@ -68,8 +68,8 @@ class Env:
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
     def reset(self) -> np.ndarray:
-        """Begin an episode in every env; the first call seeds them. Returns obs_N [N, *shape]."""
-        obs = self._encode(self._backend.reset(self._env_seeds() if self._fresh_streams else None))
+        """Begin an episode in every env; the first call seeds them. Returns obs_N [N, *shape]. Raises as `step` does."""
+        obs = self._reset_backend(self._env_seeds() if self._fresh_streams else None)
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
         self._pending_N = self._lives_N = None
@@ -79,6 +79,13 @@ class Env:
             self._normalize_obs.update(obs)
             obs = self._normalize_obs(obs)
         return obs
+
+    def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
+        try:
+            obs = self._backend.reset(seeds)
+            return self._encode(obs if self._checks else fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,)))
+        except Exception as error:
+            reraise_located(error, self.name, "reset", 0)
 
     def _env_seeds(self) -> list[int]:
         return env_seeds(self._seed, self.info.num_envs, self._resumes)
@@ -91,20 +98,39 @@ class Env:
     def step(self, action_N: np.ndarray) -> VecStep:
         """Step every env. `action_N`: see ActionSpace.
 
-        Raises: InvalidReward if a reward is not finite; RuntimeError, or what the env raises, if an env fails.
+        Raises: InvalidOutcome if an env returns what its spaces or Gymnasium's interface do not allow, or a reward that is not finite;
+            RuntimeError, or what the env raises, if an env fails.
         """
-        if self._lone is not None:
-            return self._step_lone(self._lone, action_N)
-        return self._finish_step(self._backend.step(self._decode(action_N)))
+        self._steps += 1
+        try:
+            if self._lone is not None:
+                return self._step_lone(self._lone, action_N)
+            raw = self._backend.step(self._decode(action_N))
+            return self._finish_step(raw if self._checks else fitted_step(raw, self._backend.observation_space, self.info.num_envs))
+        except Exception as error:
+            reraise_located(error, self.name, "step", self._steps)
 
     def _step_lone(self, lone: LoneEnv, action_N: np.ndarray) -> VecStep:
         """Step a single env without arrays of one, which cost as much as CartPole's step; at the end of an episode as several envs."""
-        outcome = obs, reward, terminated, truncated, info = lone.env.step(self._decode(action_N)[0])
-        if terminated or truncated or "lives" in info or not (lone.fits(obs) and isfinite(reward)):
+        outcome = lone.env.step(self._decode(action_N)[0])
+        try:
+            obs, reward, terminated, truncated, info = outcome
+            plain = (
+                (terminated is False or (type(terminated) in FLAGS and not terminated))
+                and (truncated is False or (type(truncated) in FLAGS and not truncated))
+                and type(info) is dict
+                and type(reward) in NUMBERS
+                and isfinite(reward)
+                and type(obs) is np.ndarray
+                and obs.dtype == self._dtype
+                and obs.shape == self._shape
+            )
+        except (TypeError, ValueError, OverflowError):
+            plain = False
+        if not plain:
             return self._finish_step(lone.gather([outcome]))
         self._return_N[0] += reward
-        self._steps += 1
-        obs_N, reward_N = self._encode(obs[None]), np.empty(1, self._reward_type)
+        obs_N, reward_N = self._encode_lone(obs), np.empty(1, self._reward_type)
         reward_N[0] = reward
         if self._normalizes:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
@@ -112,10 +138,13 @@ class Env:
 
     def _finish_step(self, raw: RawStep) -> VecStep:
         """Return what the backend returned as agents see it."""
-        obs_N = self._encode(raw.obs)
+        try:
+            obs_N = self._encode(raw.obs)
+        except Exception:
+            self._explain(raw.obs)
+            raise
         reward_N = raw.reward_N
         self._return_N += reward_N
-        self._steps += 1
         if not reward_N.dot(reward_N) < inf:  # a third of the time of np.isfinite(reward_N).all()
             self._check_finite(reward_N)
         # searching bytes takes a third of the time of .any()
@@ -127,6 +156,10 @@ class Env:
         else:
             reward_N = reward_N.astype(np.float32)
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
+
+    def _explain(self, obs: Any) -> None:
+        """Raise InvalidOutcome for a batch of observations that cannot be encoded."""
+        fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,))
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Normalise observations and rewards of a step in which no episode ended, and none before."""
@@ -141,7 +174,7 @@ class Env:
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
         for row in np.flatnonzero(invalid_N)[:1]:
-            raise InvalidReward(f"env {row} returned reward {reward_N[row]} in step {self._steps}")
+            reraise(InvalidReward(f"step returned the reward {reward_N[row]}; expected a finite number"), int(row))
 
     def _boundary(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
         """The step where an episode ended, or the one after."""
@@ -283,7 +316,7 @@ class Env:
         if not state["fresh"]:
             self._resumes += 1
         if state["rng"] is not None:
-            self._backend.reset(self._env_seeds())  # some envs create their streams only here
+            self._reset_backend(self._env_seeds())  # some envs create their streams only here
             self._fresh_streams = False
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])
@@ -305,8 +338,16 @@ class Env:
         return True
 
     def close(self) -> None:
-        """Close the envs and end their processes within a bounded time."""
-        self._backend.close()
+        """Close the envs and end their processes within a bounded time. An error of an env's `close` is a notice."""
+        close_backend(self._backend)
+
+
+def close_backend(backend: Backend) -> None:
+    """Close a backend; log an error of an env's `close`."""
+    try:
+        backend.close()
+    except Exception as error:
+        notice(closing_failed(error))
 
 
 def env_seeds(seed: int, count: int, resumes: int = 0) -> list[int]:

@@ -22,7 +22,8 @@ from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.vec import Env, InvalidReward
+from slm_lab.env.outcome import InvalidReward
+from slm_lab.env.vec import Env
 from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import OpenPool, WorkerPool, open_pool

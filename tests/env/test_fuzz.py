@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -24,11 +24,12 @@ STEPS = 4
 
 
 class Fuzzed(gym.Env[Any, Any]):
-    """An env with a random space whose observations are given; from step `at` on it misbehaves."""
+    """The env of a scenario: its observations are given; from a step on it misbehaves."""
 
-    def __init__(self, space: spaces.Space[Any], samples: list[Any], fault: str = "", at: int = 2) -> None:
-        self.observation_space, self.action_space = space, spaces.Discrete(2)
-        self.samples, self.fault, self.at, self.total = samples, fault, at, 0
+    def __init__(self, number: int) -> None:
+        one = scenario(number)
+        self.observation_space, self.action_space = one.space, spaces.Discrete(2)
+        self.samples, self.fault, self.at, self.total = one.samples, one.fault, one.at, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -155,7 +156,7 @@ def twin(space: spaces.Space[Any], value: Any, stacked: bool) -> Iterator[np.nda
 def twin_box(space: spaces.Box, value: np.ndarray, stacked: bool) -> np.ndarray:
     inner = value.shape[1:] if stacked else value.shape
     if len(inner) == 4:
-        stacked, inner = True, inner[1:]
+        inner = inner[1:]
     low, high, whole = float(np.min(space.low)), float(np.max(space.high)), space.dtype.kind in "biu"
     if len(inner) in (2, 3):
         last = len(inner) == 3 and channels_are_last(inner)
@@ -164,7 +165,7 @@ def twin_box(space: spaces.Box, value: np.ndarray, stacked: bool) -> np.ndarray:
         if not (whole and len(inner) == 3):
             is_image = is_image and min(sides) >= 7
         if is_image:
-            frames = [*value] if stacked else [value]
+            frames = [*value.reshape(-1, *inner)]
             planes = [np.moveaxis(frame, -1, 0) if last else frame if frame.ndim == 3 else frame[None] for frame in frames]
             return np.concatenate(planes)
     flat = np.ravel(value).astype(float)
@@ -186,8 +187,20 @@ def entries(known: ObservationSpace, obs: np.ndarray) -> list[np.ndarray]:
     return [obs[part.begin : part.end].view(part.dtype).reshape(part.shape) for part in known.parts]
 
 
-def scenario(number: int) -> tuple[dict[str, Any], spaces.Space[Any], list[Any], int, str]:
-    """Return the env section of a round, the env's space before wrappers, its observations, the frames that are stacked, and its fault."""
+class Scenario(NamedTuple):
+    space: spaces.Space[Any]
+    samples: list[Any]
+    """Observations, one after the other."""
+    frames: int
+    """Observations that a wrapper stacks; 0: no wrapper."""
+    fault: str
+    at: int
+    """Step of the fault."""
+    keys: dict[str, Any]
+    """Env section."""
+
+
+def scenario(number: int) -> Scenario:
     rng = np.random.default_rng(number)
     space = random_space(rng)
     space.seed(number)
@@ -197,8 +210,8 @@ def scenario(number: int) -> tuple[dict[str, Any], spaces.Space[Any], list[Any],
     if fault == "outside" and all(not is_choice(leaf) for leaf in flat_leaves(space)):
         fault = "none"
     wrappers = [{"name": "FrameStackObservation", "stack_size": frames, "padding_type": "zero"}] if frames else []
-    keys = {"name": "Fuzzed-v0", "space": space, "samples": samples, "fault": fault, "at": int(rng.integers(1, 8)), "wrappers": wrappers}
-    return keys | {"num_envs": int(rng.integers(1, 4))}, space, samples, frames, fault
+    keys = {"name": "Fuzzed-v0", "number": number, "num_envs": int(rng.integers(1, 4)), "wrappers": wrappers}
+    return Scenario(space, samples, frames, fault, int(rng.integers(1, 8)), keys)
 
 
 def flat_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
@@ -208,29 +221,27 @@ def flat_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
 
 @pytest.mark.parametrize("number", range(0, ROUNDS, 2))
 def test_agents_see_what_the_space_says(number: int) -> None:
-    keys, space, samples, frames, _ = scenario(number)
-    if frames:
-        padding = gym.wrappers.FrameStackObservation(Fuzzed(space, samples), frames, padding_type="zero")
-        space, raw = padding.observation_space, padding
-    else:
-        raw = Fuzzed(space, samples)
-    env = build(**keys)
+    one = scenario(number)
+    raw: gym.Env[Any, Any] = Fuzzed(number)
+    if one.frames:
+        raw = gym.wrappers.FrameStackObservation(raw, one.frames, padding_type="zero")
+    env = build(**one.keys)
     expected, obs_N = raw.reset(seed=0)[0], env.reset()
     for _ in range(STEPS - 1):
         for obs in obs_N:
-            found, wanted = entries(env.info.observation, obs), list(twin(space, expected, bool(frames)))
+            found, wanted = entries(env.info.observation, obs), list(twin(raw.observation_space, expected, bool(one.frames)))
             if len(found) == 1:
-                wanted = [wanted[0] if len(wanted) == 1 else np.concatenate([np.ravel(one) for one in wanted])]
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-6)
+                wanted = [wanted[0] if len(wanted) == 1 else np.concatenate([np.ravel(entry) for entry in wanted])]
+            for seen, entry in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(seen, entry, rtol=1e-6)
         expected, obs_N = raw.step(0)[0], env.step(np.zeros(len(obs_N), np.int64)).obs_N
     env.close()
 
 
 @pytest.mark.parametrize("number", range(1, ROUNDS, 2))
 def test_a_fault_ends_with_a_message_that_names_env_and_step(number: int) -> None:
-    keys, _, _, _, fault = scenario(number)
-    env = build(**keys)
+    fault = scenario(number).fault
+    env = build(**scenario(number).keys)
     error = failure(env, 3 * STEPS)
     env.close()
     if fault in TOLERATED:
@@ -260,7 +271,7 @@ PPO = {"name": "PPO", "time_horizon": 4, "minibatch_size": 4, "training_epoch": 
 
 @pytest.mark.parametrize("number", [*range(QUICK), *(pytest.param(number, marks=pytest.mark.slow) for number in range(QUICK, ROUNDS))])
 def test_a_run_trains_or_ends_with_a_message(number: int) -> None:
-    keys, _, _, _, fault = scenario(number)
+    fault, keys = scenario(number).fault, scenario(number).keys
     agent = {"algorithm": PPO, "net": NET}
     spec = load_spec({"s": {"agent": agent, "env": {**keys, "max_frame": 48}, "meta": {"random_seed": 0, "log_frequency": 24}}}, "s")
     if fault in TOLERATED or not fault:

@@ -1,0 +1,298 @@
+"""What an env returns, checked against its spaces and Gymnasium's interface. Errors say which value came and what is expected.
+
+A step whose values have the usual types is not checked here: see `Env._step_lone`, `Sync.gather`, and the codecs of `spaces`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.backend import Outcome, RawStep
+from slm_lab.lib.errors import PlainError
+
+NUMBERS = frozenset({float, int, bool, np.bool_, *(np.dtype(code).type for code in "efdbhilqBHILQ")})
+"""Types of rewards that need no conversion."""
+FLAGS = frozenset({bool, np.bool_})
+SIGNATURES = {
+    "step": "step(action), which returns (observation, reward, terminated, truncated, info)",
+    "reset": "reset(*, seed=None, options=None), which returns (observation, info)",
+}
+"""Methods of gymnasium.Env."""
+_SHOWN = 100
+"""Maximum number of characters of a value in a message."""
+_HANDLING = ("gymnasium", "numpy", "slm_lab.env")
+"""Packages that handle what an env returns."""
+_MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""Errors that unsuitable values raise there."""
+
+
+class InvalidOutcome(PlainError, RuntimeError):
+    """An env returned what its spaces or Gymnasium's interface do not allow. The message says where, what came and what is expected."""
+
+    row: int | None = None
+    """Number of the env; None if all envs are meant."""
+    call = ""
+    """"step" or "reset", once the message names env and step."""
+
+
+class InvalidReward(InvalidOutcome):
+    """An env returned a reward that is not a finite number."""
+
+
+def reraise(error: Exception, row: int | None = None) -> NoReturn:
+    """Raise InvalidOutcome, with the env's number, for an error that unsuitable values caused; the env's own error as it is."""
+    found = error
+    if isinstance(error, _MISUSE) and (place := _handled_in(error)) is not None:
+        found = InvalidOutcome(f"{place}: {type(error).__name__}: {error}")
+    if isinstance(found, InvalidOutcome) and found.row is None:
+        found.row = row
+    if found is error:
+        raise error
+    raise found from error
+
+
+def reraise_located(error: Exception, env: str, call: str, step: int) -> NoReturn:
+    """Raise InvalidOutcome, with a message that names env and step, or the env's own error, for an error in `Env.step` or `Env.reset`."""
+    try:
+        reraise(error)
+    except InvalidOutcome as found:
+        if found.call:
+            raise
+        row = "" if found.row is None else f", env {found.row}"
+        named = type(found)(f"{env}{row}, {f'step {step}' if call == 'step' else call}: {found}")
+        named.row, named.call = found.row, call
+        raise named from error
+
+
+def _handled_in(error: Exception) -> str | None:
+    """Return which wrapper or method cannot use what the env returned, and what is expected; None if code of the env raised the error."""
+    call, wrapper = "step", ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        if module.startswith("gymnasium.envs") or not (module.startswith(_HANDLING) or package in sys.stdlib_module_names):
+            return None
+        call = frame.f_code.co_name if frame.f_code.co_name in SIGNATURES else call
+        owner = frame.f_locals.get("self")
+        wrapper = f" by the wrapper {type(owner).__name__}" if isinstance(owner, gym.Wrapper) else wrapper
+    return f"the env cannot be used{wrapper}; expected {SIGNATURES[call]}"
+
+
+def unpacked(outcome: Any) -> Outcome:
+    """Return the five values of a step. Raises InvalidOutcome if there are others."""
+    if isinstance(outcome, tuple | list) and len(outcome) == 5:
+        return outcome[0], outcome[1], outcome[2], outcome[3], outcome[4]
+    raise InvalidOutcome(f"step returned {shown(outcome)}; expected {SIGNATURES['step']}")
+
+
+def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return observation and info of a reset. Raises InvalidOutcome if there are other values."""
+    if (
+        (type(result) is tuple or isinstance(result, tuple | list))
+        and len(result) == 2
+        and (type(result[1]) is dict or isinstance(result[1], Mapping))
+    ):
+        return result[0], result[1]
+    raise InvalidOutcome(f"reset returned {shown(result)}; expected {SIGNATURES['reset']}")
+
+
+def checked(outcome: Any) -> Outcome:
+    """Return the values of a step, reward and flags as plain numbers; the observation as it is. Raises InvalidOutcome."""
+    obs, reward, terminated, truncated, info = unpacked(outcome)
+    if not isinstance(info, Mapping):
+        raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
+    return obs, number(reward), flag(terminated, "terminated"), flag(truncated, "truncated"), dict(info)
+
+
+def number(reward: Any) -> float:
+    """Return a reward, a number or an array of one number, as a float. Raises InvalidReward."""
+    try:
+        array = np.asarray(reward)
+        if array.size == 1 and (array.dtype.kind in "biuf" or isinstance(reward, Real)):
+            return float(array.reshape(()).item())
+    except Exception:  # what the conversion of unknown objects raises
+        pass
+    raise InvalidReward(f"step returned the reward {shown(reward)}; expected a number")
+
+
+def flag(value: Any, name: str) -> bool:
+    """Return a value, true or false, 0 or 1, or an array of one of these, as a bool. Raises InvalidOutcome."""
+    array = _array(value)
+    if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):
+        return bool(array.reshape(()).item())
+    raise InvalidOutcome(f"step returned {shown(value)} for {name}; expected true or false")
+
+
+def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead: tuple[int, ...] = ()) -> Any:
+    """Return an element of a space, or with `lead` = (N,) a batch of N, as arrays of the space's dtype. Bounds of a Box are not checked.
+
+    Raises InvalidOutcome, which names the part of a Dict or Tuple, if structure, shape or type differ or a number is not one of the space.
+    """
+    match space:
+        case spaces.Dict():
+            if not isinstance(value, Mapping):
+                _refuse(space, value, name, lead)
+            if missing := [key for key in space.spaces if key not in value]:
+                raise InvalidOutcome(f"{name} has no part {missing[0]!r}; its space is {described(space)}")
+            return {key: fitted(part, value[key], f"{name}[{key!r}]", lead) for key, part in space.spaces.items()}
+        case spaces.Tuple():
+            if not (isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim)) or len(value) < len(space.spaces):
+                _refuse(space, value, name, lead)
+            return tuple(fitted(part, value[i], f"{name}[{i}]", lead) for i, part in enumerate(space.spaces))
+    return _fitted_array(space, value, name, lead)
+
+
+def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> Any:
+    assert space.shape is not None
+    if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and space.start <= value < space.start + space.n:
+        return value
+    shape = (*lead, *space.shape)
+    if isinstance(space, spaces.Box) and type(value) is np.ndarray and value.dtype == space.dtype and value.shape == shape:
+        return value
+    array = _array(value)
+    if array is None or array.shape != shape or (converted := _cast(array, np.dtype(space.dtype))) is None:
+        _refuse(space, value, name, lead)
+    inside = _inside(space, converted)
+    if not inside.all():
+        row = int(np.argmin(inside.reshape(len(inside), -1).all(axis=1))) if lead else None
+        error = InvalidOutcome(_misfit(space, converted if row is None else converted[row], name, ()))
+        error.row = row
+        raise error
+    return converted
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """Return a value as an array of real numbers; None if it is none: a text, None, a ragged list, complex numbers."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # what the conversion of unknown objects raises
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
+    """Return an array as another dtype; None if that changes numbers by more than rounding."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+    return converted if dtype.kind == "f" or (converted == array).all() else None
+
+
+def _inside(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
+    """Return which numbers of a batch or element are among those of the space."""
+    match space:
+        case spaces.Discrete():
+            return np.asarray((array >= space.start) & (array < space.start + space.n))
+        case spaces.MultiDiscrete():
+            return np.asarray((array >= space.start) & (array - space.start < space.nvec))
+        case spaces.MultiBinary():
+            return np.asarray((array == 0) | (array == 1))
+    return np.ones(1, bool)
+
+
+def _refuse(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> NoReturn:
+    raise InvalidOutcome(_misfit(space, value, name, lead))
+
+
+def _misfit(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> str:
+    if lead:
+        return f"the batch {name} {shown(value)} is not {lead[0]} elements of its space {described(space)}, in arrays [{lead[0]}, …]"
+    return f"{name} {shown(value)} is not in its space {described(space)}"
+
+
+def fitted_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
+    """Return a step of a vector env as arrays of the right dtypes. Raises InvalidOutcome."""
+    if not isinstance(raw, RawStep):
+        raise InvalidOutcome(f"the backend's step returned {shown(raw)}; expected a slm_lab.env.RawStep")
+    obs = fitted(space, raw.obs, lead=(count,))
+    reward_N, lives_N = _numbers(raw.reward_N, count, "rewards", "f"), raw.lives_N
+    terminated_N, truncated_N = _numbers(raw.terminated_N, count, "terminated", "b"), _numbers(raw.truncated_N, count, "truncated", "b")
+    final = None if raw.final is None else [_own_final(one, space, terminated_N | truncated_N) for one in raw.final]
+    return RawStep(obs, reward_N, terminated_N, truncated_N, final, None if lives_N is None else _numbers(lives_N, count, "lives", "i"))
+
+
+def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
+    """Return an array [N]: float, int or bool by `kind`."""
+    if type(value) is np.ndarray and value.shape == (count,) and value.dtype.kind == kind:
+        return value
+    array = _array(value)
+    if array is not None and array.shape == (count,):
+        converted = array if array.dtype.kind == kind else _cast(array, np.dtype({"f": float, "b": bool, "i": np.int64}[kind]))
+        if converted is not None:
+            return converted
+    expected = {"f": "numbers", "b": "bools", "i": "whole numbers"}[kind]
+    raise InvalidOutcome(f"step returned {shown(value)} for {name}; expected an array of {count} {expected}, one for each env")
+
+
+def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
+    """Return row and last observation of an episode, as a user's backend returned them."""
+    if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
+        raise InvalidOutcome(f"the backend's step returned {shown(one)} in final; expected (number of the env, its last observation)")
+    if not over_N[one[0]]:
+        raise InvalidOutcome(f"the backend's step returned a last observation of env {one[0]} in final, whose episode did not end")
+    return fitted_final(int(one[0]), one[1], space)
+
+
+def fitted_final(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
+    """Return row and last observation of an episode. Raises InvalidOutcome."""
+    try:
+        return row, fitted(space, obs, "last observation")
+    except InvalidOutcome as error:
+        reraise(error, row)
+
+
+def row_of(batch: Any, row: int) -> Any:
+    """Return one env's part of a batch."""
+    return {key: row_of(value, row) for key, value in batch.items()} if isinstance(batch, Mapping) else batch[row]
+
+
+def shown(value: Any) -> str:
+    """Describe a value in a few words: itself if it is short, its type and its shape."""
+    kind = type(value).__name__
+    match value:
+        case np.ndarray():
+            form = f"array of shape {value.shape}, {value.dtype}"
+            return f"{_text(value.tolist())} ({form})" if value.size <= 10 else f"an {form}"
+        case tuple() | list():
+            return f"a {kind} of {len(value)} values ({', '.join(type(one).__name__ for one in value[:6])}{', …' * (len(value) > 6)})"
+        case Mapping():
+            return f"a {kind} with the keys {_text(list(value))}"
+        case None | bool() | str():
+            return _text(value)
+    return f"{_text(value)} ({kind})"
+
+
+def described(space: spaces.Space[Any]) -> str:
+    """Describe a space in one line, without the bounds of a Box."""
+    match space:
+        case spaces.Box():
+            return f"Box of shape {space.shape}, {space.dtype}"
+        case spaces.Discrete():
+            return f"Discrete, {space.start} to {space.start + space.n - 1}"
+        case spaces.Dict():
+            return f"Dict with the parts {_text(list(space.spaces))}"
+        case spaces.Tuple():
+            return f"Tuple of {len(space.spaces)} parts"
+    return _text(space)
+
+
+def _text(value: Any) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # the object's own
+        return "an object"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def closing_failed(error: Exception) -> str:
+    """Return the notice that an env raised an error when it was closed."""
+    return f"the env's close() raised {type(error).__name__}: {error}"

@@ -27,6 +27,10 @@ class Blocked(BaseException):
     """User code did not return in time. Not an Exception: `except Exception` in user code does not catch it."""
 
 
+_handlers: dict[int, Any] = {}
+"""Those of the innermost `stop_on_signal` block."""
+
+
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
     """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises KeyboardInterrupt at once.
@@ -47,11 +51,23 @@ def stop_on_signal(stop: Stop) -> Iterator[None]:
             raise KeyboardInterrupt
 
     ignored = [number for number in STOP_SIGNALS if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS if number not in ignored}
+    outer = dict(_handlers)
+    _handlers.clear()
+    _handlers.update({number: handle for number in STOP_SIGNALS if number not in ignored})
+    before = {number: signal.signal(number, handle) for number in _handlers}
     try:
         yield
     finally:
+        _handlers.clear()
+        _handlers.update(outer)
         for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def restore_handlers() -> None:
+    """Install the handlers of `stop_on_signal` again: simulators install their own when they are built, or ignore Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in _handlers.items():
             signal.signal(number, handler)
 
 

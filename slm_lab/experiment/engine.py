@@ -68,7 +68,7 @@ def run_inline(job: Job) -> list[End]:
                 try:
                     result = session.train(sink)
                 except BaseException as error:  # an env may raise anything
-                    if not from_user_code(error, job.stop):
+                    if not from_user_code(error):
                         raise
                     logger.info("failed", exc_info=True)
                     end = End(0, "failed", cause(error))

@@ -468,7 +468,7 @@ class Session:
         """Release envs and processes. An env that fails to close, or not in time, is left behind, with a notice."""
         while self._closing:
             self.beat(CLOSING)
-            close_env(self._closing.pop(), self.stop)
+            close_env(self._closing.pop())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything stateful, in tensors and plain Python."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.process.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
 from slm_lab.lib.signals import STOP_SIGNALS
 
@@ -33,7 +33,7 @@ _handlers: dict[int, Any] = {}
 
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises KeyboardInterrupt at once.
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises Interrupted at once.
 
     Signal handlers stay as they are outside the main thread; so does an ignored SIGHUP (nohup).
     """
@@ -48,7 +48,7 @@ def stop_on_signal(stop: Stop) -> Iterator[None]:
         if not stop.requested:
             first, stop.number, stop.requested = time.monotonic(), number, True
         elif time.monotonic() > first + _ONE_EVENT:
-            raise KeyboardInterrupt
+            raise Interrupted("", stop.number)
 
     ignored = [number for number in STOP_SIGNALS if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN]
     outer = dict(_handlers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -44,9 +45,12 @@ def exits_raised() -> Iterator[None]:
         os._exit = before
 
 
-def from_user_code(error: BaseException, stop: Stop) -> bool:
-    """Return whether it is no second signal, which is a KeyboardInterrupt after a stop was requested."""
-    return not (isinstance(error, KeyboardInterrupt) and stop.requested)
+def from_user_code(error: BaseException) -> bool:
+    """Return whether code raised it: not a signal, which is an Interrupted inside `stop_on_signal`."""
+    if not isinstance(error, KeyboardInterrupt):
+        return True
+    by_python = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return not (isinstance(error, Interrupted) or by_python)
 
 
 def explained(error: BaseException) -> str | None:
@@ -79,12 +83,12 @@ def build_errors(name: str, stop: Stop) -> Iterator[None]:
             raise Interrupted("", stop.number) from None
         raise UserError(f"{name} cannot be built: {error} (meta.stall_limit)") from None
     except (SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
-        if not from_user_code(error, stop):
+        if not from_user_code(error):
             raise
         raise UserError(f"{name} cannot be built: {explained(error)}") from error
 
 
-def close_env(close: Callable[[], None], stop: Stop | None = None) -> None:
+def close_env(close: Callable[[], None]) -> None:
     """Call an env's close(). That it raises an error, or does not return within CLOSE_SECONDS, is a notice: no result depends on it."""
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):
@@ -92,7 +96,7 @@ def close_env(close: Callable[[], None], stop: Stop | None = None) -> None:
     except Blocked as error:
         notice(str(error))
     except (Exception, SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
-        if isinstance(error, KeyboardInterrupt) and (stop is None or stop.requested):
+        if not from_user_code(error):
             raise
         notice(f"the env's close() failed: {explained(error) or f'{type(error).__name__}: {error}{place(error)}'}")
         logger.info("close() failed", exc_info=True)

@@ -189,7 +189,9 @@ def test_a_signal_while_an_env_blocks_before_the_run(
 @pytest.mark.usefixtures("handlers")
 def test_an_env_that_ignores_signals(make_spec: MakeSpec, tmp_path: Path) -> None:
     """Ctrl-C works after its constructor."""
-    trial = Trial(make_spec(env=fatal("ignores signals", "constructor", max_frame=10**9), meta={"log_frequency": 50}), tmp_path)
+    trial = Trial(
+        make_spec(env=fatal("ignores signals", "constructor", max_frame=10**9), meta={"log_frequency": 50, "max_seconds": 20}), tmp_path
+    )
 
     def end(trial: Trial) -> None:
         until(lambda: frame_of(trial.paths, 0) > 0)

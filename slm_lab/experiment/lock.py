@@ -28,6 +28,7 @@ class _FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.fstat(self.fd)
 
     def acquire(self, seconds: float = 0.0) -> bool:
         """Wait up to `seconds` for the lock; return whether it is held."""
@@ -53,12 +54,25 @@ class _FileLock:
     def release(self) -> None:
         """Let other processes have the lock."""
         if self.fd >= 0:
-            self.holder = {}
+            if self._open:
+                self.holder = {}
+            else:
+                with suppress(OSError):
+                    self.path.write_bytes(b"")
             self.close()
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self._open:
+            os.close(self.fd)
         self.fd = -1
+
+    @property
+    def _open(self) -> bool:
+        """Whether the descriptor is the lock's: an env may have closed it, and another file may have its number now."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), self._file)
+        except OSError:
+            return False
 
 
 class RunLock(_FileLock):

@@ -135,6 +135,18 @@ def test_a_run_whose_process_was_ended(make_spec: MakeSpec, tmp_path: Path) -> N
     assert unfinished(root, file) is None
 
 
+def test_a_lock_whose_descriptor_was_closed(tmp_path: Path) -> None:
+    """It is released, and the file that has its descriptor now is left alone."""
+    lock = RunLock(tmp_path / "lock")
+    os.close(lock.fd)
+    (tmp_path / "other").write_text("content")
+    with (tmp_path / "other").open("r+") as other:
+        assert other.fileno() == lock.fd
+        lock.release()
+        assert other.read() == "content"
+    assert unfinished(tmp_path, tmp_path / "lock") is None
+
+
 # ---- close()
 
 

@@ -16,9 +16,9 @@ def main() -> int:
     if missing:
         sys.stderr.write(f"missing package '{missing[0]}': {ADVICE}\n")
         return 2
-    from slm_lab.cli import main as command
+    from slm_lab.cli import console
 
-    return command()
+    console()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
@@ -14,6 +18,28 @@ from slm_lab.cli.parser import USER_ERROR, UsageError, check_options_apply, make
 from slm_lab.lib.garbage import postpone_collection
 
 INTERRUPTED = 130
+_END_SECONDS = 5.0
+"""Time that the process has to end after its command has."""
+
+
+def console() -> NoReturn:
+    """Run the command line and end the process with the exit code, whatever threads an env has left."""
+    faulthandler.enable()  # of the crash of a simulator in this process
+    code = FAILED
+    try:
+        code = main()
+    finally:
+        threading.Thread(target=_end_after, args=(_END_SECONDS, code), daemon=True, name="end of the process").start()
+    sys.exit(code)
+
+
+def _end_after(seconds: float, code: int) -> None:
+    """End the process if it has not ended by itself: Python waits for threads that are no daemons, and runs exit hooks."""
+    time.sleep(seconds)
+    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    what = f"threads that have not ended ({', '.join(left)})" if left else "exit hooks that have not returned"
+    print_error(f"the process ends without {what}, which the env or a library started")
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,8 +14,9 @@ def export(words: list[str], arguments: Namespace) -> int:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"export: {given}; expected export {{run folder | latest}}")
     from slm_lab.experiment.export import export, summary
-    from slm_lab.experiment.find import find_run
+    from slm_lab.experiment.find import find_run, tell_unfinished
 
     paths = find_run(words[0], None, arguments.data_dir)
+    tell_unfinished(paths)
     which = arguments.checkpoint or "best"
     return print_result(summary(export(paths, arguments.format, arguments.out, which, arguments.session)))

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 
-from slm_lab.experiment.screen import Screen
+from slm_lab.experiment.screen import Screen, keep_streams
 
 OK, FAILED = 0, 1
 
@@ -18,6 +18,7 @@ def prepare_streams() -> None:
     os.close(opened)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    keep_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8" and stream.errors == "strict":
             stream.reconfigure(errors="replace")

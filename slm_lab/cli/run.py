@@ -95,7 +95,7 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
     if arguments.render and arguments.video:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
     from slm_lab.experiment.enjoy import EnjoyOptions, enjoy, summary
-    from slm_lab.experiment.find import find_run
+    from slm_lab.experiment.find import find_run, tell_unfinished
     from slm_lab.experiment.plan import Plan
     from slm_lab.spec.loader import load_spec, spec_names
 
@@ -110,4 +110,5 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
         sets=arguments.set,
     )
     paths = find_run(where, name, arguments.data_dir)
+    tell_unfinished(paths)
     return print_result(summary(enjoy(paths, options, Plan(data_dir=arguments.data_dir, device=arguments.device))))

@@ -13,20 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from slm_lab.experiment.events import End, Notice
+from slm_lab.experiment.events import Emit, End, Notice
+from slm_lab.experiment.events import Event as RunEvent
+from slm_lab.experiment.experience import Beat
 from slm_lab.experiment.failures import cause
 from slm_lab.experiment.job import SAVING, STOP_SECONDS, Engine, Job
 from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.process.child import SharedFd
 from slm_lab.experiment.process.heartbeat import Heartbeat
-from slm_lab.experiment.process.interrupt import Blocked, watchdog
+from slm_lab.experiment.process.interrupt import restore_handlers, watchdog
 from slm_lab.experiment.process.server import start_method
 from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.experiment.process.user_code import build_errors, from_user_code
 from slm_lab.experiment.resume import load_session
 from slm_lab.experiment.session_process import STOP_GRACE, SessionTask, run_session, shared_arrays
 from slm_lab.lib.limits import memory_bytes
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import logger, notice
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
@@ -48,22 +51,13 @@ def run_inline(job: Job) -> list[End]:
     from slm_lab.experiment.session import Session
     from slm_lab.experiment.sink import LocalSink
 
-    meta, heartbeat = job.spec.meta, Heartbeat()
     resumed = job.resumed
-    session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, resumed=resumed is not None, beat=heartbeat.beat)
-
-    def stalled(seconds: float, phase: str) -> None:
-        job.emit(Notice(f"no progress for {seconds:.0f} s ({phase})"))
-
-    limits = {"stall_notice": meta.stall_notice, "stall_limit": meta.stall_limit}
-    try:
-        with watchdog(heartbeat, job.stop, grace=STOP_GRACE, report=stalled, **limits):
-            try:
+    with watched(job.spec, job.stop, job.emit) as beat:
+        session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, resumed=resumed is not None, beat=beat)
+        try:
+            with build_errors(job.spec.env.name, job.stop):
                 session.build()
-            except Blocked as error:
-                if job.stop.requested:
-                    return [End(0, "stopped")]
-                raise UserError(f"{job.spec.env.name} cannot be built: {error} (meta.stall_limit)") from None
+            restore_handlers()
             if resumed is not None:
                 load_session(session, resumed)
             if job.stop.requested:
@@ -73,7 +67,9 @@ def run_inline(job: Job) -> list[End]:
                 sink = LocalSink(paths, job.trial, job.emit)
                 try:
                     result = session.train(sink)
-                except (Exception, Blocked, SystemExit) as error:  # an env may call sys.exit
+                except BaseException as error:  # an env may raise anything
+                    if not from_user_code(error):
+                        raise
                     logger.info("failed", exc_info=True)
                     end = End(0, "failed", cause(error))
                 else:
@@ -82,8 +78,20 @@ def run_inline(job: Job) -> list[End]:
                     sink.close()
             job.emit(end)
             return [end]
-    finally:
-        session.close()
+        finally:
+            session.close()
+
+
+@contextmanager
+def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
+    """Watch the heartbeat of this process, which builds and steps the envs of a spec in the block, by meta.stall_notice and stall_limit."""
+    heartbeat, meta = Heartbeat(), spec.meta
+
+    def stalled(seconds: float, phase: str) -> None:
+        emit(Notice(f"no progress for {seconds:.0f} s ({phase})"))
+
+    with watchdog(heartbeat, stop, grace=STOP_GRACE, report=stalled, stall_notice=meta.stall_notice, stall_limit=meta.stall_limit):
+        yield heartbeat.beat
 
 
 class _Log(logging.FileHandler):
@@ -304,8 +312,9 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
-            with _store_to_check(spec) as store:
-                session = Session(quick(completed(with_seed(spec, 0))), plan=plan, store=store).build()
+            with _store_to_check(spec) as store, watched(spec, stop := Stop(), _show_notice) as beat:
+                with build_errors(spec.env.name, stop):
+                    session = Session(quick(completed(with_seed(spec, 0), beat)), plan=plan, store=store, beat=beat).build()
                 try:
                     reports += [report(session)] if not problems else []
                 finally:
@@ -315,6 +324,11 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
     if problems:
         raise SpecError(source, problems)
     return reports
+
+
+def _show_notice(event: RunEvent) -> None:
+    if isinstance(event, Notice):
+        notice(event.text)
 
 
 def failures(ends: list[End]) -> dict[int, str]:

@@ -19,6 +19,7 @@ from slm_lab.experiment.find import Which
 from slm_lab.experiment.load import LoadedAgent, load_checkpoint_agent
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.process.user_code import close_env
 from slm_lab.experiment.resolve import select_device
 from slm_lab.experiment.storage import Location
 from slm_lab.experiment.video import VideoFile
@@ -107,7 +108,7 @@ def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptio
         act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), options.deterministic or spec.meta.eval_deterministic)
         returns = play(env, act, Stop(), episodes=episodes)
     finally:
-        env.close()
+        close_env(env.close)
     if not returns:
         raise UserError(f"no episode of {env_spec.name} ended within {MAX_STEPS:,} steps; limit their length by --set env.max_t=…")
     return returns

@@ -6,6 +6,7 @@ import errno
 import traceback
 
 from slm_lab.experiment.process.interrupt import Blocked
+from slm_lab.experiment.process.user_code import explained, place
 from slm_lab.lib.errors import PlainError
 
 
@@ -15,10 +16,18 @@ class WorkerFailed(PlainError):
 
 def cause(error: BaseException) -> str:
     """The message of an error that explains itself (a check of mode dev, a worker, an env that blocks or returns an invalid reward, a full
-    disk), else the traceback; with the frame and the env."""
+    disk, a closed file descriptor, sys.exit), else the traceback; with the frame and the env."""
     if isinstance(error, (PlainError, Blocked)):
-        text = str(error).rstrip()
-        return ("\n" if "\n" in text else " ").join([text, *getattr(error, "__notes__", ())])
+        return _noted(str(error).rstrip(), error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"
+    if isinstance(error, OSError) and error.errno == errno.EBADF:
+        closed = "a file descriptor of the process is closed: the env, or what it uses, closes descriptors that it did not open"
+        return _noted(f"{closed} ({error.strerror}{place(error)})", error)
+    if (did := explained(error)) is not None:
+        return _noted(did, error)
     return "".join(traceback.format_exception(error))
+
+
+def _noted(text: str, error: BaseException) -> str:
+    return ("\n" if "\n" in text else " ").join([text, *getattr(error, "__notes__", ())])

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment import state
+from slm_lab.experiment.lock import unfinished
 from slm_lab.experiment.paths import RunPaths, belongs_to_other_spec, names_with_runs, not_a_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.storage import Location
+from slm_lab.lib.log import notice
 from slm_lab.spec.loader import spec_names
 
 Which = str | int
@@ -24,6 +26,12 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     Raises UserError; SpecError if the saved spec of the folder cannot be read.
     """
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
+
+
+def tell_unfinished(paths: RunPaths) -> None:
+    """Say so if the process of a run ended before it."""
+    if (text := unfinished(paths.root, paths.lock)) is not None:
+        notice(text)
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:

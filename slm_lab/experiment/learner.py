@@ -33,6 +33,7 @@ from slm_lab.experiment.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.process.heartbeat import SAVING
 from slm_lab.experiment.sink import CheckpointKind, RunSink
+from slm_lab.experiment.torch_settings import TorchSettings
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
@@ -48,14 +49,25 @@ class PolicyLearner:
         frames: that it is to collect.
         normalizers: of the envs that it acts in.
         shared: several Sessions train its net.
+        torch_settings: with which it learns; by default those of this moment.
     """
 
     def __init__(
-        self, spec: Spec, table: int, agent: Agent, clock: Clock, frames: int, normalizers: Normalizers, *, shared: bool = False
+        self,
+        spec: Spec,
+        table: int,
+        agent: Agent,
+        clock: Clock,
+        frames: int,
+        normalizers: Normalizers,
+        *,
+        shared: bool = False,
+        torch_settings: TorchSettings | None = None,
     ) -> None:
         self.spec, self.table, self.agent, self.clock, self.frames = spec, table, agent, clock, frames
         self.normalizers, self.shared = normalizers, shared
         self.window = EpisodeWindow()
+        self.torch = torch_settings or TorchSettings()
         self.eval_env: Env | None = None
         """For meta.rigorous_eval."""
         self._eval_state: dict[str, Any] | None = None
@@ -140,11 +152,13 @@ class PolicyLearner:
         if experience.transition is not None:
             agent.observe(*experience.transition)
             if agent.ready():
+                self.torch.restore()
                 begin = perf_counter()
                 metrics = agent.update()
                 self._update_times = (begin, perf_counter())
             agent.end_step()
         elif experience.rollout is not None:
+            self.torch.restore()
             begin = perf_counter()
             metrics = agent.learn(experience.rollout)
             self._update_times = (begin, perf_counter())

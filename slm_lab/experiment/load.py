@@ -20,6 +20,7 @@ from slm_lab.experiment import state
 from slm_lab.experiment.find import Which, checkpoint_path, checkpoints
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.process.user_code import close_env
 from slm_lab.experiment.storage import Location
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
@@ -137,7 +138,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     if spaces is None:  # a checkpoint of version 1: only the env knows
         env = make_env(spec.env, 0, num_envs=1, training=False, input=spec.agent.input)
         spaces = env.info.spaces
-        env.close()
+        close_env(env.close)
     assert spaces is not None
     observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
     observation, encode = make_codec(spec.env, observation_space, spec.agent.input)

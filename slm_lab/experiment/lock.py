@@ -15,6 +15,9 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.process.child import ORPHAN_SECONDS
 from slm_lab.lib.log import notice
 
+ENDED = "was killed, or ended itself"
+"""What is known of a process that left its lock."""
+
 
 class _FileLock:
     """A lock of the system (flock), which ends with the process that holds it, however it ends.
@@ -25,6 +28,7 @@ class _FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.fstat(self.fd)
 
     def acquire(self, seconds: float = 0.0) -> bool:
         """Wait up to `seconds` for the lock; return whether it is held."""
@@ -38,10 +42,7 @@ class _FileLock:
     @property
     def holder(self) -> dict[str, Any]:
         """The process that holds the lock, or was killed when it did."""
-        try:
-            return dict(json.loads(os.pread(self.fd, 4096, 0)))
-        except (OSError, ValueError, TypeError):
-            return {}
+        return _holder(self.fd)
 
     @holder.setter
     def holder(self, holder: dict[str, Any]) -> None:
@@ -53,12 +54,25 @@ class _FileLock:
     def release(self) -> None:
         """Let other processes have the lock."""
         if self.fd >= 0:
-            self.holder = {}
+            if self._open:
+                self.holder = {}
+            else:
+                with suppress(OSError):
+                    self.path.write_bytes(b"")
             self.close()
 
     def close(self) -> None:
-        os.close(self.fd)
+        if self._open:
+            os.close(self.fd)
         self.fd = -1
+
+    @property
+    def _open(self) -> bool:
+        """Whether the descriptor is the lock's: an env may have closed it, and another file may have its number now."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), self._file)
+        except OSError:
+            return False
 
 
 class RunLock(_FileLock):
@@ -115,6 +129,28 @@ def in_use(path: Path) -> bool:
         return not _lock(fd, shared=True)
     finally:
         os.close(fd)
+
+
+def unfinished(root: Path, lock: Path) -> str | None:
+    """Return a notice on a run whose process has ended without releasing the lock of its folder; None for other runs."""
+    try:
+        fd = os.open(lock, os.O_RDONLY)
+    except OSError:  # no lock file: an older run
+        return None
+    try:
+        holder = _holder(fd)
+        if not holder or not _lock(fd, shared=True):
+            return None
+    finally:
+        os.close(fd)
+    return f"{root} is unfinished: its last start, {_shown(holder)}, {ENDED}"
+
+
+def _holder(fd: int) -> dict[str, Any]:
+    try:
+        return dict(json.loads(os.pread(fd, 4096, 0)))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _lock(fd: int, *, shared: bool = False) -> bool:

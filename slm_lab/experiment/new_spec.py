@@ -17,6 +17,7 @@ from slm_lab.agent.policy.fit import fits
 from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.process.user_code import close_env
 from slm_lab.experiment.resolve import check_clear
 from slm_lab.experiment.spec_text import spec_text
 from slm_lab.lib.files import replace_file
@@ -218,7 +219,7 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
         section["obs_keys"] = keys
         env = make_env(EnvSpec(name=name, max_frame=1, obs_keys=keys), 0, num_envs=1, training=False)
     info = env.info
-    env.close()
+    close_env(env.close)
     check_clear(name, info.observation)
     if KNOWN.get(name) == "toy_text" and gym.spec(name).max_episode_steps is None:
         section["max_t"] = _MAX_T

@@ -5,7 +5,11 @@ torch and gymnasium are imported where they are used: a trial whose Sessions run
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING
+from slm_lab.experiment.process.user_code import close_env
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
@@ -17,15 +21,17 @@ _ROWS = 10
 """Minimum number of rows of a Session if the spec does not say how often to write one."""
 
 
-def completed(spec: Spec) -> Spec:
+def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
     """Return the spec with the values that it leaves to the run, as it is to be saved; a complete spec as it is.
 
     The search section is left out, and what a searched key would decide follows from the spec's own values. A short spec gets the
     recommended net and keys for the spaces of its env, of which one is made and closed. If
     meta.log_frequency is absent and a Session has fewer frames than its default, it is a tenth of these frames, with a notice. Raises
     SpecError if the env cannot be built.
+
+    Args: beat: called with each phase that begins, see process.heartbeat.
     """
-    return _with_net(_with_log_frequency(_without_search(spec)))
+    return _with_net(_with_log_frequency(_without_search(spec)), beat)
 
 
 def _without_search(spec: Spec) -> Spec:
@@ -36,14 +42,17 @@ def _without_search(spec: Spec) -> Spec:
     return load_spec(body, spec.name)
 
 
-def _with_net(spec: Spec) -> Spec:
+def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
     if not spec.is_short:
         return spec
     from slm_lab.env.make import make_env
 
+    beat(BUILDING)
     env = make_env(spec.env, 0, num_envs=1, training=False)
     observation, action = env.info.observation, env.info.action
-    env.close()
+    beat(CLOSING)
+    close_env(env.close)
+    beat(BUILDING)
     check_clear(spec.name, observation)
     full = complete(spec, observation.has_images, action.kind)
     return load_spec(dump_spec(full), spec.name)  # recommended and given values are checked together

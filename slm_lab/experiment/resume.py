@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slm_lab.experiment import state
+from slm_lab.experiment.lock import ENDED
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.provenance import package_versions
@@ -173,7 +174,7 @@ def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
 
 def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
     """Return what is said on screen: what the last start left, and the frame from which each Session continues."""
-    lines = [] if killed is None else [f"the last start, {killed}, was killed"]
+    lines = [] if killed is None else [f"the last start, {killed}, {ENDED}"]
     lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
     if "env.max_frame" in found.changes:
         old = found.changes["env.max_frame"][0]

@@ -40,10 +40,12 @@ from slm_lab.experiment.observers.user import check_factories, load_observers
 from slm_lab.experiment.plan import Plan, Stop, UserError, check_spec
 from slm_lab.experiment.population import Population
 from slm_lab.experiment.process.heartbeat import BUILDING, CLOSING, SAVING
-from slm_lab.experiment.process.interrupt import Blocked, time_limit
+from slm_lab.experiment.process.interrupt import Blocked
 from slm_lab.experiment.process.server import server_in_use, use_start_method
+from slm_lab.experiment.process.user_code import close_env
 from slm_lab.experiment.resolve import completed, resolve_inference, select_device, with_seed
 from slm_lab.experiment.sink import MemorySink, RunSink
+from slm_lab.experiment.torch_settings import TorchSettings
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.garbage import freeze_objects
@@ -54,9 +56,6 @@ from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
 from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
-
-CLOSE_SECONDS = 10.0
-"""Time that an env has to close."""
 
 
 @dataclass
@@ -173,6 +172,7 @@ class Session:
         # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
         torch.set_num_threads(1)
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
+        self._torch = TorchSettings()
         self.learners, self._blocked = [], False
         try:
             self.beat(BUILDING)
@@ -207,6 +207,7 @@ class Session:
         self._closing.append(pool.close)
         try:
             info = pool.info()
+            self._torch.restore()
         except WorkerFailed as error:
             raise UserError(f"{spec.env.name} cannot be built: {error}") from None
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
@@ -253,7 +254,9 @@ class Session:
         if initial != seeds:
             torch.manual_seed(seeds.net)
         table = self.index * spec.policies + policy
-        learner = PolicyLearner(spec, table, agent, clock, self.frames, normalizers, shared=self.store is not None)
+        learner = PolicyLearner(
+            spec, table, agent, clock, self.frames, normalizers, shared=self.store is not None, torch_settings=self._torch
+        )
         learner.add_observers(self._observers)
         self.learners.append(learner)
         self._closing.append(learner.close)
@@ -263,7 +266,7 @@ class Session:
 
     def _make_env(self, seed: int, *, training: bool = True) -> Env:
         spec = self.spec
-        return make_env(
+        env = make_env(
             spec.env.model_copy(update={"max_frame": self.frames}),
             seed,
             num_envs=None if training else spec.meta.rigorous_eval,
@@ -273,6 +276,9 @@ class Session:
             input=spec.agent.input,
             **log_info(spec.meta),
         )
+        self.beat(BUILDING)
+        self._torch.restore()
+        return env
 
     @property
     def _cores(self) -> int:
@@ -327,7 +333,7 @@ class Session:
             if isinstance(error, WorkerFailed) or not self.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._note_frame(error)
             raise
         else:
@@ -461,14 +467,10 @@ class Session:
             self.sink.timeline(self.index, self.source.utilization.window())
 
     def close(self) -> None:
-        """Release envs and processes. An env that does not close in time is left behind, with a notice."""
-        self.beat(CLOSING)
+        """Release envs and processes. An env that fails to close, or not in time, is left behind, with a notice."""
         while self._closing:
-            try:
-                with time_limit(CLOSE_SECONDS, "the env's close()"):
-                    self._closing.pop()()
-            except Blocked as error:
-                notice(str(error))
+            self.beat(CLOSING)
+            close_env(self._closing.pop())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything stateful, in tensors and plain Python."""

@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from slm_lab.experiment.events import End, Event, Notice
-from slm_lab.experiment.failures import cause
 from slm_lab.experiment.lock import SessionLock
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, UserError
 from slm_lab.experiment.process.child import ChildContext, SharedFd
 from slm_lab.experiment.process.interrupt import watchdog
+from slm_lab.experiment.process.user_code import build_errors
 from slm_lab.experiment.resume import load_session
 from slm_lab.lib.log import logger
 from slm_lab.lib.store import SharedArrays
@@ -64,7 +64,8 @@ class _Notices(logging.Handler):
 def run_session(context: ChildContext, task: SessionTask) -> None:
     """Build a Session, wait for the order to begin (its RunPaths), and train.
 
-    Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", End); or ("user_error", error).
+    Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", End); instead of End ("user_error", error) or
+    ("failed", cause).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
@@ -76,11 +77,10 @@ def run_session(context: ChildContext, task: SessionTask) -> None:
         context.send("user_error", error)
     except Interrupted:
         context.send("event", End(task.index, "stopped"))
-    except BaseException as error:
-        context.send("event", End(task.index, "failed", cause(error)))
+    except BaseException:
         with suppress(OSError):  # the disk is full
             logger.info("failed", exc_info=True)
-        sys.exit(1)
+        raise
 
 
 def _run(context: ChildContext, task: SessionTask) -> None:
@@ -99,7 +99,8 @@ def _run(context: ChildContext, task: SessionTask) -> None:
         beat=context.beat,
     )
     try:
-        session.build()
+        with build_errors(task.spec.env.name, context.stop):
+            session.build()
         if task.resumed is not None and task.fresh:
             load_session(session, task.resumed)
         context.send("ready", session.choices)

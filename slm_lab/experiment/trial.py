@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from slm_lab.experiment.engine import ENGINES, choose_engine, failures
+from slm_lab.experiment.engine import ENGINES, choose_engine, failures, watched
 from slm_lab.experiment.events import End
 from slm_lab.experiment.job import Job
 from slm_lab.experiment.lock import RunLock
@@ -27,8 +27,9 @@ from slm_lab.experiment.observers.base import ObserverFactory
 from slm_lab.experiment.observers.user import check_factories
 from slm_lab.experiment.paths import RunPaths, file_stem, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
-from slm_lab.experiment.process.interrupt import stop_on_signal
+from slm_lab.experiment.process.interrupt import restore_handlers, stop_on_signal
 from slm_lab.experiment.process.server import ensure_server, server_in_use, start_method, use_start_method
+from slm_lab.experiment.process.user_code import build_errors, exits_raised
 from slm_lab.experiment.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.provenance import provenance
 from slm_lab.experiment.resolve import completed
@@ -138,7 +139,7 @@ class Trial:
         stop = self._stop
         use_start_method(self.spec.meta.start_method)
         try:
-            with stop_on_signal(stop), server_in_use():
+            with stop_on_signal(stop), exits_raised(), server_in_use():
                 if self._needs_processes:
                     ensure_server()  # it loads torch meanwhile
                 metrics, ends = self._run(stop)
@@ -169,7 +170,11 @@ class Trial:
             display.start(self.spec.name)
             if self._drawn:
                 display.notice(f"no meta.random_seed given; using {self.spec.meta.random_seed}")
-            self.spec = completed(self.spec)
+            with watched(self.spec, stop, display) as beat, build_errors(self.spec.env.name, stop):
+                self.spec = completed(self.spec, beat)
+            restore_handlers()
+            if stop.requested:
+                return {}, []
             if engine != "inline":
                 threading.Thread(target=load_analysis, daemon=True).start()
             begin = perf_counter()

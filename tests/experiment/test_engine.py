@@ -100,7 +100,7 @@ gym.register("Exits-v0", entry_point=Exits)
 
 
 def test_an_env_that_ends_the_program_is_a_failure(make_spec: MakeSpec, tmp_path: Path) -> None:
-    with pytest.raises(TrialFailed, match="SystemExit"):
+    with pytest.raises(TrialFailed, match=r"sys\.exit"):
         Trial(make_spec(env={"name": "Exits-v0", "num_envs": 1}), data_dir=tmp_path).run()
 
 

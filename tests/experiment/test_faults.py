@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment import engine, session, state
+from slm_lab.experiment import engine, state
 from slm_lab.experiment.analysis import analyze
 from slm_lab.experiment.plan import TrialFailed, UserError
+from slm_lab.experiment.process import user_code
 from slm_lab.experiment.trial import Trial
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
@@ -58,7 +59,7 @@ def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_p
 def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Sessions were done before, and are ended after a time limit; one in this process is left behind with a notice."""
     monkeypatch.setattr(engine, "_CLOSE_SECONDS", 0.5)
-    monkeypatch.setattr(session, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(user_code, "CLOSE_SECONDS", 0.5)
     for sessions in (1, 2):
         env = env_of(tmp_path, blocks="close", copies=3, simulator="ends")
         begin = time.monotonic()

@@ -154,7 +154,7 @@ class _Trial:
         train = {index: self.train[index] for index in self.good}
         metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.good, ALL_WORKERS)}
         sessions = {index // policies for index in self.good}
-        failures = {str(s): _last_line(cause) for s, cause in self.failures.items()}
+        failures = {str(s): _in_a_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
         may_be_missing = self.stop is None or self.stop_requested
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
@@ -201,9 +201,14 @@ class _Trial:
         return "stopped" if may_stop and (last_frame(table) or 0) < self.spec.session_frames else "done"
 
 
-def _last_line(text: str) -> str:
-    """Return the last line of a cause, and the frame if that is on a line of its own."""
+def _in_a_line(text: str) -> str:
+    """Return a cause in a line: the last of a traceback, and the frame if that is on a line of its own; else the first.
+
+    After the first line follows what a process printed before it died.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown cause"]
+    if "Traceback (most recent call last)" not in text:
+        return " ".join([lines[0], *(line for line in lines[1:][-1:] if line.startswith("(at frame "))])
     return " ".join(lines[-2:]) if lines[-1].startswith("(at frame ") else lines[-1]
 
 

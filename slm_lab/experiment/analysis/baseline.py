@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from slm_lab.experiment.paths import file_stem
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.process.user_code import close_env, explained
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.spec.env import EnvSpec
@@ -129,7 +130,7 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: in
             if episodes and all(len(of_env) >= wanted for of_env in returns):
                 break
     finally:
-        env.close()
+        close_env(env.close)
     counted = [value for of_env in returns for value in of_env[:wanted]]
     if not all(map(math.isfinite, counted)):
         raise ValueError("an episode's return is not finite")
@@ -152,8 +153,8 @@ def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> 
     def work() -> None:
         try:
             result.set_result(measure(spec, ended))
-        except Exception as error:
-            result.set_exception(error)
+        except BaseException as error:
+            result.set_exception(RuntimeError(text) if (text := explained(error)) is not None else error)
 
     threading.Thread(target=work, name="random baseline", daemon=True).start()
     while not wait([result], 0.05).done and time.monotonic() < begin + limit and not (stop is not None and stop.requested):

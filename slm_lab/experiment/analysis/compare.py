@@ -20,6 +20,7 @@ from slm_lab.experiment.analysis.curves import Aligned, Curve, Table, curve, int
 from slm_lab.experiment.analysis.one_net import global_table
 from slm_lab.experiment.analysis.run import Run, Status, load_run, run_folders
 from slm_lab.experiment.analysis.statistics import Estimate, average, estimate, median_reached
+from slm_lab.experiment.lock import unfinished
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 
@@ -286,6 +287,8 @@ def _report_status(setting: Setting) -> None:
         if run.status == "running":
             notice(f"{run.paths.root}: the run has not ended; {outcome}")
             continue
+        if (left := unfinished(run.paths.root, run.paths.lock)) is not None:
+            notice(left)
         sessions = Counter(status for status in run.sessions.values() if status != "done")
         for status, count in sessions.items():
             notice(f"{run.paths.root}: {count} session{'s' if count > 1 else ''} {status}; {outcome}")

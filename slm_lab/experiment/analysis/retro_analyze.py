@@ -14,6 +14,7 @@ from slm_lab.experiment.analysis.analyze import EPISODES, analyze_trial
 from slm_lab.experiment.analysis.one_net import own_windows
 from slm_lab.experiment.analysis.run import Run, last_frame, read_json
 from slm_lab.experiment.analysis.slm_lab_run import LAST_EPISODES, import_run, is_slm_lab_run
+from slm_lab.experiment.lock import unfinished
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
@@ -75,6 +76,8 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     files = [str(file) for file in (*graphs, paths.trial_metrics(t)) if file.is_file()]
     older = "note: an older version wrote this run: total_reward is the mean over the workers of each one's last 100 episodes"
     notes = [older] if own_windows(run.tables("train")) else []
+    if (left := unfinished(paths.root, paths.lock)) is not None:
+        notes.append(f"note: {left}")
     return "\n".join([_headline(run, spec, metrics, several), *filter(None, [_summary(metrics)]), *files, *notes])
 
 

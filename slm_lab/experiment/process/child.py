@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import faulthandler
 import io
 import multiprocessing
@@ -11,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
@@ -20,10 +20,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from slm_lab.experiment.failures import cause
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process import server
 from slm_lab.experiment.process.heartbeat import WAITING, Heartbeat
-from slm_lab.lib.errors import PlainError
 from slm_lab.lib.process_state import ProcessState
 from slm_lab.spec.meta import StartMethod
 
@@ -114,9 +114,17 @@ class ChildContext:
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
-        """Send the parent a message, from any thread. Without effect if the parent has ended."""
-        with self._sending, suppress(OSError):
-            self._connection.send((kind, *content))
+        """Send the parent a message, from any thread. Without effect if the parent has ended.
+
+        Ends this process if user code has closed the connection: the parent would wait for what cannot be sent.
+        """
+        try:
+            with self._sending:
+                self._connection.send((kind, *content))
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                os.write(2, b"the env, or what it uses, closed file descriptors that it did not open\n")
+                os._exit(1)
 
     def receive(self) -> Any:
         """Wait in phase "waiting" for the parent's next order and return it; None if a stop is requested and no order is left."""
@@ -156,17 +164,15 @@ class ChildContext:
 
 
 def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:
-    """Run a target. An exception that it raises becomes the message ("failed", its text or traceback), and exit code 1."""
+    """Run a target. An exception that it raises becomes the message ("failed", cause), see failures.py, and exit code 1."""
     os.set_inheritable(connection.fileno(), False)
     context, code = ChildContext(name, restart, connection, Heartbeat(heartbeat.fd)), 0
     os.close(heartbeat.fd)
     try:
         target(context, *args)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        context.send("failed", str(error) if isinstance(error, PlainError) else "".join(traceback.format_exception(error)))
-        code = 1
+    except BaseException as error:  # SystemExit, too: without a message its code 0 would be an end without a result
+        context.send("failed", cause(error))
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
     finally:
         context.send("_end")
         for left in multiprocessing.active_children():

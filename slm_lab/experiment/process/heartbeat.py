@@ -6,8 +6,11 @@ A beat is one store of eight bytes into shared memory; they hold the number of b
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from itertools import count
+from typing import Any
+from weakref import WeakSet
 
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
@@ -24,24 +27,48 @@ class Heartbeat:
     """
 
     def __init__(self, fd: int = -1) -> None:
-        self._cell = cell = memoryview(mmap.mmap(fd, HEARTBEAT_BYTES)).cast("q")
+        cell: Any = memoryview(mmap.mmap(fd, HEARTBEAT_BYTES)).cast("q")
+        self._cell = cell
         cell[0] = BUILDING
         beats = count(len(PHASES), len(PHASES))  # a power of two: the phase is in the lowest bits
 
         def beat(phase: int) -> None:
             cell[0] = next(beats) | phase
 
-        self.beat = beat
+        def disown() -> None:
+            nonlocal cell
+            cell = _EndsCopy()
+
+        self.beat, self._disown = beat, disown
+        _heartbeats.add(self)
 
     @property
     def value(self) -> int:
         """Changes with every beat."""
-        return self._cell[0]
+        return int(self._cell[0])
 
     @property
     def phase(self) -> int:
         """Phase of the last beat; BUILDING before the first."""
-        return self._cell[0] % len(PHASES)
+        return int(self._cell[0]) % len(PHASES)
+
+
+class _EndsCopy:
+    """Takes the place of the memory of a heartbeat in a copy of the process, which ends with the next beat."""
+
+    def __setitem__(self, index: int, value: int) -> None:
+        os.write(2, b"the env copied the process (os.fork), and the copy returned from the env; the copy is ended\n")
+        os._exit(1)
+
+
+def _disown_heartbeats() -> None:
+    for heartbeat in list(_heartbeats):
+        heartbeat._disown()
+
+
+_heartbeats: WeakSet[Heartbeat] = WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_heartbeats)
 
 
 class StallTimer:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.process.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
 from slm_lab.lib.signals import STOP_SIGNALS
 
@@ -27,9 +27,13 @@ class Blocked(BaseException):
     """User code did not return in time. Not an Exception: `except Exception` in user code does not catch it."""
 
 
+_handlers: dict[int, Any] = {}
+"""Those of the innermost `stop_on_signal` block."""
+
+
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises KeyboardInterrupt at once.
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises Interrupted at once.
 
     Signal handlers stay as they are outside the main thread; so does an ignored SIGHUP (nohup).
     """
@@ -44,14 +48,26 @@ def stop_on_signal(stop: Stop) -> Iterator[None]:
         if not stop.requested:
             first, stop.number, stop.requested = time.monotonic(), number, True
         elif time.monotonic() > first + _ONE_EVENT:
-            raise KeyboardInterrupt
+            raise Interrupted("", stop.number)
 
     ignored = [number for number in STOP_SIGNALS if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS if number not in ignored}
+    outer = dict(_handlers)
+    _handlers.clear()
+    _handlers.update({number: handle for number in STOP_SIGNALS if number not in ignored})
+    before = {number: signal.signal(number, handle) for number in _handlers}
     try:
         yield
     finally:
+        _handlers.clear()
+        _handlers.update(outer)
         for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def restore_handlers() -> None:
+    """Install the handlers of `stop_on_signal` again: simulators install their own when they are built, or ignore Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in _handlers.items():
             signal.signal(number, handler)
 
 

@@ -39,6 +39,14 @@ _UNKNOWN = 255
 _PRINTED_BYTES = 2**20
 """Maximum size of what is kept of a child's output without a log, in memory."""
 _TAIL_LINES, _TAIL_BYTES = 20, 2**16
+_MEANINGS = {
+    "SIGKILL": "often: out of memory",
+    "SIGSEGV": "invalid memory access in native code, such as a simulator",
+    "SIGBUS": "invalid memory access in native code, or a full /dev/shm",
+    "SIGABRT": "native code ended the process, such as a failed assertion",
+    "SIGFPE": "invalid arithmetic in native code",
+    "SIGILL": "native code for another processor",
+}
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 """Start of a line that slm_lab logged, which does not explain a death."""
 
@@ -163,7 +171,9 @@ class Child:
     def tail(self) -> str:
         """Return the last lines that the running process printed, without those that slm_lab logged."""
         lines = _last_bytes(self._printed).decode(errors="replace").splitlines()
-        return "\n".join([line for line in lines if line and not _LOGGED.match(line)][-_TAIL_LINES:])
+        return "\n".join(
+            [line for line in lines if line and not _LOGGED.match(line) and not line.startswith("Extension modules: ")][-_TAIL_LINES:]
+        )
 
     # ---- for Supervisor
 
@@ -325,7 +335,8 @@ def _reason(code: int | None) -> str:
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"killed by {name}" + (" (often: out of memory)" if code == -signal.SIGKILL else "")
+    meaning = _MEANINGS.get(name)
+    return f"killed by {name}" + (f" ({meaning})" if meaning else "")
 
 
 def _last_bytes(fd: int) -> bytes:

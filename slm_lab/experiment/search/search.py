@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.cluster.connect import connected
 from slm_lab.experiment.cluster.local import LocalCluster, check_installed
-from slm_lab.experiment.lock import RunLock
+from slm_lab.experiment.lock import ENDED, RunLock
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.process.interrupt import stop_on_signal
@@ -233,7 +233,7 @@ class Search:
         if self._continued:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
-            killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, was killed; "
+            killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, {ENDED}; "
             table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
     def _search_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable) -> Stage:

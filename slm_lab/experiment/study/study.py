@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from slm_lab.experiment.cluster.runs import ClusterRun, ClusterRuns, Ended, Sent
-from slm_lab.experiment.lock import RunLock
+from slm_lab.experiment.lock import ENDED, RunLock
 from slm_lab.experiment.paths import RunPaths, new_folder
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, session_processes
 from slm_lab.experiment.process.child import Target
@@ -107,7 +107,7 @@ class StudyExperiment:
             table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{paths.root}")
             if self._lock is not None and self._lock.killed is not None:
-                table.say(f"the last start, {self._lock.killed}, was killed")
+                table.say(f"the last start, {self._lock.killed}, {ENDED}")
             table.say(table.summary())
             with self._runner(supervisor) as (runner, on_cluster):
                 concurrent, jobs = on_cluster or (concurrent, jobs)

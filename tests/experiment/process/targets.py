@@ -220,3 +220,21 @@ def silent(context: ChildContext) -> None:
     """Send a message without a heartbeat, as a process does that is still loading."""
     context.send("loading")
     time.sleep(60)
+
+
+def crash(context: ChildContext) -> None:
+    """Ends by a fault in native code."""
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def close_all(context: ChildContext) -> None:
+    """Closes descriptors that it did not open, then sends a message."""
+    os.closerange(3, 256)
+    context.send("lost")
+    time.sleep(1000)
+
+
+def exit_0(context: ChildContext) -> None:
+    sys.exit(0)

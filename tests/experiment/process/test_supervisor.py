@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -579,3 +580,25 @@ def test_a_child_is_one_object(parent: Supervisor) -> None:
     child = parent.start("child", targets.spin)
     assert isinstance(child, Child)
     assert parent.children == [child]
+
+
+def test_a_fault_in_native_code(parent: Supervisor) -> None:
+    """The reason names the signal and what it means; the output says where, without the list of modules."""
+    _, end = run(parent, targets.crash)
+    assert re.fullmatch(r"killed by SIGSEGV \(.+\)", end.reason)
+    assert "in crash" in end.output
+    assert "Extension modules" not in end.output
+
+
+def test_a_child_that_closes_its_connection(parent: Supervisor) -> None:
+    """It ends instead of waiting for good, and says why."""
+    messages, end = run(parent, targets.close_all)
+    assert (messages, end.code) == ([], 1)
+    assert "closed file descriptors" in end.output
+
+
+def test_a_child_that_calls_exit(parent: Supervisor) -> None:
+    """Exit code 0 without a result is a failure."""
+    (message,), end = run(parent, targets.exit_0)
+    assert (message.kind, end.code) == ("failed", 1)
+    assert "sys.exit(0) was called" in message.content[0]

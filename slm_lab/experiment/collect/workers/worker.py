@@ -20,7 +20,9 @@ from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWei
 from slm_lab.experiment.experience import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
+from slm_lab.experiment.process.user_code import close_env
 from slm_lab.experiment.state import rng_state, to_arrays
+from slm_lab.experiment.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays
@@ -186,7 +188,9 @@ class RolloutWorker:
         self.config, self.beat, self.rows, self.stop = config, beat, spec.rollout_rows, Stop()
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
+        self.torch = TorchSettings()
         self.envs = [self._make_env(group) for group in range(num_splits(sampler))]
+        self.torch.restore()
         self.groups: list[EnvGroup] = []
 
     @property
@@ -237,6 +241,7 @@ class RolloutWorker:
     def collect(self, slot: int) -> Collected:
         """Collect a rollout of every group."""
         slots, groups, inference, beat = self.slots[slot], self.groups, self.inference, self.beat
+        self.torch.restore()
         ended: list[list[EndedEpisode]] = [[] for _ in groups]
         for place in slots:
             place.storage.t = 0
@@ -304,7 +309,7 @@ class RolloutWorker:
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            close_env(env.close)
 
 
 def log_info(meta: MetaSpec) -> dict[str, Any]:

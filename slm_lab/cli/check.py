@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from slm_lab.cli.output import print_result
 from slm_lab.cli.parser import UsageError
 
 if TYPE_CHECKING:
+    from slm_lab.spec.base import Problem
     from slm_lab.spec.spec import Spec
 
 
@@ -31,6 +33,7 @@ def check(words: list[str], arguments: Namespace) -> int:
 def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.loader import find_spec_file, load, notify, spec_names
+    from slm_lab.spec.variables import mark_sets
 
     try:
         loaded = load(file, words[1] if len(words) > 1 else None, arguments.set)
@@ -43,11 +46,13 @@ def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
         raise
     notify(loaded.notes)
     specs = loaded.specs
+    if problems := _argument_problems(specs):
+        source = " ".join([str(find_spec_file(file)), *words[1:]])
+        raise mark_sets(SpecError(source, problems), source, arguments.set)
     summary = [] if loaded.differences is None else [_summary(loaded.differences)]
     if arguments.build:
         from slm_lab.experiment.engine import check_builds
         from slm_lab.experiment.plan import Plan
-        from slm_lab.spec.variables import mark_sets
 
         try:
             reports = check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
@@ -56,6 +61,17 @@ def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
         lines = [f"{spec.name}: builds; {report}" for spec, report in zip(specs, reports, strict=True)]
         return print_result("\n".join(lines + summary))
     return print_result("\n".join([*(f"{spec.name}: valid" for spec in specs), *summary]))
+
+
+def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
+    """Return the problems of the keys that are passed to the constructor of an env, which is imported for that."""
+    given = [spec for spec in specs if spec.env.kwargs]
+    if not given:
+        return []
+    from slm_lab.env.make import argument_problems
+
+    prefixes = {spec.name: f"{spec.name}." if len(specs) > 1 else "" for spec in given}
+    return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in argument_problems(spec.env)]
 
 
 def _studies(file: str, name: str | None) -> list[str]:
@@ -83,9 +99,13 @@ def _check_studies(file: str, names: list[str], whole_file: bool, arguments: Nam
             )
             source = error.source if len(names) == 1 else file
             continue
+        first = {(run.entry, run.env): run.spec for run in study.runs}
+        if found := _argument_problems(list(first.values())):
+            problems += [replace(one, path=f"{name}.{one.path}") for one in found] if len(names) > 1 else found
+            source = f"{file} {name}" if len(names) == 1 else file
+            continue
         lines.append(f"{name}: valid; {len(study.runs)} runs")
         seeds = ", ".join(map(str, study.spec.random_seed))
-        first = {(run.entry, run.env): run.spec for run in study.runs}
         lines += [f"  {entry}, {env}: random_seed {seeds}" for entry, env in first]
         if arguments.build:
             lines.append(_study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments))

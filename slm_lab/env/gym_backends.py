@@ -385,7 +385,9 @@ class Sync(_GymVectorBackend):
 
     def _kept(self, obs: Any) -> Any:
         """Return a copy of the last observation of an episode: the env may write its next one into the same array."""
-        return copy.deepcopy(obs if self._plain and self.fits(obs) else fitted(self.observation_space, obs))
+        if self._plain and type(obs) is np.ndarray and self.fits(obs):
+            return obs.copy()
+        return copy.deepcopy(fitted(self.observation_space, obs))
 
     def episode_state(self) -> Any:
         try:

@@ -54,6 +54,7 @@ def make_env(
     threads: int = 1,
     log_info: Sequence[str] = (),
     input: InputKind | None = None,
+    few: bool = False,
 ) -> Env:
     """Build the vector env that a spec describes.
 
@@ -65,6 +66,7 @@ def make_env(
         threads: number of threads for a backend in C++.
         input: what observations are by the spec's nets (`AgentSpec.input`).
         log_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
+        few: with the backend for num_envs, build as few envs as show what they return: two, or one if it steps them one by one.
 
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
@@ -74,6 +76,8 @@ def make_env(
     if log_info and not chosen.reports_info:
         why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
         raise SpecError(spec.name, [Problem("meta.log_info", why)])
+    if few:
+        target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     try:
         observation, encode = make_codec(spec, backend.observation_space, input, backend.fresh)
@@ -151,6 +155,16 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvTarget:
     return EnvTarget(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec))
 
 
+def argument_problems(spec: EnvSpec) -> list[Problem]:
+    """Return what is wrong with the arguments of the env's constructor, without building it; nothing if a package for it is missing."""
+    try:
+        find_target(spec, spec.num_envs)
+    except SpecError as error:
+        own = ":" in spec.name
+        return [problem for problem in error.problems if own or problem.path != "env.name"]
+    return []
+
+
 def choose_backend(spec: EnvSpec, target: EnvTarget) -> type[Backend]:
     """Return the spec's backend, or for "auto" the first of BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
@@ -196,6 +210,8 @@ def _registration(spec: EnvSpec) -> Registration | None:
             importlib.import_module(module)
         except ImportError as error:
             raise _problem(spec, "name", f"{module} cannot be imported: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the user's module raises
+            raise _problem(spec, "name", f"importing {module} failed: {type(error).__name__}: {error}") from error
     if name.startswith("ALE/"):
         try:
             register_atari()

@@ -83,7 +83,7 @@ class Env:
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
         try:
             obs = self._backend.reset(seeds)
-            return self._encode(obs if self._checks else fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,)))
+            return self._encoded(obs if self._checks else fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,)))
         except Exception as error:
             reraise_located(error, self.name, "reset", 0)
 
@@ -138,11 +138,7 @@ class Env:
 
     def _finish_step(self, raw: RawStep) -> VecStep:
         """Return what the backend returned as agents see it."""
-        try:
-            obs_N = self._encode(raw.obs)
-        except Exception:
-            self._explain(raw.obs)
-            raise
+        obs_N = self._encoded(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
         if not reward_N.dot(reward_N) < inf:  # a third of the time of np.isfinite(reward_N).all()
@@ -157,9 +153,13 @@ class Env:
             reward_N = reward_N.astype(np.float32)
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
 
-    def _explain(self, obs: Any) -> None:
-        """Raise InvalidOutcome for a batch of observations that cannot be encoded."""
-        fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,))
+    def _encoded(self, obs: Any) -> np.ndarray:
+        """Return a batch of observations as agents see it. Raises InvalidOutcome for a number that is not one of the space."""
+        try:
+            return self._encode(obs)
+        except Exception:
+            fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,))  # which says what is wrong
+            raise
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Normalise observations and rewards of a step in which no episode ended, and none before."""

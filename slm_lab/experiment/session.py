@@ -22,13 +22,14 @@ from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.outcome import InvalidReward
+from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
 from slm_lab.experiment import state
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
+from slm_lab.experiment.env_check import check_env
 from slm_lab.experiment.events import CheckpointWritten, RowValues
 from slm_lab.experiment.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.failures import WorkerFailed
@@ -187,6 +188,8 @@ class Session:
         return self
 
     def _build_local(self) -> LocalSource:
+        if not self.resumed and not self.restart:
+            check_env(self.spec, self._seeds(0).env, self.beat)
         env = self._make_env(self._seed(0).env)
         self._closing.append(env.close)
         learner = self._build_learner(0, env.info, env.normalizers)
@@ -347,7 +350,9 @@ class Session:
 
     def _note_frame(self, error: BaseException) -> None:
         """Tell where training was when it failed; see failures.cause."""
-        frame = self.clock.frame + self.info.num_envs * isinstance(error, InvalidReward)  # of the step that raised it
+        frame = self.clock.frame + self.info.num_envs * (
+            isinstance(error, InvalidOutcome) and error.call == "step"
+        )  # of the step that raised it
         error.add_note(f"(at frame {frame} of {self.spec.env.name})")
 
     def load(self, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:

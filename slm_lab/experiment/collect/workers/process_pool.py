@@ -104,7 +104,7 @@ class ProcessPool:
             raise
 
     def info(self) -> EnvInfo:
-        self._wait(lambda: self._info is not None)
+        self._wait(lambda: self._info is not None and self.built_W[0])  # whose worker has tried the env
         if self._info is None:
             raise Interrupted("", self.stop.number)
         return self._info

@@ -17,6 +17,7 @@ from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
+from slm_lab.experiment.env_check import check_env
 from slm_lab.experiment.experience import Beat, no_beat
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
@@ -189,6 +190,8 @@ class RolloutWorker:
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
         self.torch = TorchSettings()
+        if config.index == config.restart == 0:
+            check_env(spec, self.seeds.env, beat, sampler.num_envs_per_worker // num_splits(sampler))
         self.envs = [self._make_env(group) for group in range(num_splits(sampler))]
         self.torch.restore()
         self.groups: list[EnvGroup] = []

@@ -15,10 +15,12 @@ class WorkerFailed(PlainError):
 
 def cause(error: BaseException) -> str:
     """The message of an error that explains itself (a check of mode dev, a worker, an env that blocks or returns an invalid reward, a full
-    disk), else the traceback; with the frame and the env."""
+    disk, a read-only file system), else the traceback; with the frame and the env."""
     if isinstance(error, (PlainError, Blocked)):
         text = str(error).rstrip()
         return ("\n" if "\n" in text else " ").join([text, *getattr(error, "__notes__", ())])
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return f"the data folder is on a read-only file system ({error.strerror})"
     return "".join(traceback.format_exception(error))

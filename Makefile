@@ -32,7 +32,7 @@ $(CORE): pyproject.toml constraints.txt
 $(TEST): $(CORE)
 	$(INSTALL) '.[test]'
 	@# the processes of the tests would compile the same modules at the same time; a file that is no module of this Python is no error
-	-@$(CACHED) $(BIN)/python -m compileall -qq -j $(JOBS) "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@$(CACHED) $(BIN)/python -m compileall -qq -j $(JOBS) .venv/lib 2>/dev/null || true
 	@touch $@
 
 $(CHECK): $(CORE)

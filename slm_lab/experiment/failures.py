@@ -16,11 +16,13 @@ class WorkerFailed(PlainError):
 
 def cause(error: BaseException) -> str:
     """The message of an error that explains itself (a check of mode dev, a worker, an env that blocks or returns an invalid reward, a full
-    disk, a closed file descriptor, sys.exit), else the traceback; with the frame and the env."""
+    disk, a read-only file system, a closed file descriptor, sys.exit), else the traceback; with the frame and the env."""
     if isinstance(error, (PlainError, Blocked)):
         return _noted(str(error).rstrip(), error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return f"the data folder is on a read-only file system ({error.strerror})"
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         closed = "a file descriptor of the process is closed: the env, or what it uses, closes descriptors that it did not open"
         return _noted(f"{closed} ({error.strerror}{place(error)})", error)

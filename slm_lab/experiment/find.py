@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,26 @@ def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Location:
     return paths.checkpoint(session, "best" if which == "best" else "last" if which == "last" else int(which))
 
 
-def checkpoints(paths: RunPaths, session: int | None = None) -> list[str]:
-    """Return what `--checkpoint` can be: "best", "last" and frames, of trial 0 of all Sessions or of one."""
+def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
+    """Return what `--checkpoint` can be: "best", "last" and frames, of a trial: of all Sessions or of one."""
     found = set()
-    for index in paths.sessions() if session is None else [session]:
-        prefix = paths.checkpoint(index, "best").name.removesuffix("best.pt")
+    for index in paths.sessions(t=trial) if session is None else [session]:
+        prefix = paths.checkpoint(index, "best", trial).name.removesuffix("best.pt")
         pattern = re.compile(re.escape(prefix) + r"(best|\d+)\.pt")
-        found |= {"last"} if paths.checkpoint(index, "last").is_file() else set()
+        found |= {"last"} if paths.checkpoint(index, "last", trial).is_file() else set()
         found |= {match[1] for path in _files(paths.checkpoint_dir) if (match := pattern.fullmatch(path.name))}
     return sorted(found, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
+
+
+def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int = 0) -> Location | None:
+    """Return a checkpoint with weights that can be read, of all Sessions or of one: a best one, else a last one, else a numbered one."""
+    for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
+        for index in paths.sessions(t=trial) if session is None else [session]:
+            path = paths.checkpoint(index, int(which) if which.isdecimal() else "last" if which == "last" else "best", trial)
+            with suppress(state.BundleError, OSError):
+                if path.is_file() and ({"weights", "policies"} & state.load(path).keys()):
+                    return path
+    return None
 
 
 def _files(folder: Location) -> list[Location]:
@@ -121,16 +133,18 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
             if paths.holds_trials:
                 raise UserError(f"meta.init_from: {where} contains the trials of a search; give the checkpoint file of one of them")
             best = [paths.checkpoint(index, "best") for index in paths.sessions()]
-            found = [(file, _playable(file)) for file in best if file.is_file()]
+            found = [(file, _playable(file, paths)) for file in best if file.is_file()]
             if not found:
                 raise UserError(f"meta.init_from: {where} has no checkpoint")
             return max(found, key=lambda one: -math.inf if (value := one[1].get("total_reward_ma")) is None else float(value))
     raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
 
 
-def _playable(path: Location) -> dict[str, Any]:
+def _playable(path: Location, paths: RunPaths | None = None) -> dict[str, Any]:
     try:
         bundle = state.load(path)
     except state.BundleError as error:
-        raise UserError(f"meta.init_from: {error}") from None
+        other = None if paths is None else readable_checkpoint(paths)
+        instead = "give another checkpoint file" if other is None else f"this one can be read: {other}"
+        raise UserError(f"meta.init_from: {error}; {instead}") from None
     return dict(bundle["policies"][0]) if "policies" in bundle else bundle

@@ -17,7 +17,7 @@ from slm_lab.env.make import make_codec, make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment import state
-from slm_lab.experiment.find import Which, checkpoint_path, checkpoints
+from slm_lab.experiment.find import Which, checkpoint_path, checkpoints, readable_checkpoint
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.process.user_code import close_env
@@ -116,7 +116,7 @@ def load_checkpoint_agent(
     problems: list[str] = []
     found = _checkpoints(paths, which, session, problems)
     if not found:
-        raise UserError("; ".join(problems) or _no_checkpoint(paths, which, session))
+        raise UserError(_instead(problems, paths, session) or _no_checkpoint(paths, which, session))
     spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
     for path, bundle in found:
         try:
@@ -127,7 +127,7 @@ def load_checkpoint_agent(
         for problem in problems:
             notice(f"{problem}; using {path.name}")
         return agent
-    raise UserError("; ".join(problems))
+    raise UserError(_instead(problems, paths, session))
 
 
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
@@ -156,6 +156,12 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     normalizers.copy_obs_statistics(bundle["normalizers"] if "normalizers" in bundle else bundle["env"])
     layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
     return LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
+
+
+def _instead(problems: Sequence[str], paths: RunPaths, session: int | None) -> str:
+    """Return why no checkpoint can be used, and one that can be read; "" without problems."""
+    other = readable_checkpoint(paths, session) if problems else None
+    return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
 def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:

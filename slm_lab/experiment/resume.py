@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slm_lab.experiment import state
+from slm_lab.experiment.find import readable_checkpoint
 from slm_lab.experiment.lock import ENDED
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.provenance import package_versions
+from slm_lab.experiment.sink import is_damaged, table_end
 from slm_lab.experiment.storage import Location
-from slm_lab.spec.loader import dump_spec, load_spec, spec_names
+from slm_lab.spec.loader import dump_spec, is_flat, load_spec, spec_names
 from slm_lab.spec.saved import SPEC_VERSION
 from slm_lab.spec.spec import Spec
 
@@ -40,7 +42,7 @@ _IGNORED = re.compile(r"meta\.run\b.*")
 
 
 _MAPPED = 2**30
-"""Bytes above which a checkpoint is not read whole, which checks it, but as its arrays are used."""
+"""Bytes above which the arrays of a checkpoint are not kept in memory, but read from the file, which was checked, as they are used."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,18 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
     changes = differences(saved, spec)
-    shared = _read(paths, paths.trial_checkpoint(t))  # whatever meta.distributed is now: a change of it is found by what was saved with it
+    shared = _read(
+        paths, paths.trial_checkpoint(t), None, t
+    )  # whatever meta.distributed is now: a change of it is found by what was saved with it
     if shared is not None and "episodes/ring" not in shared["arrays"]:
         old = f"{paths.trial_checkpoint(t)} was written by an older version of slm_lab, in which each worker had its own total_reward"
         raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     starts: dict[int, Start] = {}
     begun = False
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
-        bundle = _read(paths, paths.checkpoint(index * paths.policies, "last", t))
+        bundle = _read(paths, paths.checkpoint(index * paths.policies, "last", t), index, t)
+        if bundle is not None and shared is None:
+            _check_tables(paths, bundle)
         starts[index] = _start(bundle, spec, shared, index)
         trained = bundle if shared is None else shared
         if trained is not None and not begun:
@@ -148,8 +154,8 @@ def load_session(session: Session, paths: RunPaths) -> None:
     Raises UserError if the checkpoint does not fit the spec.
     """
     path = paths.checkpoint(session.index * session.spec.policies, "last", session.trial)
-    bundle = _read(paths, path)
-    shared = _read(paths, paths.trial_checkpoint(session.trial)) if session.spec.meta.distributed else None
+    bundle = _read(paths, path, session.index, session.trial)
+    shared = _read(paths, paths.trial_checkpoint(session.trial), None, session.trial) if session.spec.meta.distributed else None
     if (shared if session.spec.meta.distributed else bundle) is None:
         session.init_weights()
         return
@@ -196,8 +202,11 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
     return lines
 
 
-def _read(paths: RunPaths, path: Location) -> dict[str, Any] | None:
-    """Return a checkpoint that training can continue from, None if there is none. Raises UserError."""
+def _read(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
+    """Return a checkpoint that training can continue from, None if there is none. Raises UserError.
+
+    Args: session: whose checkpoint it is; None: that of all Sessions.
+    """
     try:
         if not path.exists():
             return None
@@ -205,16 +214,44 @@ def _read(paths: RunPaths, path: Location) -> dict[str, Any] | None:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except state.BundleError as error:
-        raise UserError(f"{error}; the run cannot be continued from it (delete the file to start its session from the beginning)") from None
+        raise UserError(f"{error}; the run cannot be continued from it{_instead(paths, session, trial)}") from None
     if bundle["version"] != state.VERSION:
         old = f"{path} was written by an older version of slm_lab, which did not save all that is needed to continue"
         raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     return bundle
 
 
+def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
+    """Return what can be done without the last checkpoint of a Session, or of all Sessions, for a message."""
+    whose = "its sessions" if session is None else f"session {session}"
+    policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
+    found = (readable_checkpoint(paths, index, trial) for index in policies)
+    weights = next((path for path in found if path is not None), None)
+    usable = weights if isinstance(weights, Path) else paths.root
+    start = "" if weights is None else f", or start a new run with the weights of another checkpoint: --set meta.init_from={usable}"
+    return f": restore it, or delete it to start {whose} from the beginning{start}"
+
+
+def _check_tables(paths: RunPaths, bundle: Mapping[str, Any]) -> None:
+    """Raise UserError for a table of a Session that has been changed since its checkpoint was saved."""
+    for name in bundle["tables"] or ():
+        path = paths.info_dir / name
+        try:
+            damaged = is_damaged(path, *table_end(bundle["tables"], path))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        if damaged:
+            why = "is damaged: its rows up to the last checkpoint do not match their checksum (CRC-32), which the checkpoint has"
+            raise UserError(f"{path} {why}; restore it, or delete it to continue without these rows")
+
+
 def start_history(file: Path) -> list[dict[str, Any]]:
     """Return meta.run of a saved spec: a list with an entry per start."""
-    ((_, body),) = json.loads(file.read_text(encoding="utf-8")).items()
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if is_flat(content):
+        train = f"train its spec with: {file} {content['name']} train"
+        raise UserError(f"{file.parent} is a run of SLM Lab, which cannot be continued; {train}")
+    ((_, body),) = content.items()
     run = (body.get("meta") or {}).get("run") or []
     return list(run) if isinstance(run, list) else [run]  # older runs have a single dict
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeVar
 
@@ -23,6 +25,8 @@ CheckpointKind = Literal["last", "best"] | int
 """The state of a Session; the best weights of a policy; its weights at a frame."""
 Spans = list[tuple[str, str, float, float]]
 """(process, kind of work, begin, end) in seconds."""
+Position = dict[str, tuple[int, int]]
+"""Name of a table → its size in bytes, and the CRC-32 of its content."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 
 
@@ -44,10 +48,10 @@ class RunSink(Protocol):
     def save_shared(self, bundle: dict[str, Any]) -> None:
         """Keep the arrays that several Sessions share, whole or not at all. Raises OSError."""
 
-    def position(self, session: int) -> dict[str, int]:
+    def position(self, session: int) -> Position:
         """Make sure that the tables of a Session are on disk, and return where they end, for `rewind`. Raises OSError."""
 
-    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None:
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         """Cut the tables of a Session, which are not open, back to a position, or else to the rows up to a frame. Raises OSError."""
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
@@ -86,10 +90,10 @@ class MemorySink:
 
     def save_shared(self, bundle: dict[str, Any]) -> None: ...
 
-    def position(self, session: int) -> dict[str, int]:
+    def position(self, session: int) -> Position:
         return {}
 
-    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None: ...
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         return []
@@ -109,9 +113,7 @@ class LocalSink:
 
     def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
         self.paths, self.trial, self.forward = paths, trial, forward
-        self.tables: dict[Path, IO[str]] = {}
-        self._columns: dict[Path, Sequence[str]] = {}
-        """Those of each table; one that an older version began keeps its own."""
+        self.tables: dict[Path, CsvTable] = {}
         self.boards: dict[int, TensorBoard] = {}
 
     def __call__(self, event: Event) -> None:
@@ -147,18 +149,21 @@ class LocalSink:
         with _writing(self.paths.trial_checkpoint(self.trial)) as path:
             state.save(path, bundle)
 
-    def position(self, session: int) -> dict[str, int]:
-        for file in self.tables.values():
-            try:
-                os.fsync(file.fileno())
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # not a file on a disk
-                    raise
-        return {path.name: path.stat().st_size if path.exists() else 0 for path in self._paths(session)}
+    def position(self, session: int) -> Position:
+        for table in self.tables.values():
+            table.sync()
+        return {path.name: self._end(path) for path in self._paths(session)}
 
-    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None:
+    def _end(self, path: Path) -> tuple[int, int]:
+        """Return the size of a table and the CRC-32 of its content."""
+        if (table := self.tables.get(path)) is not None:
+            return table.size, table.crc
+        content = path.read_bytes() if path.exists() else b""
+        return len(content), zlib.crc32(content)
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         for path in self._paths(session):
-            cut_table(path, frame if position is None else None, position.get(path.name, 0) if position is not None else 0)
+            cut_table(path, frame if position is None else None, table_end(position or {}, path)[0])
 
     def _paths(self, session: int) -> list[Path]:
         """Tables of a Session: of training and evaluation of each policy, and of population-based training."""
@@ -180,32 +185,59 @@ class LocalSink:
             writer.writerows((process, kind, f"{begin:.6f}", f"{end:.6f}") for process, kind, begin, end in spans)
 
     def close(self) -> None:
-        for file in self.tables.values():
+        for table in self.tables.values():
             with suppress(OSError):  # a row that could not be written, which has ended the Session already
-                file.close()
+                table.file.close()
         self.tables.clear()
         for board in self.boards.values():
             board.close()
         self.boards.clear()
 
     def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
-        if (file := self.tables.get(path)) is None:
+        if (table := self.tables.get(path)) is None:
             with _writing(path):
-                self.tables[path] = file = path.open("a+", newline="", encoding="utf-8")
-            self._columns[path] = columns
-            if file.seek(0, os.SEEK_END) == 0:
-                csv.writer(file, lineterminator="\n").writerow(columns)
-            else:
-                file.seek(0)
-                self._columns[path] = next(csv.reader(file))
-                file.seek(0, os.SEEK_END)
-        csv.writer(file, lineterminator="\n").writerow([row.get(column, "") for column in self._columns[path]])
-        file.flush()
+                self.tables[path] = table = CsvTable(path, columns)
+        table.append([row.get(column, "") for column in table.columns])
 
     def _board(self, table: int, frame: int = 0) -> TensorBoard:
         if table not in self.boards:
             self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame)
         return self.boards[table]
+
+
+class CsvTable:
+    """A CSV file to which rows are appended.
+
+    Attributes:
+        columns: those given, or those of a file that is there already: one that an older version began keeps its own.
+        size, crc: of what is in the file, in bytes, and its CRC-32.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.file: IO[bytes] = path.open("ab+")
+        self.file.seek(0)
+        content = self.file.read()
+        self.size, self.crc = len(content), zlib.crc32(content)
+        self.columns = next(csv.reader([content.partition(b"\n")[0].decode()])) if content else columns
+        if not content:
+            self.append(columns)
+
+    def append(self, cells: Sequence[str]) -> None:
+        """Append a row. Raises OSError."""
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        line = text.getvalue().encode()
+        self.file.write(line)
+        self.file.flush()
+        self.size, self.crc = self.size + len(line), zlib.crc32(line, self.crc)
+
+    def sync(self) -> None:
+        """Wait until the rows are on disk. Raises OSError."""
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # not a file on a disk
+                raise
 
 
 _L = TypeVar("_L", bound=Location)
@@ -285,6 +317,21 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
             file.truncate(end)
             os.fsync(file.fileno())
     return list(csv.DictReader(text[:end].decode().splitlines()))
+
+
+def table_end(position: Mapping[str, tuple[int, int] | int], path: Path) -> tuple[int, int | None]:
+    """Return where a table ended when a checkpoint was saved, and its CRC-32 up to there; None if an older version saved it."""
+    end = position.get(path.name, 0)
+    return (end, None) if isinstance(end, int) else end
+
+
+def is_damaged(path: Path, size: int, crc: int | None) -> bool:
+    """Return whether a table has other content up to a size than was saved; not one that is missing or shorter. Raises OSError."""
+    if crc is None or not path.exists():
+        return False
+    with path.open("rb") as file:
+        content = file.read(size)
+    return len(content) == size and zlib.crc32(content) != crc
 
 
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:

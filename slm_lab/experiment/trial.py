@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from slm_lab.experiment.resolve import completed
 from slm_lab.experiment.result import TrialResult
 from slm_lab.experiment.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.storage import StoredPath
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import not_writable, replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
@@ -300,8 +299,8 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
     if not is_folder:
         raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write to the data folder {folder}: no permission in {existing}")
+    if (reason := not_writable(existing)) is not None:
+        raise UserError(f"cannot write to the data folder {folder}: {reason} in {existing}")
     usage = shutil.disk_usage(existing)
     if usage.total and usage.free < _NEEDED_BYTES:
         needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))

@@ -1,9 +1,14 @@
-"""Files that are replaced atomically."""
+"""Files that are replaced atomically, and JSON with a checksum."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 
@@ -23,3 +28,27 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with the CRC-32 of it as "crc32"."""
+    return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
+
+
+def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `sealed` was given, as read again, or content without a checksum. Raises ValueError if it has been changed."""
+    plain = {key: value for key, value in content.items() if key != "crc32"}
+    if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
+        raise ValueError("its content does not match its checksum (crc32)")
+    return plain
+
+
+def not_writable(folder: Path) -> str | None:
+    """Return why no file can be made in a folder that exists, None if one can."""
+    if os.access(folder, os.W_OK | os.X_OK):
+        return None
+    try:
+        read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except (OSError, AttributeError):  # not on Windows
+        read_only = False
+    return os.strerror(errno.EROFS).lower() if read_only else "no permission"

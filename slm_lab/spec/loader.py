@@ -228,12 +228,19 @@ def _read(path: Source, name: str | None = None, repeated: dict[str, list[str]] 
     else:
         file = find_spec_file(path)
         source, content = str(file), read(file, repeated)
+        if is_flat(content):
+            content = {content["name"]: {key: value for key, value in content.items() if key != "name"}}
     if not isinstance(content, dict):
         raise SpecError(source, [Problem("", f"must be an object of named specs, not {show(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
     if not entries:
         raise SpecError(source, [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
     return source, entries
+
+
+def is_flat(content: Any) -> bool:
+    """Return whether the content of a file is one spec, with its name inside, as SLM Lab saves it with a run."""
+    return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:

@@ -10,6 +10,7 @@ from slm_lab.spec.report import Path, Report, show, show_path, value_at
 
 RENAMED: dict[Path, Path] = {
     ("agent", "algorithm", "clip_val_loss"): ("agent", "algorithm", "clip_vloss"),
+    ("env", "max_tick"): ("env", "max_frame"),
     ("env", "normalize_state"): ("env", "normalize_obs"),
     ("meta", "resources", "num_cpus"): ("meta", "search_resources", "cpu"),
     ("meta", "resources", "num_gpus"): ("meta", "search_resources", "gpu"),
@@ -18,6 +19,9 @@ RENAMED: dict[Path, Path] = {
 }
 _ALGORITHMS = {"HydraDQN": "DQN"}
 """Old names of algorithms. HydraDQN (v2) was DQN on a HydraMLPNet, with a head for each of several envs; with one env it is DQN."""
+_WRITTEN = "SLM Lab writes it when it runs a spec"
+_FRAMES = ("total_t", "frame")
+"""Values of max_tick_unit (v2, v3) with which max_tick counts frames."""
 DROPPED: dict[Path, str] = {
     ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
     ("body",): "there is one agent and one env",
@@ -25,10 +29,22 @@ DROPPED: dict[Path, str] = {
     ("name",): "a spec is named by its key",
     ("env", "frame_op"): "the env stacks Atari frames; other observations are single frames",
     ("env", "frame_op_len"): "4 Atari frames are stacked",
+    ("env", "max_tick_unit"): "env.max_frame counts frames",
     ("env", "image_downsize"): "Atari frames are 84 × 84",
     ("env", "scale_obs"): "agent.net.normalize divides observations by 255",
+    ("meta", "max_tick_unit"): "env.max_frame counts frames",
     ("meta", "resources"): "now meta.search_resources",
+    ("meta", "save_frequency"): "checkpoints are saved every meta.save_interval seconds",
     ("meta", "train_mode"): "MODE is a command-line argument",
+    ("meta", "cuda_offset"): "an environment variable of SLM Lab; here net.cuda_id chooses the GPU",
+    ("meta", "resume"): "the command train@ continues a run",
+    **{
+        ("meta", name): _WRITTEN
+        for name in (
+            *("experiment", "trial", "session", "experiment_ts", "git_sha", "ckpt", "eval_model_prepath", "eval_model_prepaths"),
+            *("predir", "prepath", "graph_prepath", "info_prepath", "log_prepath", "model_prepath"),
+        )
+    },
 }
 """Keys that are no longer used → why."""
 
@@ -40,6 +56,7 @@ def migrate(raw: dict[str, Any], report: Report) -> None:
         for key in ("agent", "env"):
             _unlist(raw, (*root, key), v4, report)
     _search_algorithm(raw, report)
+    _check_tick_unit(raw, report)
     for old, new in RENAMED.items():
         _rename(raw, old, new, report)
     for path, reason in DROPPED.items():
@@ -63,6 +80,16 @@ def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
         return
     meta["search"] = "grid" if _has_grid(raw.get("search")) else "random"
     _rename(raw, path, ("meta", "search_algorithm"), report)
+
+
+def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
+    """Report a max_tick that counts episodes: no key here does."""
+    env = _section(raw, "env")
+    unit = _section(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
+    if env.get("max_tick") is not None and unit not in (None, *_FRAMES):
+        report.fail(("env", "max_tick"), f"counts in units of {show(unit)} (max_tick_unit); expected frames: set env.max_frame instead")
+        del env["max_tick"]
+        report.moved(("env", "max_frame"), ("env", "max_tick"))  # that max_frame is missing is not another problem
 
 
 def _has_grid(search: Any) -> bool:

@@ -496,7 +496,7 @@ def test_a_checkpoint_of_another_version(version: int, says: str, done: Project)
     refused(done, "train@latest", says=str(path))
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "other program"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "other program", "one bit"])
 def test_a_damaged_checkpoint(damage: str, done: Project) -> None:
     import torch
 
@@ -511,7 +511,28 @@ def test_a_damaged_checkpoint(damage: str, done: Project) -> None:
             path.write_bytes(os.urandom(10_000))
         case "other program":
             torch.save([1, 2, 3], path)
+        case "one bit":
+            weight = next(iter(state.load(path)["policies"][0]["weights"].values())).numpy().tobytes()
+            path.write_bytes(data.replace(weight, bytes([weight[0] ^ 1]) + weight[1:]))
     refused(done, "train@latest", "--set", "env.max_frame=800", says=str(path))
+    refused(done, "train@latest", says=f"--set meta.init_from={done.paths.checkpoint(0, 'best')}")
+
+
+def test_a_damaged_table(done: Project) -> None:
+    """Its rows would be continued: a frame that is too great would be the next row's. Without it the run goes on."""
+    path = done.paths.session_df(0)
+    path.write_bytes(path.read_bytes().replace(b"\n400,", b"\n500,"))
+    refused(done, "train@latest", "--set", "env.max_frame=800", says=f"{path} is damaged")
+    path.unlink()
+    done.run("train@latest", "--set", "env.max_frame=800")
+    assert [row["frame"] for row in rows(path)] == ["500", "600", "700", "800"]
+
+
+def test_a_run_of_slm_lab_is_not_continued(done: Project) -> None:
+    paths = done.paths
+    body = json.loads(paths.spec.read_text())["small"]
+    paths.spec.write_text(json.dumps({"name": "small", **body}))
+    refused(done, f"train@{paths.root}", says="is a run of SLM Lab, which cannot be continued")
 
 
 def test_a_changed_net(done: Project) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from slm_lab.experiment.lock import unfinished
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.progress import number
+from slm_lab.lib.files import not_writable
 from slm_lab.spec.meta import MetaSpec
 from slm_lab.spec.report import show_path
 from slm_lab.spec.sampler import SamplerSpec
@@ -119,8 +119,9 @@ def _known(section: Any, model: type[BaseModel]) -> dict[str, Any]:
 
 def _check_writable(paths: RunPaths) -> None:
     folders = (paths.root, paths.info_dir, paths.graph_dir)
-    if closed := next((folder for folder in folders if folder.exists() and not os.access(folder, os.W_OK | os.X_OK)), None):
-        raise UserError(f"cannot write to {closed}: no permission")
+    for folder in folders:
+        if folder.exists() and (reason := not_writable(folder)) is not None:
+            raise UserError(f"cannot write to {folder}: {reason}")
 
 
 def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from slm_lab.experiment.cluster.remote import Remote
 from slm_lab.experiment.events import Event, Mode
 from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.sink import CheckpointKind, LocalSink, Spans
+from slm_lab.experiment.sink import CheckpointKind, LocalSink, Position, Spans
 from slm_lab.lib.errors import PlainError
 
 
@@ -95,11 +95,11 @@ class RemoteSink:
     def save_shared(self, bundle: dict[str, Any]) -> None:
         self.files.save_shared(bundle)
 
-    def position(self, session: int) -> dict[str, int]:
-        position: dict[str, int] = self._call("position", session)
+    def position(self, session: int) -> Position:
+        position: Position = self._call("position", session)
         return position
 
-    def rewind(self, session: int, position: Mapping[str, int] | None = None, frame: int = 0) -> None:
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         self._call("rewind", session, position, frame)
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.search.space import Values
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import replace_file, sealed, unsealed
 
 VERSION = 1
 ATTEMPTS = 2
@@ -78,14 +78,14 @@ class SearchState:
 
     def save(self, path: Path) -> None:
         """Write the state. Raises OSError."""
-        content = {"version": VERSION, **asdict(self)}
-        replace_file(path, json.dumps(_encoded(content), indent=1).encode(), sync=True)
+        content = sealed(_encoded({"version": VERSION, **asdict(self)}))
+        replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
 
     @classmethod
     def load(cls, path: Path) -> SearchState:
         """Read the state. Raises UserError if the file is damaged or of another version."""
         try:
-            content = _decoded(json.loads(path.read_text(encoding="utf-8")))
+            content = _decoded(unsealed(json.loads(path.read_text(encoding="utf-8"))))
             version = content.pop("version")
             if version == VERSION:
                 for name in ("trials", "confirmations"):

@@ -15,7 +15,7 @@ from slm_lab.experiment.analysis.curves import Table
 from slm_lab.experiment.analysis.run import Run, Status, load_run
 from slm_lab.experiment.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import replace_file, sealed, unsealed
 from slm_lab.lib.processor import processor
 
 VERSION = 1
@@ -56,7 +56,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
         "train": _tables(run, "train"),
         "eval": _tables(run, "eval"),
     }
-    replace_file(file, (json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
+    replace_file(file, (json.dumps(sealed(content), ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
 
 
 def _model(description: str) -> str:
@@ -101,7 +101,7 @@ class ResultRun(Run):
 
     def __init__(self, file: Path) -> None:
         try:
-            self.content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            self.content = unsealed(json.loads(file.read_text(encoding="utf-8")))
             if (version := self.content["version"]) != VERSION:
                 raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
             super().__init__(RunPaths(file, str(self.content["entry"])))
@@ -114,7 +114,8 @@ class ResultRun(Run):
                 for index in set(self.content["train"]) - set(tables):
                     self._tables[mode][int(index)] = {"frame": np.empty(0)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} cannot be read as a result of a study: {error}") from None
+            again = "delete it to have it made again from the run's folder, or the run repeated"
+            raise UserError(f"{file} cannot be read as a result of a study: {error}; {again}") from None
 
     @property
     def policies(self) -> int:

@@ -25,7 +25,7 @@ from slm_lab.experiment.study.paths import RunFolder, StudyPaths, about_study, r
 from slm_lab.experiment.study.result import ResultRun, result_of_folder
 from slm_lab.experiment.study.table import RunState, StudyTable
 from slm_lab.experiment.trial import check_writable, notices_to
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import replace_file, sealed
 from slm_lab.lib.limits import cores
 from slm_lab.spec.saved import SPEC_VERSION
 from slm_lab.spec.study import Study, StudyRun, changed_meaning, differing
@@ -292,7 +292,7 @@ class StudyExperiment:
             if file.is_file():
                 content = ResultRun(file).content
                 if any(content.get(name) != value for name, value in identity.items()):
-                    _write(file, {**content, **identity})
+                    _write(file, sealed({**content, **identity}))
                 state.status, state.share, state.seconds = "done", 1.0, content["seconds"]
             elif state.failures >= ATTEMPTS:
                 state.status, state.cause = "failed", f"it failed {state.failures} times; remove {folder.root} to try again"

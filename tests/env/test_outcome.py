@@ -25,8 +25,8 @@ def build(name: str = "Strange-v0", way: str = "sync", **keys: Any) -> Env:
 
 
 def spread(names: Any) -> list[tuple[str, str]]:
-    """Each name with "lone" and "sync", every eighth with "async": processes are slow to start."""
-    return [(name, way) for index, name in enumerate(names) for way in ("lone", "sync", *(("async",) * (index % 8 == 0)))]
+    """Each name with "lone" and "sync", every tenth with "async": processes are slow to start."""
+    return [(name, way) for index, name in enumerate(names) for way in ("lone", "sync", *(("async",) * (index % 10 == 0)))]
 
 
 def play(env: Env, steps: int) -> None:

@@ -28,9 +28,9 @@ SIGNATURES = {
 """Methods of gymnasium.Env."""
 _SHOWN = 100
 """Maximum number of characters of a value in a message."""
-_HANDLING = ("gymnasium", "numpy", "slm_lab.env")
+_HANDLING = ("gymnasium.", "numpy.", "slm_lab.env.")
 """Packages that handle what an env returns."""
-_MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
 """Errors that unsuitable values raise there."""
 
 
@@ -78,7 +78,8 @@ def _handled_in(error: Exception) -> str | None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
         package = module.partition(".")[0]
-        if module.startswith("gymnasium.envs") or not (module.startswith(_HANDLING) or package in sys.stdlib_module_names):
+        handles = f"{module}.".startswith(_HANDLING) or package in sys.stdlib_module_names
+        if not handles or module.startswith("gymnasium.envs."):
             return None
         call = frame.f_code.co_name if frame.f_code.co_name in SIGNATURES else call
         owner = frame.f_locals.get("self")

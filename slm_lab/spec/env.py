@@ -60,7 +60,8 @@ class EnvSpec(SpecModel):
     """Factor of training rewards; "sign": their sign."""
     backend: Backend = "auto"
     """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async
-    (Gymnasium), or "package.module:Class" for your own; auto: the first that supports the env."""
+    (Gymnasium; async: each env in a process of its own, whose random generators are seeded), or "package.module:Class" for your own;
+    auto: the first that supports the env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
     """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),

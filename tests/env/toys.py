@@ -86,11 +86,11 @@ class GlobalDraws(Toy):
 
 
 class Faulty(Toy):
-    """Fails in the way it is told: "make", "block" or "close" (in a worker process only), "step" or "die"."""
+    """Fails in the way it is told: "make", "block" or "close" (in a worker process only), "step" or "die" (after so many steps)."""
 
-    def __init__(self, fault: str, mark: str = "") -> None:
+    def __init__(self, fault: str, mark: str = "", after: int = 0) -> None:
         super().__init__()
-        self.fault = fault
+        self.fault, self.left = fault, after
         if fault == "block" and multiprocessing.parent_process() is not None:
             if mark:
                 Path(mark).write_text(str(os.getpid()))
@@ -99,9 +99,10 @@ class Faulty(Toy):
             raise OSError("no licence in this process")
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        if self.fault == "step":
+        self.left -= 1
+        if self.fault == "step" and self.left < 0:
             raise ValueError("the robot fell over")
-        if self.fault == "die":
+        if self.fault == "die" and self.left < 0:
             os._exit(3)
         return super().step(action)
 

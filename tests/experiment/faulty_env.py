@@ -18,7 +18,7 @@ class Faulty(CartPoleEnv):
     Args:
         folder: where it notes what it does.
         blocks: "constructor", "reset", "step" or "close": there it sleeps for good. after: so many steps before that.
-        copies: of all copies in all processes, so many block.
+        copies: so many of all copies in all processes block, those that come there first.
         simulator: it runs one; "ends" it in close() and waits for it, or "forgets" it.
         chdir: it changes the working directory.
     """
@@ -28,7 +28,7 @@ class Faulty(CartPoleEnv):
     ) -> None:
         super().__init__(**kwargs)
         self.folder, self.simulator, self.left = Path(folder), simulator, after
-        self.blocks = blocks if blocks and self._first(copies) else ""
+        self.blocks, self.copies = blocks, copies
         if simulator:
             self.process = subprocess.Popen(["sleep", "1000"])
             (self.folder / f"simulator_{self.process.pid}").touch()
@@ -46,7 +46,7 @@ class Faulty(CartPoleEnv):
         return False
 
     def _block(self, where: str) -> None:
-        if self.blocks == where and self.left <= 0:
+        if self.blocks == where and self.left <= 0 and self._first(self.copies):
             (self.folder / "blocks").touch()
             while True:
                 time.sleep(1000)

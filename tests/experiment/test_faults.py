@@ -52,7 +52,7 @@ def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_p
     env = env_of(tmp_path, simulator=simulator, num_envs=2)
     metrics = Trial(make_spec(env=env, meta={"max_session": 2}), tmp_path).run()
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
-    assert len(simulators(tmp_path)) == 4
+    assert len(simulators(tmp_path)) == 2 * (2 + 1)  # with that of the trial step
     gone(simulators(tmp_path))
 
 
@@ -92,7 +92,7 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
     with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
-    assert len(simulators(tmp_path)) == 2
+    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
     gone(simulators(tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBod
     until(run.has_rows(2), process)
     process.kill()
     run.leaves_nothing(30.0)
-    assert len(simulators(tmp_path)) == 2
+    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
     gone(simulators(tmp_path))
     for index in (0, 1):
         assert (
@@ -130,8 +130,9 @@ def test_an_env_that_blocks_in_this_process(
     copies = 1 if alone else 2  # the first is made in this process, for the spaces alone
     env = env_of(tmp_path, blocks=where, after=70 * (where == "step"), backend=backend, copies=copies)
     trial = Trial(make_spec(env=env, meta=stall), tmp_path)
-    if where == "constructor":
-        with pytest.raises(UserError, match=r"cannot be built: the env has been building for 3 seconds.*meta\.stall_limit"):
+    phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]
+    if where != "step":  # before anything is written
+        with pytest.raises(UserError, match=rf"cannot be built: the env has been {phase} for 3 seconds.*meta\.stall_limit"):
             trial.run()
         assert trial.paths is None
         return
@@ -144,11 +145,10 @@ def test_an_env_that_blocks_in_this_process(
     assert trial.paths is not None
     assert json.loads(trial.paths.session_metrics(0).read_text())["status"] == "failed"
     assert trial.paths.checkpoint(0, "last").is_file()
-    if where == "step":
-        frames = [int(row["frame"]) for row in rows(trial.paths.session_df(0))]
-        assert frames[:3] == [20, 40, 60]
-        assert state.load(trial.paths.checkpoint(0, "last"))["policies"][0]["clock"]["frame"] == frames[-1]
-        assert trial.paths.trial_graph("mean_returns", "png").is_file()
+    frames = [int(row["frame"]) for row in rows(trial.paths.session_df(0))]
+    assert frames[:3] == [20, 40, 60]
+    assert state.load(trial.paths.checkpoint(0, "last"))["policies"][0]["clock"]["frame"] == frames[-1]
+    assert trial.paths.trial_graph("mean_returns", "png").is_file()
 
 
 @pytest.mark.parametrize("where", [*(pytest.param(where, marks=pytest.mark.slow) for where in ("constructor", "reset")), "step"])

@@ -198,7 +198,7 @@ def test_a_reward_that_is_not_finite_fails_the_session(
         Trial(spec, tmp_path).run()
     causes = failed.value.metrics["failures"]
     assert len(causes) == sessions
-    assert all(re.fullmatch(rf"env 0 .*{reward} in step 60 \(at frame 240 of {name}\)", cause) for cause in causes.values())
+    assert all(re.fullmatch(rf"{name}, env 0, step 60: .*{reward};.* \(at frame 240 of {name}\)", cause) for cause in causes.values())
     assert failed.value.metrics["final_return"] is None
     printed = capsys.readouterr().out
     assert "open " not in printed
@@ -210,12 +210,12 @@ def test_a_reward_that_is_not_finite_in_a_rollout_worker(make_spec: MakeSpec, tm
     env = {"name": f"{__name__}:BadReward-v0", "backend": "sync"}
     with pytest.raises(TrialFailed) as failed:
         Trial(make_spec(env=env, meta={"sampler": {"num_workers": 1, "num_envs_per_worker": 4, "async_rl": False}}), tmp_path).run()
-    assert re.fullmatch(r".*: env 0 returned reward nan in step 60 \(at frame .*\)", failed.value.metrics["failures"]["0"])
+    assert re.fullmatch(r".*, env 0, step 60: .* nan;.* \(at frame .*\)", failed.value.metrics["failures"]["0"])
 
 
 def test_the_build_of_an_env_that_fails_at_once_is_checked(make_spec: MakeSpec) -> None:
     (line,) = check_builds([make_spec(env={"name": f"{__name__}:BadReward-v0", "backend": "sync"})], Plan(), "x.json")
-    assert line.endswith("time unknown: env 0 returned reward nan in step 60")
+    assert re.search(r"time unknown: .*, env 0, step 60: .* nan;", line)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])

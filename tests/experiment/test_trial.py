@@ -31,7 +31,7 @@ from tests.experiment.commands import Command, rows, session_processes, until
 SpecBody = Callable[..., dict[str, Any]]
 
 TROUBLE = '''
-"""CartPole whose first two makers, whichever Sessions they are in, fail at step 50: one raises, one is killed."""
+"""The first two CartPoles that come to step 50, whichever Sessions they are in, fail there: one raises, one is killed."""
 import os, signal
 from pathlib import Path
 import gymnasium as gym
@@ -40,22 +40,25 @@ from gymnasium.envs.classic_control import CartPoleEnv
 class Trouble(CartPoleEnv):
     def __init__(self, marks=".", **kwargs):
         super().__init__(**kwargs)
-        self.count, self.fate = 0, "lives"
-        for fate in ("raises", "is killed"):
-            try:
-                os.close(os.open(Path(marks) / fate, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            self.fate = fate
-            break
+        self.count, self.marks = 0, Path(marks)
 
     def step(self, action):
         self.count += 1
-        if self.count == 50 and self.fate == "raises":
+        fate = self.draw() if self.count == 50 else "lives"
+        if fate == "raises":
             raise ArithmeticError("the pole is broken")
-        if self.count == 50 and self.fate == "is killed":
+        if fate == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+    def draw(self):
+        for fate in ("raises", "is killed"):
+            try:
+                os.close(os.open(self.marks / fate, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            return fate
+        return "lives"
 
 gym.register("Trouble-v0", entry_point=Trouble, max_episode_steps=500)
 '''

@@ -220,7 +220,7 @@ def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[ProcessPo
 def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -> None:
     """What the env raises is the cause; a process that ends without a message is restarted first."""
     begin = time.monotonic()
-    trial = fails(worker_spec(env=FAULTY | {"fault": fault}, sampler=ONE_WORKER), tmp_path)
+    trial = fails(worker_spec(env=FAULTY | {"fault": fault, "after": 9}, sampler=ONE_WORKER), tmp_path)
     assert time.monotonic() < begin + SOON
     assert check_saved(trial.paths) == 0
     out = capsys.readouterr().out
@@ -263,7 +263,7 @@ def test_the_trial_is_killed(sessions: int, command: Callable[..., Command], tmp
     run = command(endless(sessions, env=env, sampler=CENTRAL | {"async_rl": True}))
     process = run.start("--jobs", "2")
     until(run.has_rows(sessions), process)
-    assert len([pid for pid in simulators_in(simulators) if alive(pid)]) == 4 * sessions
+    assert len([pid for pid in simulators_in(simulators) if alive(pid)]) == (4 + 1) * sessions  # with that of the trial step
     process.kill()
     run.leaves_nothing(SOON)
     assert not [pid for pid in simulators_in(simulators) if alive(pid)]
@@ -320,9 +320,9 @@ def test_an_env_ends_its_simulator_and_waits_for_it(tidy: bool, tmp_path: Path) 
     begin = time.monotonic()
     assert InlineJob(worker_spec(env=env), tmp_path / "data").run() == End(0, "done")
     assert time.monotonic() < begin + SOON
-    assert len(simulators_in(simulators)) == 2 * 4
+    assert len(simulators_in(simulators)) == 2 * (4 + 1)  # with those of the trial step
     until(lambda: not [pid for pid in simulators_in(simulators) if alive(pid)], seconds=2.0)
-    assert len(list(simulators.glob("*.closed"))) == (4 if tidy else 0)
+    assert len(list(simulators.glob("*.closed"))) == (4 + 1 if tidy else 0)
 
 
 # ---- envs that block

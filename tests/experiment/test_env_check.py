@@ -1,0 +1,111 @@
+"""The trial step of the env before a run: nothing is written if the env returns what it must not, and nothing of the run depends on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab.cli import main
+from slm_lab.experiment import session
+from slm_lab.experiment.engine import check_builds
+from slm_lab.experiment.env_check import check_env
+from slm_lab.experiment.experience import no_beat
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.process.heartbeat import RESETTING, STEPPING
+from slm_lab.experiment.search.build_check import check_builds as check_search
+from slm_lab.experiment.search.space import SearchSpace
+from slm_lab.experiment.session import Session
+from slm_lab.experiment.trial import Trial
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.spec import Spec
+
+MakeSpec = Callable[..., Spec]
+SpecBody = Callable[..., dict[str, Any]]
+STRANGE: dict[str, Any] = {"name": "tests.env.strange:Strange-v0", "backend": "sync", "at": 1}
+WAYS: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "processes": {"max_session": 2},
+    "serial workers": {"sampler": {"num_workers": 2, "num_envs_per_worker": 2, "async_rl": False, "serial_mode": True}},
+    "workers": {"sampler": {"num_workers": 2, "num_envs_per_worker": 2, "async_rl": False}},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_written(way: str, make_spec: MakeSpec, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"env\.name: tests\.env\.strange:Strange-v0, env 0, step 1: .*reward"):
+        Trial(make_spec(env={**STRANGE, "step": "text reward"}, meta=WAYS[way]), tmp_path).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "fault", [{"obs": "another shape", "at": 0}, {"reset": "nothing", "at": 0}, {"step": "four values"}, {"fault": "step"}], ids=str
+)
+def test_build_check_and_search(fault: dict[str, Any], make_spec: MakeSpec, spec_body: SpecBody) -> None:
+    """One problem, with the place in the user's file if the env raises an error."""
+    with pytest.raises(SpecError) as raised:
+        check_builds([make_spec(env=STRANGE | fault)], Plan(), "x.json")
+    (problem,) = raised.value.problems
+    assert problem.path == "env.name"
+    assert ("strange.py, line" in problem.message) == ("fault" in fault)
+    body = spec_body(env=STRANGE | fault) | {"search": {"agent.algorithm.gamma__uniform": [0.9, 0.99]}}
+    with pytest.raises(SpecError, match=r"env\.name"):
+        check_search(SearchSpace(load_spec({"small": body}, "small")), Plan())
+
+
+def test_the_run_is_the_same_without_it(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an env that draws from the generators of the process."""
+    spec = make_spec(env={"name": "tests.env.toys:GlobalDraws-v0", "backend": "sync"})
+    rows = Session(spec).run().rows
+    monkeypatch.setattr(session, "check_env", lambda *arguments: None)
+    without = Session(spec).run().rows
+    assert [row["total_reward"] for row in rows] == [row["total_reward"] for row in without]
+    assert len(rows) == 4
+
+
+def test_it_leaves_the_generators_alone_and_tells_its_phases(make_spec: MakeSpec) -> None:
+    phases: list[int] = []
+    drawn = []
+    for check in (False, True):
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        if check:
+            check_env(make_spec(env={"name": "tests.env.toys:GlobalDraws-v0", "backend": "sync"}), 3, phases.append)
+        drawn.append((random.random(), np.random.random(), float(torch.rand(()))))
+    assert drawn[0] == drawn[1]
+    assert {RESETTING, STEPPING} <= set(phases)
+
+
+def test_an_error_of_close_is_no_traceback(spec_body: SpecBody, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+    spec = make_spec(env=STRANGE | {"fault": "close", "max_frame": 200})
+    check_env(spec, 0, no_beat)
+    assert len(check_builds([spec], Plan(), "x.json")) == 1
+    assert Session(spec).run().frame >= 200
+    assert "it cannot be closed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("env", "near"), [(STRANGE | {"faul": 1}, "'fault'"), ({"sutton_barto_rewar": True}, "'sutton_barto_reward'")], ids=["own", "gymnasium"]
+)
+def test_check_looks_at_the_arguments_of_the_constructor(
+    env: dict[str, Any], near: str, spec_body: SpecBody, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --build, in specs and studies; a module that cannot be imported is an error too."""
+    import json
+
+    (file := tmp_path / "spec.json").write_text(json.dumps({"small": spec_body(env=env), "good": spec_body()}))
+    key = "faul" if "faul" in env else "sutton_barto_rewar"
+    for words, path in ((["check", str(file)], f"small.env.{key}:"), (["check", str(file), "small"], f"env.{key}:")):
+        assert main(words) == 2
+        shown = capsys.readouterr().err
+        assert path in shown
+        assert near in shown
+    assert main(["check", str(file), "good"]) == 0
+    file.write_text(json.dumps({"small": spec_body(env={"name": "nowhere.at_all:X-v0", "strid": 1})}))
+    assert main(["check", str(file)]) == 2
+    assert "env.name" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slm_lab.spec import env_ids
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.loader import load_spec, spec_names
 from slm_lab.spec.migrate import migrate
 from slm_lab.spec.report import Report
 from tests.spec.conftest import PPO, Specs, changed
@@ -71,6 +71,51 @@ def test_v4_file_with_one_notice_for_each_change(specs: Specs) -> None:
         "agent[0].algorithm.training_frequency",
     ]
     assert all(notice.startswith("ppo_pong: ") for notice in specs.told())
+
+
+V4_RUN = {
+    "experiment": 0,
+    "trial": 0,
+    "session": -1,
+    "cuda_offset": 0,
+    "resume": False,
+    "experiment_ts": "2020_04_01_120000",
+    "ckpt": None,
+    **{f"{folder}prepath": "data/x/ppo_t0" for folder in ("", "graph_", "info_", "log_", "model_")},
+    "predir": "data/x",
+    "git_sha": "5fa5ee3d",
+    "eval_model_prepath": "data/x/model/ppo_t0",
+    "random_seed": 1585742400,
+}
+"""What SLM Lab adds to meta of the spec that it saves with a run."""
+
+
+def test_a_spec_that_slm_lab_saved_with_a_run(specs: Specs) -> None:
+    """It stands in its file without its name as key. Null is silent, and the seed is used."""
+    body = changed(PPO, {f"meta.{key}": value for key, value in V4_RUN.items()})
+    saved = {**body, "agent": [body["agent"]], "env": [body["env"]], "body": {"product": "outer", "num": 1}, "name": "ppo", "search": None}
+    file = specs.file(saved, "ppo_spec.json")
+    assert spec_names(file) == ["ppo"]
+    spec = load_spec(file, "ppo")
+    assert (spec.name, spec.meta.random_seed, spec.env.max_frame) == ("ppo", 1585742400, 1000)
+    written = [f"meta.{key}" for key in V4_RUN if key not in ("ckpt", "random_seed")]
+    notices = specs.notices()
+    assert sorted(notice for notice in notices if notice.startswith("meta.")) == sorted(written)
+    assert {"agent", "env", "body"} <= set(notices)
+
+
+@pytest.mark.parametrize("place", ["meta", "env"])
+@pytest.mark.parametrize("unit", [None, "total_t", "frame"])
+def test_max_tick_counts_frames(unit: str | None, place: str, specs: Specs) -> None:
+    spec = specs.load({"env.max_frame": ..., "env.max_tick": 3e4, f"{place}.max_tick_unit": unit})
+    assert spec.env.max_frame == 30_000
+    assert specs.notices() == ["env.max_tick"] + [f"{place}.max_tick_unit"] * (unit is not None)
+
+
+def test_max_tick_that_counts_episodes_is_refused(specs: Specs) -> None:
+    (problem,) = specs.messages({"env.max_frame": ..., "env.max_tick": 500, "meta.max_tick_unit": "epi"})
+    assert problem.startswith('env.max_tick: counts in units of "epi"')
+    assert "env.max_frame" in problem
 
 
 def test_hydra_dqn_is_dqn(specs: Specs) -> None:

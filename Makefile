@@ -1,54 +1,78 @@
-# make demo: set up .venv once, then train two Sessions of PPO on CartPole and draw their graphs.
+# make demo: set up the core of .venv once, then train two Sessions of PPO on CartPole and draw their graphs.
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 JOBS ?= 4
 PY ?= $(or $(wildcard $(BIN)/python),$(PYTHON))
 
+# Each stamp says that .venv has what a target needs; it is made last, so an installation that was interrupted goes on at the next call.
+CORE := .venv/.ready-core
+TEST := .venv/.ready-test
+CHECK := .venv/.ready-check
+DOCS := .venv/.ready-docs
+# Byte-code of all packages takes pip most of its time. The demo needs that of few, which it compiles when it imports them.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e
+# Some environments forbid Python to keep byte-code: every process would compile all that it imports.
+CACHED := env -u PYTHONDONTWRITEBYTECODE
+
+.NOTPARALLEL:
 .PHONY: demo setup test slow check format schema docs bench benchmarks gpu clean
 
-demo: setup
-	$(BIN)/python run_lab.py
+demo: $(CORE)
+	$(CACHED) $(BIN)/python run_lab.py
 
-setup: .venv/.ready
+setup: $(TEST) $(CHECK)
 
-.venv/.ready: pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "slm_lab needs Python 3.11 or newer on the PATH (python3.11, python3.12, python3.13 or python3)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "setting up .venv (once)"; $(PYTHON) -m venv .venv; }
+	$(INSTALL) .
+	@touch $@
 
-test: setup
-	@# without cached bytecode every process of the tests would compile the package again
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+$(TEST): $(CORE)
+	$(INSTALL) '.[test]'
+	@# the processes of the tests would compile the same modules at the same time; a file that is no module of this Python is no error
+	@$(CACHED) $(BIN)/python -m compileall -qq -j $(JOBS) .venv/lib 2>/dev/null || true
+	@touch $@
 
-slow: setup
-	$(BIN)/python -m pytest -q -m slow --timeout 3600
+$(CHECK): $(CORE)
+	$(INSTALL) '.[check]'
+	@touch $@
 
-check: setup
+$(DOCS): $(CORE)
+	$(INSTALL) '.[docs]'
+	@touch $@
+
+test: $(TEST)
+	$(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+slow: $(TEST)
+	$(CACHED) $(BIN)/python -m pytest -q -m slow --timeout 3600
+
+check: $(CHECK)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict slm_lab
-	$(BIN)/lint-imports
-	$(BIN)/python tools/generate.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(CACHED) $(BIN)/mypy --strict slm_lab
+	$(CACHED) $(BIN)/lint-imports
+	$(CACHED) $(BIN)/python tools/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict --quiet
 
-format: setup
+format: $(CHECK)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-schema: setup
-	$(BIN)/python tools/generate.py
+schema: $(CHECK)
+	$(CACHED) $(BIN)/python tools/generate.py
 
-docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict
 	@echo "open site/index.html, or for its search: $(BIN)/python -m http.server --directory site"
 
-benchmarks: setup
-	$(BIN)/python -m bench.benchmarks
+benchmarks: $(TEST)
+	$(CACHED) $(BIN)/python -m bench.benchmarks
 
-bench: setup
-	$(BIN)/python -m bench.speed
+bench: $(TEST)
+	$(CACHED) $(BIN)/python -m bench.speed
 
 gpu: # no setup: the Python at hand has a torch of its own, for its GPU (another one: make gpu PY=...)
 	$(PY) -m bench.gpu

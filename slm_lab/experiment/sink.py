@@ -158,7 +158,10 @@ class LocalSink:
         """Return the size of a table and the CRC-32 of its content."""
         if (table := self.tables.get(path)) is not None:
             return table.size, table.crc
-        content = path.read_bytes() if path.exists() else b""
+        if not path.exists():
+            return 0, 0
+        with path.open("rb") as file:
+            content = file.read(path.stat().st_size)  # what is no file on a disk has size 0, and may never end
         return len(content), zlib.crc32(content)
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
@@ -215,8 +218,9 @@ class CsvTable:
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.file: IO[bytes] = path.open("ab+")
+        size = self.file.seek(0, os.SEEK_END)  # 0 for what is no file on a disk, which may never end
         self.file.seek(0)
-        content = self.file.read()
+        content = self.file.read(size)
         self.size, self.crc = len(content), zlib.crc32(content)
         self.columns = next(csv.reader([content.partition(b"\n")[0].decode()])) if content else columns
         if not content:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 from slm_lab.experiment import state
+from slm_lab.experiment.failures import cause
 from slm_lab.experiment.find import readable_checkpoint
 from slm_lab.experiment.load import load_agent
 from slm_lab.experiment.paths import RunPaths, new_run
@@ -22,8 +26,8 @@ from slm_lab.experiment.search.state import SearchState, TrialState
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import LocalSink
 from slm_lab.experiment.storage import Location, StoredPath
-from slm_lab.experiment.trial import Trial
-from slm_lab.lib.files import sealed, unsealed
+from slm_lab.experiment.trial import Trial, check_writable
+from slm_lab.lib.files import not_writable, sealed, unsealed
 from slm_lab.spec.spec import Spec
 from tests.resume.runs import differing
 
@@ -150,6 +154,20 @@ def test_no_flipped_bit_of_a_search_is_used(tmp_path: Path) -> None:
             refusals.append(str(error))
     assert refusals
     assert all(str(path) in refusal for refusal in refusals)
+
+
+def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a lack of permission, and without a traceback."""
+    assert not_writable(tmp_path) is None
+    read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr(os, "access", lambda *arguments: False)
+    assert not_writable(tmp_path) == "no permission"
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    assert not_writable(tmp_path) == "read-only file system"
+    with pytest.raises(UserError, match=rf"{tmp_path}: read-only file system in"):
+        check_writable(tmp_path)
+    assert "read-only file system" in cause(OSError(errno.EROFS, "Read-only file system"))
+    assert "Traceback" not in cause(OSError(errno.EROFS, "Read-only file system"))
 
 
 def test_json_without_a_checksum_is_read_as_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,11 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
     assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
 
 
+def _without_checksum(content: str) -> str:
+    """The content of a result as older versions wrote it."""
+    return re.sub(r', "crc32": \d+', "", content)
+
+
 def test_runs_of_an_older_version_are_set_aside_where_a_key_had_another_meaning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Version 1 clipped actor and critic by one norm over both; without clip_grad_val nothing differs."""
     clipped = {**STUDY["entries"][1], "set": {"agent.net.clip_grad_val": 0.5}}
@@ -119,7 +125,7 @@ def test_runs_of_an_older_version_are_set_aside_where_a_key_had_another_meaning(
         now, old = f'"spec_version": {SPEC_VERSION}', '"spec_version": 1'
         content = file.read_text(encoding="utf-8")
         assert now in content
-        file.write_text(content.replace(now, old), encoding="utf-8")
+        file.write_text(_without_checksum(content.replace(now, old)), encoding="utf-8")
     with pytest.raises(UserError, match=r"agent\.net\.clip_grad_val"):
         run(tmp_path / "other", adopt=[str(folder)], entries=entries)
     run(tmp_path, paths, entries=entries)
@@ -317,13 +323,25 @@ def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tm
         content = json.loads(file.read_text())
         del content["settings"]["agent.algorithm.rho_bar"]
         content["digest"] = "0" * 16
-        file.write_text(json.dumps(content))
+        file.write_text(_without_checksum(json.dumps(content)))
     run(tmp_path, study)
     assert written(study) == before
     assert all("agent.algorithm.rho_bar" in one.settings() for one in results(study).values())
     changed = {**STUDY["entries"][1], "set": {"agent.algorithm.rho_bar": 2.0, "agent.algorithm.with_vtrace": True}}
     run(tmp_path, study, entries=[STUDY["entries"][0], changed])
     assert {key for key, time in written(study).items() if time != before[key]} == {("fast", 0), ("fast", 1)}
+
+
+def test_a_damaged_result_is_refused(study: StudyPaths, tmp_path: Path) -> None:
+    """Its rows are what the comparison is made from. Without the file it is made again from the run's folder."""
+    file = next(iter(sorted(study.results.glob("*.json"))))
+    whole = file.read_text()
+    file.write_text(whole.replace('"frame": [', '"frame": [1', 1))
+    with pytest.raises(UserError, match=re.escape(f"{file} cannot be read as a result of a study: its content does not match")):
+        run(tmp_path, study)
+    file.unlink()
+    run(tmp_path, study)
+    assert json.loads(file.read_text())["train"] == json.loads(whole)["train"]
 
 
 def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> None:

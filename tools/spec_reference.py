@@ -139,6 +139,8 @@ EXAMPLES: dict[str, Any] = {
     "bidirectional": False,
     "arc": _ARC,
     "max_t": 500,
+    "channels": "last",
+    "input": "vector",
     "clip_obs": 5.0,
     "reward_scale": 0.1,
     "backend": "sync",

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,23 +43,26 @@ DEEDS: dict[str, Callable[[], Any]] = {
 
 
 class Fatal(CartPoleEnv):
-    """CartPole that does `does` in its "constructor", its step `after`, or its "close"; of all copies, only the first `copies`.
+    """CartPole that does `does` in its "constructor", its step `after`, or its "close"; of all copies, only number `copy`.
 
-    `folder` is where the copies count themselves; "": all do it.
+    `folder` is where the copies count themselves; "": all do it. Each Session builds two, the first for its trial step.
     """
 
-    def __init__(self, does: str, where: str = "step", after: int = 70, folder: str = "", copies: int = 1) -> None:
+    def __init__(self, does: str, where: str = "step", after: int = 70, folder: str = "", copy: int = 0) -> None:
         super().__init__()
-        own = not folder or any(self._is(Path(folder) / f"copy_{copy}") for copy in range(copies))
+        own = not folder or self._number(Path(folder)) == copy
         self.does, self.where, self.left = DEEDS[does if own else "nothing"], where, after
         self._reach("constructor")
 
-    def _is(self, copy: Path) -> bool:
-        try:
-            copy.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+    def _number(self, folder: Path) -> int:
+        """Return how many copies there were before this one, in all processes."""
+        for number in count():
+            try:
+                (folder / f"copy_{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return number
+        raise AssertionError
 
     def _reach(self, where: str) -> None:
         if where == self.where:

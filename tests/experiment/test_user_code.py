@@ -76,7 +76,7 @@ def test_an_env_that_ends_the_process(does: str, make_spec: MakeSpec, tmp_path: 
 
 
 def test_one_of_two_sessions_calls_exit(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trial = Trial(make_spec(env=fatal("sys.exit", folder=str(tmp_path)), meta={"max_session": 2}), tmp_path)
+    trial = Trial(make_spec(env=fatal("sys.exit", folder=str(tmp_path), copy=3), meta={"max_session": 2}), tmp_path)
     with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         trial.run()
     assert "failed: sys.exit(0) was called in" in capsys.readouterr().out
@@ -155,7 +155,7 @@ def test_a_close_that_fails(does: str, tmp_path: Path, capsys: pytest.CaptureFix
     """At the start, where a short spec is completed, and at the end: a notice, and a run that is done."""
     assert Trial(short(fatal(does, "close")), tmp_path).run()["status"] == "done"
     output = capsys.readouterr().out
-    assert "the env's close() failed: " in output
+    assert "the env's close() " in output
     assert does in output
     assert "Traceback" not in output
 

@@ -207,7 +207,7 @@ def _in_a_line(text: str) -> str:
     After the first line follows what a process printed before it died.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown cause"]
-    if "Traceback (most recent call last)" not in text:
+    if "Traceback" not in text:
         return " ".join([lines[0], *(line for line in lines[1:][-1:] if line.startswith("(at frame "))])
     return " ".join(lines[-2:]) if lines[-1].startswith("(at frame ") else lines[-1]
 

@@ -137,6 +137,8 @@ def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead
 
     Raises InvalidOutcome, which names the part of a Dict or Tuple, if structure, shape or type differ or a number is not one of the space.
     """
+    if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and 0 <= int(value) - int(space.start) < int(space.n):
+        return value  # the most frequent one
     match space:
         case spaces.Dict():
             if not isinstance(value, Mapping):
@@ -153,8 +155,6 @@ def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead
 
 def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> Any:
     assert space.shape is not None
-    if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and space.start <= value < space.start + space.n:
-        return value
     shape = (*lead, *space.shape)
     if isinstance(space, spaces.Box) and type(value) is np.ndarray and value.dtype == space.dtype and value.shape == shape:
         return value

@@ -209,13 +209,15 @@ def _bits(size: int) -> tuple[int, Codec]:
 def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
     size, count = int(nvec.sum()), nvec.astype(np.uint64)
     offset = np.concatenate([[0], np.cumsum(nvec)[:-1]])
+    shifted, several = bool(start.any()), len(nvec) > 1
 
     def encode(batch: Any) -> np.ndarray:
-        number = np.asarray(batch, np.int64).reshape(-1, len(nvec)) - start
+        number = np.asarray(batch, np.int64).reshape(-1, len(nvec))
+        number = number - start if shifted else number
         if 1 in (number.view(np.uint64) >= count).tobytes():  # a negative one too
             raise ValueError("a number is outside the space")
         encoded = np.zeros((len(number), size), np.float32)
-        encoded[np.arange(len(number))[:, None], number + offset] = 1.0
+        encoded[np.arange(len(number))[:, None], number + offset if several else number] = 1.0
         return encoded
 
     return size, encode

@@ -17,6 +17,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.net.validity import FastPass
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
@@ -97,8 +98,9 @@ class QLearning(ValueLearning):
             target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec)
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
         # without gradients, for targets
-        self.values = fast_values(self.net, self.memory.batch_size)
-        self.target_values = self.values if self.target is None else fast_values(self.target.net, self.memory.batch_size)
+        batch_size, flat = self.memory.batch_size, self.trainer.flat
+        self.values = fast_values(self.net, batch_size, flat)
+        self.target_values = self.values if self.target is None else fast_values(self.target.net, batch_size, flat)
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
@@ -114,15 +116,18 @@ class QLearning(ValueLearning):
             self.target.update()
 
     @cached_property
-    def _direct(self) -> DirectMLP | None:
+    def _direct(self) -> FastPass[DirectMLP]:
         """The net without a graph. Built at first use: `products` is set after the net is built."""
-        return None if self.net.value_head is not None else direct_actor(self.net.actor_body, self.net.actor_head)
+        plain = self.net.value_head is None and self.info.action.kind == "discrete"
+        direct = direct_actor(self.net.actor_body, self.net.actor_head) if plain else None
+        return FastPass(direct, self.net.modules(), self.trainer.flat)
 
     def _action_values(self, batch: Transitions) -> Outputs:
         """Return the pass whose outputs are Q(s, a) [B], or [B, D] for a multi-discrete action with D components."""
-        if self._direct is None or not self._direct.usable or self.info.action.kind != "discrete":
+        direct = self._direct.get()
+        if direct is None:
             return GraphOutputs(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
-        return DirectActionValues(self._direct, batch.obs_B, batch.action_B)
+        return DirectActionValues(direct, batch.obs_B, batch.action_B)
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""

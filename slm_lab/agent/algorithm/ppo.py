@@ -25,6 +25,7 @@ class PPO(PolicyGradient):
     """Several epochs over each rollout; the clipped objective keeps the policy close to the one that acted."""
 
     diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
+    in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
 
     spec: PPOSpec
     rng: np.random.Generator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ class Group:
             for part, own in optimizer.parts:
                 if begin <= part.start < end:
                     inside = slice(part.start - begin, min(part.stop, end) - begin)
-                    own.load_state_dict(map_vectors(spread, end - begin, lambda vector, inside=inside: vector[inside]))
+                    own.load_state_dict(map_vectors(spread, end - begin, itemgetter(inside)))
         self.frozen = None
 
     def attach(self, store: Store, arrays: Arrays) -> None:

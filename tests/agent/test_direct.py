@@ -20,7 +20,7 @@ from slm_lab.agent.net.direct_layers import SMALL, SMALL_ROWS, DirectLayer
 from slm_lab.agent.net.fused import ACTIVATIONS
 from slm_lab.agent.net.q_critics import SeparateCritics, build_critics
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.net.validity import FastPass
+from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
@@ -299,7 +299,7 @@ def test_values_of_the_actions_taken(rows: int) -> None:
 @pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook", "hook of the body", "hook of the head"])
 def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
     net, flat, _ = build()
-    passes = FastPass(DirectActorCritic.of(net), net.modules(), flat)
+    passes = FastPass(DirectActorCritic.of(net), Guard(net.modules(), flat))
     assert passes.get() is not None
     if change == "frozen":
         net.critic_parameters()[0].requires_grad_(False)

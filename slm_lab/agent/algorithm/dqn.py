@@ -17,7 +17,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.net.validity import FastPass
+from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
@@ -98,9 +98,11 @@ class QLearning(ValueLearning):
             target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec)
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
         # without gradients, for targets
-        batch_size, flat = self.memory.batch_size, self.trainer.flat
-        self.values = fast_values(self.net, batch_size, flat)
-        self.target_values = self.values if self.target is None else fast_values(self.target.net, batch_size, flat)
+        self._guard = Guard(self.net.modules(), self.trainer.flat)
+        self.values = self.target_values = fast_values(self.net, self.memory.batch_size, self._guard)
+        if self.target is not None:
+            guard = Guard(self.target.net.modules(), self.trainer.flat, data=True)
+            self.target_values = fast_values(self.target.net, self.memory.batch_size, guard)
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
@@ -120,7 +122,7 @@ class QLearning(ValueLearning):
         """The net without a graph. Built at first use: `products` is set after the net is built."""
         plain = self.net.value_head is None and self.info.action.kind == "discrete"
         direct = direct_actor(self.net.actor_body, self.net.actor_head) if plain else None
-        return FastPass(direct, self.net.modules(), self.trainer.flat)
+        return FastPass(direct, self._guard)
 
     def _action_values(self, batch: Transitions) -> Outputs:
         """Return the pass whose outputs are Q(s, a) [B], or [B, D] for a multi-discrete action with D components."""
@@ -152,7 +154,6 @@ class QLearning(ValueLearning):
         self.meter.report(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
-    @torch.no_grad()
     def _targets(self, batch: Transitions) -> Tensor | np.ndarray:
         if self.target is not None:
             self.target.refresh()

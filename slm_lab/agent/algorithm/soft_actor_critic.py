@@ -22,7 +22,7 @@ from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics, direct_critics
 from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.net.validity import FastPass, add_gradient
+from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
@@ -124,7 +124,8 @@ class SoftActorCritic(Algorithm):
     @cached_property
     def _direct(self) -> tuple[FastPass[DirectMLP], FastPass[DirectCritics], FastPass[DirectCritics] | None]:
         """Actor, critics and target critics without a graph. Built at first use: `products` is set after the nets are built."""
-        actor = FastPass(direct_actor(self.net.actor_body, self.net.actor_head), self.net.modules(), self.actor_trainer.flat)
+        guard = Guard(self.net.modules(), self.actor_trainer.flat)
+        actor = FastPass(direct_actor(self.net.actor_body, self.net.actor_head), guard)
         critics = direct_critics(self.critics, self.trainer.flat)
         return actor, critics, None if self.target is None else direct_critics(self.target.net, self.trainer.flat, data=True)
 

@@ -14,7 +14,7 @@ from slm_lab.agent.net.direct import DirectMLP, GraphOutputs, Outputs, with_grad
 from slm_lab.agent.net.direct_layers import DirectLayer, gradients
 from slm_lab.agent.net.fused import ACTIVATIONS, chain
 from slm_lab.agent.net.q_critics import QCritic, QCritics, SeparateCritics, StackedCritics
-from slm_lab.agent.net.validity import FastPass, Vector
+from slm_lab.agent.net.validity import FastPass, Guard, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32
 
@@ -96,9 +96,9 @@ class DirectCritics:
 
 
 def direct_critics(critics: QCritics, vector: Vector, data: bool = False) -> FastPass[DirectCritics]:
-    """Return the passes of critics without a graph, to be used while they compute what the critics do. Args: as of FastPass."""
+    """Return the passes of critics without a graph, to be used while they compute what the critics do. Args: as of Guard."""
     activations = critics.activations if isinstance(critics, StackedCritics) else []
-    return FastPass(DirectCritics.of(critics), [*critics.modules(), *activations], vector, data)
+    return FastPass(DirectCritics.of(critics), Guard([*critics.modules(), *activations], vector, data))
 
 
 def _stacked(critics: StackedCritics) -> DirectCritics | None:

@@ -91,7 +91,7 @@ class DirectPass:
 
     def __init__(self, actor: DirectMLP, critic: DirectMLP | None, obs_BD: np.ndarray) -> None:
         self._nets = (actor,) if critic is None else (actor, critic)
-        self._rows: np.ndarray | None = None
+        self._rows: slice | np.ndarray | None = None
         self._values = [net.forward(obs_BD) for net in self._nets]
         self.params_BP = self._values[0][-1]
         self.value_B = np.zeros(len(obs_BD), np.float32) if critic is None else self._values[1][-1][:, 0]
@@ -100,7 +100,11 @@ class DirectPass:
     def select(self, rows: slice | np.ndarray) -> DirectPass:
         """Return the same pass with the outputs of some rows. The gradient of the others is 0."""
         one = copy(self)
-        one._rows = np.arange(len(self._values[0][0]))[rows] if self._rows is None else self._rows[rows]
+        if self._rows is None:
+            one._rows = rows
+        else:
+            own = np.arange(len(self._values[0][0]))[self._rows] if isinstance(self._rows, slice) else self._rows
+            one._rows = own[rows]
         one.params_BP, one.value_B = self.params_BP[rows], self.value_B[rows]
         return one
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -23,7 +23,8 @@ F = TypeVar("F")
 _GLOBAL_HOOKS = [vars(torch_module)[f"_global_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre")]
 _module_hooks = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _tensor_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
-_children = attrgetter("_modules")
+_children = itemgetter("_modules")
+_FORWARD = repeat("forward")
 
 
 class Watch:
@@ -37,25 +38,27 @@ class Watch:
         self._modules = list(dict.fromkeys(modules))
         self._kinds = [type(module) for module in self._modules]
         self._attributes = [vars(module) for module in self._modules]
-        self._containers = [module for module in self._modules if module._modules]
-        self._kept_children: list[dict[str, Any]] = [dict(module._modules) for module in self._containers]
+        self._containers = [vars(module) for module in self._modules if module._modules]
+        self._modules_of = list(map(_children, self._containers))
         tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
-        self._live: list[dict[str, Any]] = [*map(_children, self._containers), *tensors]
-        self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
+        self.live: list[dict[str, Any]] = [*self._modules_of, *tensors]
+        """The dictionaries in which modules keep layers, parameters and buffers. `kept`: copies, as they were."""
+        self.kept: list[dict[str, Any]] = [dict(held) for held in self.live]
         self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
         self._scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
         self._data = self._tensors if data else []
         self._places = [one.data_ptr() for one in self._data]
-        self._handles = -1
-        self._hooked = False
+        self.handles = -1
+        """Number of the hook that was to be added next, anywhere, when there were none; -1: there may be some."""
 
     def is_near(self) -> bool:
-        """Return whether no hook was added, and no layer or parameter was replaced. It takes a fraction of the time of `holds`."""
-        if self._hooked or RemovableHandle.next_id != self._handles:
-            self._handles = RemovableHandle.next_id  # of the next hook that is added, to any module or tensor
-            self._hooked = self._any_hooks()
+        """Return whether there are no hooks, and no layer or parameter was replaced. It takes a fraction of the time of `holds`."""
+        if RemovableHandle.next_id != self.handles:
+            self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
+            if self.handles < 0:
+                return False
         try:
-            return not self._hooked and bool(self._modules) and self._live == self._kept
+            return self.live == self.kept
         except RuntimeError:  # another tensor: two of several elements cannot be compared
             return False
 
@@ -63,9 +66,9 @@ class Watch:
         """Return whether nothing has changed."""
         return (
             self.is_near()
-            and not any(map(dict.__contains__, self._attributes, repeat("forward")))
+            and not any(map(dict.__contains__, self._attributes, _FORWARD))
             and list(map(type, self._modules)) == self._kinds
-            and list(map(_children, self._containers)) == self._kept_children  # `del` of a Sequential replaces the dictionary
+            and list(map(_children, self._containers)) == self._modules_of  # `del` of a Sequential replaces the dictionary
             and all([held[name] is one for held, name, one in self._scalars])  # noqa: C419  # these compare as equal if their values are
             and list(map(Tensor.data_ptr, self._data)) == self._places
         )
@@ -106,26 +109,31 @@ class Vector(Protocol):
         """Bring parameters back into the vector whose data were replaced, and find those that are frozen."""
 
 
+class Guard:
+    """A Watch that is asked once in an update, else each time. Args: vector: the parameters that are updated. Others: as of Watch."""
+
+    def __init__(self, modules: Iterable[nn.Module], vector: Vector, data: bool = False) -> None:
+        self.vector, self._watch = vector, Watch(modules, data)
+        self._update, self._held = -1, False
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed."""
+        update = self.vector.update
+        if update != self._update or not update:
+            if not update:
+                self.vector.inspect()
+            self._update, self._held = update, self._watch.holds()
+        return self._held
+
+
 class FastPass(Generic[F]):
-    """An implementation of a pass that calls no modules, to be used while it computes what they would.
+    """An implementation of a pass that calls no modules, to be used while it computes what they would. Args: fast: None: there is none."""
 
-    During an update it is checked once, else each time.
-
-    Args: fast: None if there is none. modules: as of Watch. vector: the parameters that are updated.
-    """
-
-    def __init__(self, fast: F | None, modules: Iterable[nn.Module], vector: Vector, data: bool = False) -> None:
-        self.fast, self._vector = fast, vector
-        self._watch = Watch(modules if fast is not None else (), data)
-        self._update, self._valid = -1, False
+    def __init__(self, fast: F | None, guard: Guard) -> None:
+        self.fast, self._guard = fast, guard
 
     def get(self, learn: bool = True) -> F | None:
         """Return the implementation; None: the modules are to be called. Args: learn: gradients of all parameters are needed."""
-        if self.fast is None:
+        if self.fast is None or not self._guard.holds() or (learn and self._guard.vector.frozen):
             return None
-        vector = self._vector
-        if not vector.update or vector.update != self._update:
-            if not vector.update:
-                vector.inspect()
-            self._update, self._valid = vector.update, self._watch.holds()
-        return self.fast if self._valid and not (learn and vector.frozen) else None
+        return self.fast

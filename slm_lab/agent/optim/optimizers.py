@@ -22,7 +22,7 @@ from slm_lab.spec.net import SHAPED, OptimSpec
 
 
 class FlatOptimizer(ABC):
-    """Step flat parameters by their flat gradient, both float32 [P]."""
+    """Step flat parameters by their flat gradient, both float32 [P], and plain tensors: they require no gradient themselves."""
 
     def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
         self.param, self.grad, self.lr = param, grad, lr
@@ -100,12 +100,10 @@ class FlatAdam(_KernelOptimizer):
             "step": torch.zeros((), device=param.device),
         }
 
-    @torch.no_grad()
     def step(self) -> None:
         self.statistics["step"] += 1
         self._run_kernel(None)
 
-    @torch.no_grad()
     def step_unless(self, bad: Tensor) -> None:
         self.statistics["step"] += ~bad
         self._run_kernel(bad.float())

@@ -16,7 +16,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.direct import DirectActorCritic, DirectPass
-from slm_lab.agent.net.validity import FastPass, add_gradient
+from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
@@ -77,7 +77,7 @@ class PolicyGradient(Algorithm):
     @cached_property
     def _direct(self) -> FastPass[DirectActorCritic]:
         """Actor and critic without a graph. Built at first use: `products` is set after the net is built."""
-        return FastPass(DirectActorCritic.of(self.net), self.net.modules(), self.trainer.flat)
+        return FastPass(DirectActorCritic.of(self.net), Guard(self.net.modules(), self.trainer.flat))
 
     def record(self, obs_B: np.ndarray) -> DirectPass | None:
         """Return the outputs of actor and critic for `closed_form`; None if they need autograd."""
@@ -92,20 +92,19 @@ class PolicyGradient(Algorithm):
             return direct.values(obs_B)
 
     def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Return the objective of a minibatch.
+        """Return the objective of a minibatch. To be called inside `silent()`.
 
         If actor and critic run without autograd, `weight` times its gradient is added to `Parameter.grad` here, and the loss is a float.
         """
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable
-        with silent():
-            if recorded is None and not isinstance(batch.inputs, Sequences):
-                recorded = self.record(array(batch.inputs))
-            if not isinstance(recorded, DirectPass):
-                return self.objective(*batch.forward(self.net), *rows, coefs)
-            result = self.objective.with_gradient(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
-            recorded.backward(result.grad_params_BP, result.grad_value_B)
+        if recorded is None and not isinstance(batch.inputs, Sequences):
+            recorded = self.record(array(batch.inputs))
+        if not isinstance(recorded, DirectPass):
+            return self.objective(*batch.forward(self.net), *rows, coefs)
+        result = self.objective.with_gradient(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
+        recorded.backward(result.grad_params_BP, result.grad_value_B)
         if result.grad_log_std_D is not None:
             add_gradient(self.distribution.log_std, torch.from_numpy(result.grad_log_std_D))  # type: ignore[attr-defined]  # a Normal
         return result.terms

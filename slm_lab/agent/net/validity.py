@@ -41,9 +41,9 @@ class Watch:
         self._containers = [vars(module) for module in self._modules if module._modules]
         self._modules_of = list(map(_children, self._containers))
         tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
-        self.live: list[dict[str, Any]] = [*self._modules_of, *tensors]
+        self._live: list[dict[str, Any]] = [*self._modules_of, *tensors]
         """The dictionaries in which modules keep layers, parameters and buffers. `kept`: copies, as they were."""
-        self.kept: list[dict[str, Any]] = [dict(held) for held in self.live]
+        self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
         self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
         self._scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
         self._data = self._tensors if data else []
@@ -51,27 +51,25 @@ class Watch:
         self.handles = -1
         """Number of the hook that was to be added next, anywhere, when there were none; -1: there may be some."""
 
-    def is_near(self) -> bool:
-        """Return whether there are no hooks, and no layer or parameter was replaced. It takes a fraction of the time of `holds`."""
-        if RemovableHandle.next_id != self.handles:
-            self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
-            if self.handles < 0:
-                return False
-        try:
-            return self.live == self.kept
-        except RuntimeError:  # another tensor: two of several elements cannot be compared
-            return False
-
     def holds(self) -> bool:
         """Return whether nothing has changed."""
+        if RemovableHandle.next_id != self.handles:
+            self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
         return (
-            self.is_near()
+            self.handles >= 0
+            and self._is_same_structure()
             and not any(map(dict.__contains__, self._attributes, _FORWARD))
             and list(map(type, self._modules)) == self._kinds
             and list(map(_children, self._containers)) == self._modules_of  # `del` of a Sequential replaces the dictionary
             and all([held[name] is one for held, name, one in self._scalars])  # noqa: C419  # these compare as equal if their values are
             and list(map(Tensor.data_ptr, self._data)) == self._places
         )
+
+    def _is_same_structure(self) -> bool:
+        try:
+            return self._live == self._kept
+        except RuntimeError:  # another tensor: two of several elements cannot be compared
+            return False
 
     def __reduce__(self) -> tuple[type[Watch], tuple[tuple[()]]]:
         """Return what makes a copy: it watches nothing and never holds, since it belongs to other modules."""

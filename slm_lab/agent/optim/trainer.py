@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
 from slm_lab.agent.optim.optimizers import Parts, ShapedOptimizer, build_optimizer, shared_statistics
@@ -294,15 +293,15 @@ class Trainer:
         """Step along the gradient added up since the last one. Return its L2 norm over all parameters, before clipping."""
         if self.deferred:
             return self._step_on_device()
-        squares = 0.0
-        with silent():
-            for grads in self._net_arrays:
-                square = sum([float(grad.dot(grad)) for grad in grads])
-                squares += square
-                if self.clip is not None and (norm := math.sqrt(square)) > self.clip:
+        square_of_each = [sum([float(grad.dot(grad)) for grad in grads]) for grads in self._net_arrays]
+        squares = sum(square_of_each)
+        is_finite = self._finite and math.isfinite(squares)
+        if is_finite and self.clip is not None:
+            for grads, square in zip(self._net_arrays, square_of_each, strict=True):
+                if (norm := math.sqrt(square)) > self.clip:
                     for grad in grads:
                         grad *= self.clip / (norm + 1e-6)
-        if not (self._finite and math.isfinite(squares)):
+        if not is_finite:
             self._skip()
         elif self.shared is None:
             self._step()

@@ -167,7 +167,8 @@ class GraphOutputs:
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         assert isinstance(grad, Tensor)
-        with_gradient(self._graph, grad).backward()
+        if self._graph.requires_grad:  # else all parameters are frozen
+            with_gradient(self._graph, grad).backward()
 
 
 def with_gradient(x: Tensor, grad: Tensor) -> Tensor:

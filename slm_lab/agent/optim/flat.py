@@ -249,6 +249,7 @@ class FlatParams:
 
     def clone(self) -> tuple[Tensor, Tensor]:
         """Return copies of the parameters and of the buffer vector on the CPU."""
+        self.inspect()
         return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:

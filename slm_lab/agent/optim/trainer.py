@@ -143,12 +143,13 @@ class Group:
         optimizer, kept = self._in_parts(), self._kept
         size = len(optimizer.param)
         begins = [one["begin"] if kept is None else int(kept[one["begin"]]) for one in saved]
-        for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
+        for begin in begins[1:]:
             optimizer.cut(begin)
+        for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
             spread = self._spread(one["state"], slice(begin, end))
             for part, own in optimizer.parts:
                 if begin <= part.start < end:
-                    inside = slice(part.start - begin, min(part.stop, end) - begin)
+                    inside = slice(part.start - begin, part.stop - begin)
                     own.load_state_dict(map_vectors(spread, end - begin, itemgetter(inside)))
         self.frozen = None
 
@@ -272,7 +273,8 @@ class Trainer:
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
         """Add the gradient of `weight` times a scalar loss to the next step's; return what `check` returns."""
         # without an explicit gradient: torch loads sympy (0.5 s) to check one
-        (loss if weight == 1.0 else weight * loss).backward()
+        if loss.requires_grad:  # else all parameters are frozen
+            (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:

@@ -1,0 +1,218 @@
+"""Nets that a user changed: every pass computes and learns what their modules and autograd do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.nn.utils import parametrizations, prune
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.net import direct, fused, q_critics
+from slm_lab.agent.ops import objective
+from slm_lab.agent.policy import acting
+from slm_lab.lib.records import ActionSpace
+from slm_lab.spec.spec import Spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info
+
+Change = Callable[[nn.Module, nn.Sequential], Any]
+"""Changes a net, given the user's part of it; what it returns is removed at the end, if it can be."""
+
+
+def _scaled(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if grad is None else 0.3 * grad for grad in grads)
+
+
+def _halve_grad(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.mul_(0.5)
+
+
+def _own_forward(net: nn.Module, body: nn.Sequential) -> None:
+    plain = body[0].forward
+    body[0].forward = lambda x: 0.5 * plain(x)  # type: ignore[method-assign]
+
+
+def _hidden(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and module.out_features == 8
+
+
+def _replace_data(net: nn.Module, body: nn.Sequential) -> None:
+    body[0].weight.data = body[0].weight.data * 0.5
+    body[2].bias.data = body[2].bias.data + 0.1
+
+
+def _tie(net: nn.Module, body: nn.Sequential) -> None:
+    body[2].bias = body[0].bias
+
+
+def _replace_layer(net: nn.Module, body: nn.Sequential) -> None:
+    body[1] = nn.ReLU()
+    torch.manual_seed(5)
+    body[2] = nn.Linear(8, 8)
+
+
+def _replace_parameter(net: nn.Module, body: nn.Sequential) -> None:
+    body[2].weight = nn.Parameter(body[2].weight.detach() * 0.5)
+
+
+def _delete_layer(net: nn.Module, body: nn.Sequential) -> None:
+    del body[3]
+
+
+def _freeze_others(net: nn.Module, body: nn.Sequential) -> None:
+    net.requires_grad_(False)
+    body[0].weight.requires_grad_()
+
+
+def _swap_class(net: nn.Module, body: nn.Sequential) -> None:
+    class Halved(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0.5 * super().forward(x)
+
+    body[0].__class__ = Halved
+
+
+CHANGES: dict[str, Change] = {
+    "nothing": lambda net, body: None,
+    "forward hook": lambda net, body: body[0].register_forward_hook(lambda m, x, out: 0.5 * out),
+    "forward pre-hook": lambda net, body: body[2].register_forward_pre_hook(lambda m, x: (0.5 * x[0],)),
+    "backward hook": lambda net, body: body[2].register_full_backward_hook(lambda m, grads, outs: _scaled(grads)),
+    "backward pre-hook": lambda net, body: body[0].register_full_backward_pre_hook(lambda m, outs: _scaled(outs)),
+    "legacy backward hook": lambda net, body: body[1].register_backward_hook(lambda m, grads, outs: _scaled(grads)),
+    "hook of a tensor": lambda net, body: body[0].weight.register_hook(lambda grad: 0.3 * grad),
+    "post-accumulate hook": lambda net, body: body[0].weight.register_post_accumulate_grad_hook(_halve_grad),
+    "hook of the container": lambda net, body: body.register_forward_hook(lambda m, x, out: 0.5 * out),
+    "backward hook of the container": lambda net, body: body.register_full_backward_pre_hook(lambda m, outs: _scaled(outs)),
+    "hook of the net": lambda net, body: net.register_full_backward_pre_hook(lambda m, outs: _scaled(outs)),
+    "global forward hook": lambda net, body: modules.register_module_forward_hook(lambda m, x, out: 0.5 * out if _hidden(m) else None),
+    "global pre-hook": lambda net, body: modules.register_module_forward_pre_hook(lambda m, x: (0.5 * x[0],) if _hidden(m) else None),
+    "global backward hook": lambda net, body: modules.register_module_full_backward_hook(
+        lambda m, grads, outs: _scaled(grads) if _hidden(m) else None
+    ),
+    "global backward pre-hook": lambda net, body: modules.register_module_full_backward_pre_hook(
+        lambda m, outs: _scaled(outs) if _hidden(m) else None
+    ),
+    "own forward": _own_forward,
+    "another class": _swap_class,
+    "frozen layer": lambda net, body: body[0].requires_grad_(False) and None,
+    "frozen net": lambda net, body: net.requires_grad_(False) and None,
+    "all frozen but one": _freeze_others,
+    "tied": _tie,
+    "weight_norm": lambda net, body: parametrizations.weight_norm(body[2]) and None,
+    "spectral_norm": lambda net, body: parametrizations.spectral_norm(body[2]) and None,
+    "orthogonal": lambda net, body: parametrizations.orthogonal(body[2]) and None,
+    "old weight_norm": lambda net, body: nn.utils.weight_norm(body[2]) and None,
+    "old spectral_norm": lambda net, body: nn.utils.spectral_norm(body[2]) and None,
+    "pruned": lambda net, body: prune.l1_unstructured(body[0], "weight", 0.5) and None,
+    "other data": _replace_data,
+    "layer": _replace_layer,
+    "parameter": _replace_parameter,
+    "layer less": _delete_layer,
+    "no gradients": lambda net, body: net.zero_grad(),
+}
+
+ON_POLICY = {"ActorCritic": {"lam": 0.9, "training_frequency": 8}, "PPO": {"time_horizon": 8, "minibatch_size": 12, "training_epoch": 2}}
+REPLAY = {"training_frequency": 4, "training_start_step": 12}
+OFF_POLICY = {
+    "DoubleDQN": {"action_policy": "epsilon_greedy", "action_pdtype": "Argmax", "explore_var_spec": {"name": "no_decay", "start_val": 0.1}},
+    "SoftActorCritic": {},
+    "CrossQ": {},
+}
+
+
+def agent_to_change(name: str) -> tuple[Agent, ActionSpace]:
+    net: dict[str, Any] = {"name": "tests.agent.user_net:UserNetSpec", "optim_spec": {"name": "Adam", "lr": 0.01}}
+    action, memory = DISCRETE, {"name": "OnPolicyBatchReplay"}
+    if name in OFF_POLICY:
+        memory = {"name": "Replay", "batch_size": 8, "max_size": 200}  # type: ignore[dict-item]
+        action = DISCRETE if name == "DoubleDQN" else CONTINUOUS
+        net |= {"DoubleDQN": {"update_type": "replace", "update_frequency": 12}}.get(name, {})
+    keys = ON_POLICY[name] if name in ON_POLICY else {**REPLAY, **OFF_POLICY[name]}
+    agent = {"algorithm": {"name": name, **keys}, "memory": memory, "net": net}
+    toy = {"name": "toy", "agent": agent, "env": {"name": "Toy-v0", "num_envs": 3, "max_frame": 1000}}
+    return agent_of(Spec.model_validate(toy), info(3, action)), action
+
+
+def nets_of(agent: Agent) -> list[nn.Module]:
+    critics = getattr(agent.algorithm, "critics", None)
+    return [agent.algorithm.net, *([] if critics is None else [critics])]
+
+
+def user_parts(net: nn.Module) -> list[nn.Sequential]:
+    return [module for module in net.modules() if type(module).__name__ == "UserNet"]  # type: ignore[misc]
+
+
+@contextmanager
+def changed(agent: Agent, change: Change) -> Iterator[None]:
+    torch.manual_seed(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        handles = [change(net, body) for net in nets_of(agent) for body in user_parts(net)[:1]]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            if hasattr(handle, "remove"):
+                handle.remove()
+
+
+def learned(name: str, change: Change, updates_before: int, plain: bool) -> list[Tensor]:
+    """Return how parameters changed after the change, and what the net gives for acting."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, switch in (
+            (direct, "DIRECT"),
+            (fused, "FUSED"),
+            (q_critics, "FUSED"),
+            (acting, "NUMPY_ACTING"),
+            (objective, "CLOSED_FORM"),
+        ):
+            patch.setattr(module, switch, not plain)
+        patch.setattr(fused, "FEWEST", 0)
+        agent, action = agent_to_change(name)
+        env = ToyEnv(info(3, action))
+        if updates_before:
+            assert drive(agent, env, 8 * updates_before)
+        with changed(agent, change), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_acting(agent)
+            start = [p.detach().clone() for net in nets_of(agent) for p in net.parameters()]
+            assert drive(agent, env, 8)
+            check_acting(agent)
+            return [p.detach() - before for p, before in zip((p for net in nets_of(agent) for p in net.parameters()), start, strict=True)]
+
+
+def check_acting(agent: Agent) -> None:
+    obs_N = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    with torch.no_grad():
+        expected = agent.algorithm.net.actor(torch.from_numpy(obs_N)).numpy()
+    numpy_actor = agent.policy._numpy_actor
+    found = agent.policy.forward(obs_N, None)[0] if numpy_actor is None else numpy_actor(obs_N)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    values = getattr(agent.algorithm, "values", None)
+    if values is not None:
+        np.testing.assert_allclose(np.asarray(values(torch.from_numpy(obs_N))), expected, rtol=1e-4, atol=1e-6)
+
+
+OTHERS = ["PPO", "DoubleDQN", "SoftActorCritic", "CrossQ"]
+PAIRS = [
+    *(("ActorCritic", change, index % 2) for index, change in enumerate(CHANGES)),
+    *((OTHERS[index % 4], change, index // 4 % 2 * 2) for index, change in enumerate(CHANGES)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "change", "after"), PAIRS)
+def test_an_update_is_that_of_the_modules(algorithm: str, change: str, after: int) -> None:
+    """`after`: updates before the change."""
+    found, expected = (learned(algorithm, CHANGES[change], after, plain) for plain in (False, True))
+    scale = max(float(one.abs().max()) for one in expected)
+    assert (scale > 1e-3) != (change == "frozen net")
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * scale)

@@ -128,8 +128,8 @@ OFF_POLICY = {
 }
 
 
-def agent_to_change(name: str) -> tuple[Agent, ActionSpace]:
-    net: dict[str, Any] = {"name": "tests.agent.user_net:UserNetSpec", "optim_spec": {"name": "Adam", "lr": 0.01}}
+def agent_to_change(name: str, optim: str = "Adam") -> tuple[Agent, ActionSpace]:
+    net: dict[str, Any] = {"name": "tests.agent.user_net:UserNetSpec", "optim_spec": {"name": optim, "lr": 0.01}}
     action, memory = DISCRETE, {"name": "OnPolicyBatchReplay"}
     if name in OFF_POLICY:
         memory = {"name": "Replay", "batch_size": 8, "max_size": 200}  # type: ignore[dict-item]
@@ -216,3 +216,127 @@ def test_an_update_is_that_of_the_modules(algorithm: str, change: str, after: in
     assert (scale > 1e-3) != (change == "frozen net")
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * scale)
+
+
+def test_acting_notices_hooks_at_once_and_all_else_soon() -> None:
+    """Without an update in between."""
+    agent, _ = agent_to_change("ActorCritic")
+    obs_N = np.random.default_rng(1).normal(size=(1, 4)).astype(np.float32)
+    seen: list[np.ndarray] = []
+    choose = agent.policy._choose
+    agent.policy._choose = lambda params_NP: seen.append(params_NP.copy()) or choose(params_NP)  # type: ignore[func-returns-value]
+
+    def acts_as_modules() -> bool:
+        agent.act(obs_N)
+        with torch.no_grad():
+            return np.allclose(seen[-1], agent.algorithm.net.actor(torch.from_numpy(obs_N)).numpy(), rtol=1e-5)
+
+    body = user_parts(agent.algorithm.net)[0]
+    assert acts_as_modules()
+    assert acts_as_modules()
+    handle = body[0].register_forward_hook(lambda m, x, out: 0.5 * out)
+    assert acts_as_modules()
+    handle.remove()
+    assert acts_as_modules()
+    for change in (_replace_data, _own_forward, _delete_layer):
+        change(agent.algorithm.net, body)
+        for _ in range(acting.CHECK_EVERY + 2):
+            acts_as_modules()
+        assert all(acts_as_modules() for _ in range(acting.CHECK_EVERY + 2))
+    out = agent.policy.act(obs_N, deterministic=True)
+    assert out.action_N.shape == (1,)
+
+
+def test_targets_are_by_the_modules_of_the_target_net() -> None:
+    obs = torch.randn(8, 4)
+    for change in CHANGES:
+        agent, _ = agent_to_change("DoubleDQN")
+        algorithm: Any = agent.algorithm
+        target = algorithm.target.net
+        algorithm.target_values(obs)
+        if change in ("hook of a tensor", "post-accumulate hook"):
+            continue  # a target net has no gradients
+        torch.manual_seed(4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            handle = CHANGES[change](target, user_parts(target)[0])
+            with torch.no_grad():
+                expected = target.critic(obs)
+            found = torch.as_tensor(np.asarray(algorithm.target_values(obs)))
+        if hasattr(handle, "remove"):
+            handle.remove()
+        torch.testing.assert_close(found, expected)
+
+
+def doubled(kind: type, name: str) -> Callable[..., Any]:
+    """Return a method that calls the one it overrides and doubles what it returns."""
+
+    def method(self: Any, *args: Any) -> Any:
+        self.asked = True
+        found = getattr(kind, name)(self, *args)
+        return (
+            found._replace(loss=2.0 * found.loss)
+            if isinstance(found, objective.Terms)
+            else tuple(2.0 * one for one in found)
+            if isinstance(found, tuple)
+            else 2.0 * found
+        )
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        ("PPO", "_objective"),
+        ("PPO", "_value_loss"),
+        ("PPO", "scaled"),
+        ("ActorCritic", "_objective"),
+        ("ActorCritic", "_advantages"),
+        ("ActorCritic", "scaled"),
+    ],
+)
+@pytest.mark.parametrize("of_class", [True, False], ids=["subclass", "object"])
+def test_a_method_in_place_of_which_the_loss_is_computed_in_closed_form_is_asked(algorithm: str, name: str, of_class: bool) -> None:
+    after = []
+    for closed_form, overridden in ((True, True), (False, True), (True, False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(objective, "CLOSED_FORM", closed_form)
+            agent, action = agent_to_change(algorithm, "SGD")
+            own: Any = agent.algorithm
+            kind = type(own)
+            if overridden and of_class:
+                own.__class__ = type("Own", (kind,), {name: doubled(kind, name)})
+            elif overridden:
+                method = doubled(kind, name)
+                setattr(own, name, lambda *args, own=own, method=method: method(own, *args))
+            drive(agent, ToyEnv(info(3, action)), 8)
+            assert getattr(own, "asked", False) == overridden
+            after.append(own.trainer.flat.param.clone())
+    torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(after[0], after[2], rtol=1e-3, atol=1e-4)
+
+
+def test_an_own_loss_of_actor_critic_gets_tensors() -> None:
+    agent, action = agent_to_change("ActorCritic")
+    own: Any = agent.algorithm
+    kinds = set()
+
+    def add_loss(self: Any, batch: Any, weight: float) -> None:
+        params_BP, value_B = batch.forward(self.net)
+        kinds.update({type(params_BP), type(batch.advantage_B)})
+        logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
+        self.meter.add(-(logp_B * batch.advantage_B).mean() + self.value_loss(value_B, batch.target_B), weight, entropy=entropy_B.mean())
+
+    own.__class__ = type("Own", (type(own),), {"_add_loss": add_loss})
+    assert drive(agent, ToyEnv(info(3, action)), 16)
+    assert kinds == {Tensor}
+
+
+def test_an_own_reduction_of_critics_is_differentiated() -> None:
+    agent, _ = agent_to_change("SoftActorCritic")
+    algorithm: Any = agent.algorithm
+    q_CB = torch.randn(2, 6)
+    plain = algorithm._reduction_gradient(q_CB)
+    algorithm.reduce = lambda q_CX: 0.5 * torch.minimum(*q_CX)
+    torch.testing.assert_close(algorithm._reduction_gradient(q_CB), 0.5 * plain)

@@ -20,6 +20,7 @@ from slm_lab.agent.net.direct_layers import SMALL, SMALL_ROWS, DirectLayer
 from slm_lab.agent.net.fused import ACTIVATIONS
 from slm_lab.agent.net.q_critics import SeparateCritics, build_critics
 from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
@@ -194,7 +195,6 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
     obs, actions = torch.randn(21, 5), torch.randn(21, 2) if action is CONTINUOUS else None
     ours, graph = DirectCritics.of(critics), GraphCritics(critics)
     assert ours is not None
-    assert ours.usable
     found, expected = ours.record(obs, actions), graph.record(obs, actions)
     assert type(found) is (SeparateOutputs if apart or isinstance(critics, SeparateCritics) else StackedOutputs)
     near(found.out, expected.out)  # type: ignore[arg-type]
@@ -298,10 +298,9 @@ def test_values_of_the_actions_taken(rows: int) -> None:
 
 @pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook", "hook of the body", "hook of the head"])
 def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
-    net, flat, obs = build()
-    passes = DirectActorCritic.of(net)
-    assert passes is not None
-    assert passes.record(obs.numpy()) is not None
+    net, flat, _ = build()
+    passes = FastPass(DirectActorCritic.of(net), Guard(net.modules(), flat))
+    assert passes.get() is not None
     if change == "frozen":
         net.critic_parameters()[0].requires_grad_(False)
     elif change == "pre-hook":
@@ -310,11 +309,11 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
         module = {"hook": net.actor_body.layers[0], "hook of the body": net.critic_body, "hook of the head": net.actor_head}[change]
         assert module is not None
         handle = module.register_forward_hook(lambda *args: None)
-    assert passes.record(obs.numpy()) is None
+    assert passes.get() is None
+    assert (passes.get(learn=False) is None) == (change != "frozen")
     if change != "frozen":
         handle.remove()
-        assert passes.record(obs.numpy()) is not None
-    del flat
+        assert passes.get() is not None
 
 
 @pytest.mark.parametrize("keys", [{"shared": True}, {"hid_layers_activation": "elu"}, {"batch_norm": True}], ids=str)

@@ -249,6 +249,27 @@ def test_schedules_equal_stepping_torch(name: str) -> None:
         assert schedule(frame) == pytest.approx(stepped[frame], rel=1e-6, abs=1e-9), frame
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_one_cycle_ends_as_in_torch() -> None:
+    """Its rate after the last step of the cycle is above the least one; torch has none after that."""
+    keys = {"max_lr": 0.1, "total_steps": 20, "cycle_momentum": False}
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler, schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, **keys), build_lr_schedule(one_cycle(keys), 0.1, "path")
+    for step in range(21):
+        assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6), step
+        optimizer.step()
+        if step < 20:
+            scheduler.step()
+    assert schedule(20) > 1e-3
+    assert schedule(21) == schedule(100) == schedule(19) < 1e-6
+    linear = build_lr_schedule(one_cycle({**keys, "anneal_strategy": "linear"}), 0.1, "path")
+    assert linear(20) == 0.0, "not negative"
+
+
+def one_cycle(keys: dict[str, Any]) -> LRSchedulerSpec:
+    return LRSchedulerSpec.model_validate({"name": "OneCycleLR", **keys})
+
+
 def rates(agent: Agent, updates: int, seed: int = 1) -> list[tuple[float, int]]:
     """Learning rate and frame of each of the next training calls."""
     env, found = ToyEnv(agent.algorithm.info, seed), []

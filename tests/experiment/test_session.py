@@ -144,7 +144,8 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
     """Parameters, memory, and a time that whole trials take; within 3 s, also where training would begin late."""
     (line,) = check_builds([make_spec(env={"max_frame": 10**6}, meta={"max_session": 3})], Plan(jobs=2), "x.json")
     found = re.fullmatch(
-        r"observation: vector of 4 numbers, MLPNet; ([\d,]+) parameters, rollouts (.*), about ([\d:]+) for 1,000,000 frames × 3 sessions, 2 at a time \(([\d,]+) .*",
+        r"observation: vector of 4 numbers, MLPNet; ([\d,]+) parameters, rollouts (.*), "
+        r"about ([\d:]+) for 1,000,000 frames × 3 sessions, 2 at a time \(([\d,]+) .*",
         line,
     )
     assert found

@@ -24,6 +24,7 @@ class ActorCritic(PolicyGradient):
     """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
 
     diagnostics = ("policy_loss", "value_loss", "explained_variance")
+    in_closed_form = ("_objective", "_add_loss", "_advantages", "scaled", "value_std")
 
     spec: ActorCriticSpec
 

@@ -135,6 +135,7 @@ class Algorithm:
         if self.trainer is not None:
             self.trainer.lr_factor = tuning.lr
             self.trainer.begin(self.clock.global_frame)
+            self.trainer.end()
         if self.entropy_schedule is not None:
             own = self.spec.entropy_coef_spec
             ends = {end: value * tuning.entropy_coef for end in ("start_val", "end_val") if (value := getattr(own, end)) is not None}

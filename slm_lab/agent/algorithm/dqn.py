@@ -17,6 +17,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
@@ -97,8 +98,11 @@ class QLearning(ValueLearning):
             target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec)
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
         # without gradients, for targets
-        self.values = fast_values(self.net, self.memory.batch_size)
-        self.target_values = self.values if self.target is None else fast_values(self.target.net, self.memory.batch_size)
+        self._guard = Guard(self.net.modules(), self.trainer.flat)
+        self.values = self.target_values = fast_values(self.net, self.memory.batch_size, self._guard)
+        if self.target is not None:
+            guard = Guard(self.target.net.modules(), self.trainer.flat, data=True)
+            self.target_values = fast_values(self.target.net, self.memory.batch_size, guard)
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
@@ -114,15 +118,18 @@ class QLearning(ValueLearning):
             self.target.update()
 
     @cached_property
-    def _direct(self) -> DirectMLP | None:
+    def _direct(self) -> FastPass[DirectMLP]:
         """The net without a graph. Built at first use: `products` is set after the net is built."""
-        return None if self.net.value_head is not None else direct_actor(self.net.actor_body, self.net.actor_head)
+        plain = self.net.value_head is None and self.info.action.kind == "discrete"
+        direct = direct_actor(self.net.actor_body, self.net.actor_head) if plain else None
+        return FastPass(direct, self._guard)
 
     def _action_values(self, batch: Transitions) -> Outputs:
         """Return the pass whose outputs are Q(s, a) [B], or [B, D] for a multi-discrete action with D components."""
-        if self._direct is None or not self._direct.usable or self.info.action.kind != "discrete":
+        direct = self._direct.get()
+        if direct is None:
             return GraphOutputs(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
-        return DirectActionValues(self._direct, batch.obs_B, batch.action_B)
+        return DirectActionValues(direct, batch.obs_B, batch.action_B)
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
@@ -147,7 +154,6 @@ class QLearning(ValueLearning):
         self.meter.report(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
-    @torch.no_grad()
     def _targets(self, batch: Transitions) -> Tensor | np.ndarray:
         if self.target is not None:
             self.target.refresh()

@@ -11,6 +11,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, standardize_valid
+from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, symlog
 from slm_lab.agent.ops.objective import Coefs, Terms
@@ -25,6 +26,7 @@ class PPO(PolicyGradient):
     """Several epochs over each rollout; the clipped objective keeps the policy close to the one that acted."""
 
     diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
+    in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
 
     spec: PPOSpec
     rng: np.random.Generator
@@ -42,9 +44,10 @@ class PPO(PolicyGradient):
         logps: list[Tensor] = []
         old_logps: list[Tensor] = []
         self.meter.begin()
-        for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
-            logps.append(self._step(minibatch, clip_eps, entropy_coef))
-            old_logps.append(minibatch.logp_B)
+        with silent():
+            for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
+                logps.append(self._step(minibatch, clip_eps, entropy_coef))
+                old_logps.append(minibatch.logp_B)
         metrics = self.meter.end()
         approx_kl, clip_fraction = ratio_diagnostics(logps, old_logps, clip_eps)
         metrics.extra |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction, "explained_variance": explained}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.common.value_scale import standardize_valid
+from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs
 from slm_lab.agent.ops.returns import discounted_returns
@@ -19,7 +20,8 @@ class Reinforce(PolicyGradient):
     spec: ReinforceSpec
 
     def learn(self, rollout: Rollout) -> Metrics:
-        return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
+        with silent():
+            return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: the return of a truncated episode ends there

@@ -19,9 +19,10 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic import ActorCriticNet
-from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics
+from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics, direct_critics
 from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
+from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
@@ -121,29 +122,30 @@ class SoftActorCritic(Algorithm):
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     @cached_property
-    def _direct(self) -> tuple[DirectMLP | None, DirectCritics | None, DirectCritics | None]:
+    def _direct(self) -> tuple[FastPass[DirectMLP], FastPass[DirectCritics], FastPass[DirectCritics] | None]:
         """Actor, critics and target critics without a graph. Built at first use: `products` is set after the nets are built."""
-        target = None if self.target is None else DirectCritics.of(self.target.net)
-        return direct_actor(self.net.actor_body, self.net.actor_head), DirectCritics.of(self.critics), target
+        guard = Guard(self.net.modules(), self.actor_trainer.flat)
+        actor = FastPass(direct_actor(self.net.actor_body, self.net.actor_head), guard)
+        critics = direct_critics(self.critics, self.trainer.flat)
+        return actor, critics, None if self.target is None else direct_critics(self.target.net, self.trainer.flat, data=True)
 
     def _actor(self, obs_B: Tensor) -> Outputs:
         """Return the pass whose outputs are the distribution's parameters [B, P]."""
-        direct = self._direct[0]
-        if direct is not None and direct.usable:
-            return DirectOutputs(direct, obs_B)
-        return GraphOutputs(self.net.actor(obs_B))
+        direct = self._direct[0].get()
+        return GraphOutputs(self.net.actor(obs_B)) if direct is None else DirectOutputs(direct, obs_B)
 
     def _q(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> CriticOutputs:
         """Return the pass whose outputs are the critics' values: [C, B] of actions, [C, B, A] without any."""
-        direct = self._direct[1]
-        return (direct if direct is not None and direct.usable else self._graph).record(obs_B, action_B, for_action_grad)
+        return (self._direct[1].get() or self._graph).record(obs_B, action_B, for_action_grad)
 
     @torch.no_grad()
     def _next_q(self, obs_B: Tensor, action_B: Tensor | None) -> Tensor:
         """Return the target critics' values."""
-        assert self.target is not None
-        direct = self._direct[2]
-        return self.target.net(obs_B, action_B) if direct is None or direct.hooked else tensor(direct.record(obs_B, action_B).out)
+        target, fast = self.target, self._direct[2]
+        assert target is not None
+        assert fast is not None
+        direct = fast.get(learn=False)
+        return target.net(obs_B, action_B) if direct is None else tensor(direct.record(obs_B, action_B).out)
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
         """Take a gradient step of the critics. Returns their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
@@ -217,13 +219,20 @@ class SoftActorCritic(Algorithm):
         sample = self._sample(actor.out)
         critics, B = self._q(batch.obs_B, tensor(sample.action_BD), for_action_grad=True), len(batch.obs_B)
         q_CB = tensor(critics.out)
-        grad_action_BD = critics.action_grad(REDUCTION_GRADIENTS[self.reduction](q_CB).mul_(-1.0 / B))
+        grad_action_BD = critics.action_grad(self._reduction_gradient(q_CB).mul_(-1.0 / B))
         grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
         actor.backward(grad_params_BP)
-        if grad_log_std_D is not None and self.distribution.log_std.requires_grad:
-            self.distribution.log_std.grad += tensor(grad_log_std_D)
+        if grad_log_std_D is not None:
+            add_gradient(self.distribution.log_std, tensor(grad_log_std_D))
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
+
+    def _reduction_gradient(self, q_CB: Tensor) -> Tensor:
+        """Return the derivative of `reduce` with respect to the values of each critic [C, B]."""
+        if self.reduce is REDUCTIONS[self.reduction]:
+            return REDUCTION_GRADIENTS[self.reduction](q_CB)
+        leaf_CB = q_CB.detach().requires_grad_()
+        return torch.autograd.grad(self.reduce(leaf_CB).sum(), leaf_CB)[0]
 
     def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.

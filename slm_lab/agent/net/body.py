@@ -54,7 +54,7 @@ class Body(nn.Module):
 
     def run_layers(self, x_B: Tensor) -> Tensor:
         """Apply the layers: by `fused` where that is faster, else module by module."""
-        if torch.compiler.is_compiling() or self.fused is None or len(x_B) < self.fused.fewest_rows or self.fused.hooked:
+        if torch.compiler.is_compiling() or self.fused is None or len(x_B) < self.fused.fewest_rows or not self.fused.holds():
             return self.products.run(self.layers, x_B)
         return self.fused(x_B)
 

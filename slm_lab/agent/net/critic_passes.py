@@ -14,6 +14,7 @@ from slm_lab.agent.net.direct import DirectMLP, GraphOutputs, Outputs, with_grad
 from slm_lab.agent.net.direct_layers import DirectLayer, gradients
 from slm_lab.agent.net.fused import ACTIVATIONS, chain
 from slm_lab.agent.net.q_critics import QCritic, QCritics, SeparateCritics, StackedCritics
+from slm_lab.agent.net.validity import FastPass, Guard, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32
 
@@ -71,18 +72,7 @@ class DirectCritics:
 
     def __init__(self, stack: DirectMLP | None, each: Sequence[DirectMLP]) -> None:
         self.stack, self.each = stack, each
-        self._all = each if stack is None else [stack]
         self.apart_rows = 0 if stack is None else -(-APART // max(layer.params[0].numel() for layer in each[0].layers))
-
-    @property
-    def hooked(self) -> bool:
-        """Whether a module has hooks. This pass would not call them."""
-        return any(net.hooked for net in self._all)
-
-    @property
-    def usable(self) -> bool:
-        """Whether all parameters require gradients and no module has hooks."""
-        return all(net.usable for net in self._all)
 
     def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> StackedOutputs | SeparateOutputs:
         """Compute values."""
@@ -105,6 +95,12 @@ class DirectCritics:
         return DirectCritics(None, complete) if len(complete) == len(each) else None
 
 
+def direct_critics(critics: QCritics, vector: Vector, data: bool = False) -> FastPass[DirectCritics]:
+    """Return the passes of critics without a graph, to be used while they compute what the critics do. Args: as of Guard."""
+    activations = critics.activations if isinstance(critics, StackedCritics) else []
+    return FastPass(DirectCritics.of(critics), Guard([*critics.modules(), *activations], vector, data))
+
+
 def _stacked(critics: StackedCritics) -> DirectCritics | None:
     kinds = [type(module) for module in critics.activations]
     if not all(kind in ACTIVATIONS for kind in kinds):
@@ -116,8 +112,8 @@ def _stacked(critics: StackedCritics) -> DirectCritics | None:
         if grads is None:
             return None
         layers.append(DirectLayer(params, grads, activation, products))
-    each = [DirectMLP([], [layer.of_critic(index) for layer in layers]) for index in range(len(layers[0].params[0]))]
-    return DirectCritics(DirectMLP([critics, *critics.activations], layers), each)
+    each = [DirectMLP([layer.of_critic(index) for layer in layers]) for index in range(len(layers[0].params[0]))]
+    return DirectCritics(DirectMLP(layers), each)
 
 
 def _separate(critics: SeparateCritics, index: int) -> DirectMLP | None:
@@ -125,7 +121,7 @@ def _separate(critics: SeparateCritics, index: int) -> DirectMLP | None:
     assert isinstance(critic, QCritic)
     if critic.action_after_body:
         return None
-    return DirectMLP.from_modules([*chain(critic.body.layers), critic.head], critic.body.products, [critics, *critic.modules()])
+    return DirectMLP.from_modules([*chain(critic.body.layers), critic.head], critic.body.products)
 
 
 class StackedOutputs:

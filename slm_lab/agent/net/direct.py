@@ -5,14 +5,14 @@ them back. Activations and their derivatives are computed in place, and gradient
 products and activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
 
 Only sequences of linear layers, norms and activations are supported. Other nets learn through autograd, with the same interface: see
-GraphOutputs.
+GraphOutputs. So do nets that a user has changed: see validity.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.actor_critic import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.direct_layers import ALL, AnyLayer, direct_layer, is_supported
-from slm_lab.agent.net.fused import ACTIVATIONS, Activation, chain, hooks_of
+from slm_lab.agent.net.fused import ACTIVATIONS, Activation, chain
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, Products
 
@@ -30,33 +30,16 @@ DIRECT = True
 
 
 class DirectMLP:
-    """Linear layers with norms and activations, and their gradients. To be used inside `silent()`.
+    """Linear layers with norms and activations, and their gradients. To be used inside `silent()`. Args: layers: see DirectLayer."""
 
-    Args: modules: the modules that this pass replaces, and those that contain them. layers: see DirectLayer.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module], layers: Sequence[AnyLayer]) -> None:
+    def __init__(self, layers: Sequence[AnyLayer]) -> None:
         self.layers = layers
-        distinct = dict.fromkeys(modules)
-        self._params = [parameter for module in distinct for parameter in module.parameters(recurse=False)]
-        self._hooks: list[Mapping[int, Any]] = [hooks for module in distinct for hooks in hooks_of(module)]
-
-    @property
-    def hooked(self) -> bool:
-        """Whether a module has hooks. This pass would not call them."""
-        return any(self._hooks)
-
-    @property
-    def usable(self) -> bool:
-        """Whether all parameters require gradients and no module has hooks."""
-        return not any(self._hooks) and all([parameter.requires_grad for parameter in self._params])  # noqa: C419  # a third of the time
 
     @staticmethod
-    def from_modules(modules: Sequence[nn.Module], products: Products, containers: Iterable[nn.Module] = ()) -> DirectMLP | None:
+    def from_modules(modules: Sequence[nn.Module], products: Products) -> DirectMLP | None:
         """Return the pass through modules that run in sequence, or None if one of them is not supported.
 
-        Args: products: of the hidden layers; the last one, which gives outputs, computes in float32. containers: modules that contain
-        them, whose hooks are checked too.
+        Args: products: of the hidden layers; the last one, which gives outputs, computes in float32.
         """
         found: list[tuple[nn.Module, Activation | None]] = []
         for module in modules:
@@ -72,7 +55,7 @@ class DirectMLP:
             if layer is None:
                 return None
             layers.append(layer)
-        return DirectMLP([*modules, *containers], layers) if layers else None
+        return DirectMLP(layers) if layers else None
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Return the input of each layer, the first of which is x float32 [B, I], and the outputs [B, O]."""
@@ -100,7 +83,7 @@ def direct_actor(body: Body, head: ActorHead) -> DirectMLP | None:
     """Return a body and the head on it, of action values for example; None if they need autograd."""
     if not DIRECT or isinstance(body, RecurrentBody):
         return None
-    return DirectMLP.from_modules(actor_chain(body, head), body.products, [*body.modules(), *head.modules()])
+    return DirectMLP.from_modules(actor_chain(body, head), body.products)
 
 
 class DirectPass:
@@ -108,7 +91,7 @@ class DirectPass:
 
     def __init__(self, actor: DirectMLP, critic: DirectMLP | None, obs_BD: np.ndarray) -> None:
         self._nets = (actor,) if critic is None else (actor, critic)
-        self._rows: np.ndarray | None = None
+        self._rows: slice | np.ndarray | None = None
         self._values = [net.forward(obs_BD) for net in self._nets]
         self.params_BP = self._values[0][-1]
         self.value_B = np.zeros(len(obs_BD), np.float32) if critic is None else self._values[1][-1][:, 0]
@@ -117,7 +100,11 @@ class DirectPass:
     def select(self, rows: slice | np.ndarray) -> DirectPass:
         """Return the same pass with the outputs of some rows. The gradient of the others is 0."""
         one = copy(self)
-        one._rows = np.arange(len(self._values[0][0]))[rows] if self._rows is None else self._rows[rows]
+        if self._rows is None:
+            one._rows = rows
+        else:
+            own = np.arange(len(self._values[0][0]))[self._rows] if isinstance(self._rows, slice) else self._rows
+            one._rows = own[rows]
         one.params_BP, one.value_B = self.params_BP[rows], self.value_B[rows]
         return one
 
@@ -147,18 +134,16 @@ class DirectActorCritic:
         if net.critic_body is None:
             return None
         modules = [*chain(net.critic_body.layers), *chain(net.critic_head)]
-        containers = [*net.critic_body.modules(), *net.critic_head.modules()]
-        critic = DirectMLP.from_modules(modules, net.critic_body.products, containers)
+        critic = DirectMLP.from_modules(modules, net.critic_body.products)
         return None if critic is None else DirectActorCritic(actor, critic)
 
-    def record(self, obs_BD: np.ndarray) -> DirectPass | None:
-        """Return the pass over observations; None while it needs autograd (frozen parameters or hooks)."""
-        usable = self.actor.usable and (self.critic is None or self.critic.usable)
-        return DirectPass(self.actor, self.critic, obs_BD) if usable else None
+    def record(self, obs_BD: np.ndarray) -> DirectPass:
+        """Return the pass over observations."""
+        return DirectPass(self.actor, self.critic, obs_BD)
 
     def values(self, obs_B: Tensor) -> Tensor | None:
-        """Return the critic's values [B]; None while a module has hooks."""
-        if self.critic is None or self.critic.hooked:
+        """Return the critic's values [B]; None without a critic."""
+        if self.critic is None:
             return None
         return torch.from_numpy(self.critic.forward(obs_B.numpy())[-1][:, 0])
 
@@ -182,7 +167,8 @@ class GraphOutputs:
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         assert isinstance(grad, Tensor)
-        with_gradient(self._graph, grad).backward()
+        if self._graph.requires_grad:  # else all parameters are frozen
+            with_gradient(self._graph, grad).backward()
 
 
 def with_gradient(x: Tensor, grad: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ activations is one torch.autograd.Function, whose activations and their derivati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.in_place import IN_PLACE, InPlace
+from slm_lab.agent.net.validity import Watch
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import FLOAT32, Products, bias_grad
 
@@ -86,11 +87,6 @@ def chain(module: nn.Module) -> list[nn.Module]:
     return [module]
 
 
-def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
-    """Return the hook dictionaries of a module; hooks that are registered later appear in them too."""
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
-
-
 class Layer(NamedTuple):
     """What follows a linear layer, and how its products are computed."""
 
@@ -119,8 +115,9 @@ class FusedMLP:
     unless `products` uses oneDNN or bfloat16.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], parts: Sequence[Chain | nn.Module], products: Products) -> None:
-        self.modules, self.parts, self.products = modules, parts, products
+    def __init__(self, module: nn.Module, parts: Sequence[Chain | nn.Module], products: Products) -> None:
+        self.parts, self.products = parts, products
+        self._watch = Watch(module.modules())
         sizes = [linear.weight.shape for part in parts if isinstance(part, Chain) for linear in part.linears]
         self.fewest_rows = FEWEST / max(size.numel() for size in sizes)
         """Least number of rows for which it is faster than the modules, or for which it must be used."""
@@ -134,8 +131,7 @@ class FusedMLP:
     def from_module(module: nn.Module, products: Products = FLOAT32) -> FusedMLP | None:
         """Return the FusedMLP of a module; None if the module is to compute by itself."""
         parts: list[Chain | nn.Module] = []
-        modules = chain(module)
-        for part in modules:
+        for part in chain(module):
             last = parts[-1] if parts else None
             if type(part) is nn.Linear and part.bias is not None:
                 if not isinstance(last, Chain):
@@ -149,12 +145,11 @@ class FusedMLP:
                 parts.append(part)
         if not FUSED or not any(isinstance(part, Chain) for part in parts) or (len(parts) > 1 and products == FLOAT32):
             return None
-        return FusedMLP(modules, parts, products)
+        return FusedMLP(module, parts, products)
 
-    @property
-    def hooked(self) -> bool:
-        """Whether a module has hooks, which are called when it computes by itself."""
-        return any(any(hooks_of(module)) for module in self.modules)
+    def holds(self) -> bool:
+        """Return whether it computes what the module does."""
+        return self._watch.holds()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs [B, O] of float32 x [B, *shape]."""

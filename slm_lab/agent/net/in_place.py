@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 InPlace = Callable[[np.ndarray], object]
+_ufunc_tanh = np.tanh
 
 
 def _elu(x: np.ndarray) -> None:
@@ -31,12 +32,16 @@ def _relu(x: np.ndarray) -> None:
         torch.relu_(torch.from_numpy(x))
 
 
+def _tanh(x: np.ndarray) -> None:
+    _ufunc_tanh(x, x)
+
+
 def _sigmoid(x: np.ndarray) -> None:
     np.divide(1.0, 1.0 + np.exp(np.minimum(-x, 80.0)), out=x)
 
 
 IN_PLACE: dict[type[nn.Module], InPlace] = {
-    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.Tanh: _tanh,
     nn.ReLU: _relu,
     nn.ELU: _elu,
     nn.SELU: _selu,

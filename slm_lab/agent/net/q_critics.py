@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.net.fused import ACTIVATIONS, FUSED, FusedChain, Layer
 from slm_lab.agent.net.layers import activation, init_layer, init_output
+from slm_lab.agent.net.validity import Watch
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
@@ -77,7 +78,7 @@ class StackedCritics(nn.Module):
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
-        self.layers: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._indices: list[int] = []
         self.activations: list[nn.Module] = []
         for index, layers in enumerate(zip(*(_chain(critic) for critic in critics), strict=True)):
             if isinstance(layers[0], nn.Linear):
@@ -86,12 +87,21 @@ class StackedCritics(nn.Module):
                 bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1))
                 self.register_parameter(f"weight_{index}", weight)
                 self.register_parameter(f"bias_{index}", bias)
-                self.layers.append((weight, bias))
+                self._indices.append(index)
             else:
                 self.activations.append(layers[0])
         self.products = critics[0].body.products
         """How products of the hidden layers are computed; must be set before the first pass. The output layer is float32: numbers above
         2,048 are 16 apart in bfloat16."""
+
+    @property
+    def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Weight and bias of each layer."""
+        return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
+
+    @cached_property
+    def _watch(self) -> Watch:
+        return Watch([self, *self.activations])
 
     @cached_property
     def fused(self) -> list[Layer]:
@@ -104,13 +114,14 @@ class StackedCritics(nn.Module):
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
         x_BF = obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
-        x_CBF = x_BF.expand(len(self.layers[0][0]), -1, -1)
-        if self.fused:
-            q_CBA: Tensor = FusedChain.apply(x_CBF, self.fused, *(parameter for layer in self.layers for parameter in layer))
+        layers = self.layers
+        x_CBF = x_BF.expand(len(layers[0][0]), -1, -1)
+        if self.fused and self._watch.holds():
+            q_CBA: Tensor = FusedChain.apply(x_CBF, self.fused, *(parameter for layer in layers for parameter in layer))
         else:
-            for (weight, bias), act in zip(self.layers, self.activations, strict=False):
+            for (weight, bias), act in zip(layers, self.activations, strict=False):
                 x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.products))
-            q_CBA = _stacked_linear(x_CBF, *self.layers[-1], FLOAT32)
+            q_CBA = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 

@@ -24,7 +24,7 @@ def tensor(x: Tensor | np.ndarray) -> Tensor:
 
 def array(x: Tensor | np.ndarray) -> np.ndarray:
     """Return an array as it is, and a tensor as an array, in the same memory if it is on the CPU."""
-    return x if isinstance(x, np.ndarray) else x.cpu().numpy()
+    return x if isinstance(x, np.ndarray) else (x if x.is_cpu else x.cpu()).numpy()
 
 
 def like(example: A, x: Tensor | np.ndarray) -> A:

@@ -1,8 +1,8 @@
 """A module whose parameters and gradients are views into one contiguous vector each.
 
-The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published, copied or shared with one copy. Three
-calls break the views and are not used in this package: deepcopy, `zero_grad()` (it drops the gradient views) and
-`load_state_dict(assign=True)`.
+The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published, copied or shared with one copy. Two
+calls break the views and are not used in this package: deepcopy and `load_state_dict(assign=True)`. Others break them until the next update
+begins, which restores them with the values that the parameters have then: `parameter.data = …`, and `zero_grad()` of the net.
 
 On a CUDA device every parameter begins at a multiple of 16 bytes, as the vectorised loads of matrix products need. The zeros between them
 exist in this process's vectors alone: what is saved, shared or published (`packed`) has none, and is the same for every device.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 _ALIGNMENT = 4
 """Floats in 16 bytes."""
+_requires_grad = attrgetter("requires_grad")
 
 
 class FlatParams:
@@ -38,7 +40,8 @@ class FlatParams:
     Optimizers step `master` by `master_grad`: the same vectors for a lone Session, else the shared array on the CPU (`attach`), of which
     `param` is then a copy. `master_buffer` likewise. The module's own vectors never move, so views of them (numpy fast paths) stay valid.
     `size` is the number of parameters, `kept` [size] their places in `param`; None: no zeros lie between them. `division` says how the
-    processes of a parameter server divide the vector; None: each has all of it.
+    processes of a parameter server divide the vector; None: each has all of it. `update` is the number of the update in progress, 0 between
+    updates; `frozen` are the indices in `params` of those that do not require a gradient, as of the last `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -75,10 +78,53 @@ class FlatParams:
             p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
         for b, part in zip(buffers, _slices(buffers), strict=True):
             b.data = self.buffer[part].view(b.shape)
+        self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _slices(buffers), strict=True)]
+        self._tensors: list[Tensor] = [*ordered, *buffers]
+        self._places = [tensor.data_ptr() for tensor in self._tensors]
+        self.update, self._updates = 0, 0
+        self.frozen: tuple[int, ...] = ()
         self._kept = self.buffer.clone()
         self._kept_counters = [c.clone() for c in self.counters]
         if is_asynchronous(where):
             _keep_recurrent_weights(module)
+
+    def begin(self) -> None:
+        """Begin an update: what users may have done to the parameters since the last one is found here."""
+        self._updates += 1
+        self.update = self._updates
+        self.inspect()
+
+    def inspect(self) -> None:
+        """Bring parameters and buffers back into the vectors whose `data` were replaced, and find the parameters that are frozen.
+
+        Raises ValueError if such data have another size or type.
+        """
+        if list(map(Tensor.data_ptr, self._tensors)) != self._places or (self.params and self.params[-1].grad is None):
+            self._restore_views()
+        every = all(map(_requires_grad, self.params))
+        self.frozen = () if every else tuple(index for index, p in enumerate(self.params) if not p.requires_grad)
+
+    def _restore_views(self) -> None:
+        for index, ((tensor, part), place) in enumerate(zip(self._views, self._places, strict=True)):
+            is_param = index < len(self.params)
+            if tensor.data_ptr() != place:
+                vector = self.param if is_param else self.buffer
+                own, new = vector[part], tensor.data
+                if new.numel() != len(own) or new.dtype != own.dtype or new.device != own.device:
+                    raise ValueError(self._cannot_take(tensor, new, own))
+                own.copy_(new.reshape(-1))
+                tensor.data = own.view(new.shape)
+            if is_param and (tensor.grad is None or tensor.grad.data_ptr() != self.grad[part].data_ptr()):
+                tensor.grad = self.grad[part].view(tensor.shape)
+
+    def _cannot_take(self, tensor: Tensor, new: Tensor, own: Tensor) -> str:
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        name = next((name for name, one in named if one is tensor), "a parameter")
+        found = f"{new.numel()} numbers of type {new.dtype} on {new.device}"
+        return (
+            f"{name}: its data were replaced by {found}; expected {len(own)} of type {own.dtype} on {own.device}, as those that the "
+            "optimizer was built for; assign data of the same size, type and device, or build another agent"
+        )
 
     def packed(self, vector: Tensor) -> Tensor:
         """Return a vector that is laid out as `param` without the zeros between parameters: itself if there are none."""
@@ -143,16 +189,29 @@ class FlatParams:
             inside = part.start <= place.start and place.stop <= part.stop
             p.grad, p.data = None, master[_shifted(place, part)].view(p.shape) if inside else p.data.new_empty(0)
         self._packed_slices = self.slices = [_shifted(own, part) for own in self._packed_slices]
+        self._packed_parts = self._parts = [_shifted(place, part) for place in self._parts]
+        self._places = [tensor.data_ptr() for tensor in self._tensors]
+
+    def places_in(self, index: int, params: Sequence[int]) -> list[slice]:
+        """Return the parts of some parameters, by their indices in `params`, within a group's part of `master`."""
+        parts, group = self._parts if self.master is self.param else self._packed_parts, self.master_slice(index)
+        inside = [_shifted(parts[param], group) for param in params]
+        return [part for part in inside if part.start < part.stop]
+
+    def members(self, index: int) -> list[int]:
+        """Return the indices in `params` of a group's parameters."""
+        parts, group = self._parts if self.master is self.param else self._packed_parts, self.master_slice(index)
+        return [number for number, part in enumerate(parts) if group.start <= part.start < group.stop]
 
     def group(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
-        out, group = [], self.master_slice(index)
-        for p, part in zip(self.params, self._parts if self.master is self.param else self._packed_parts, strict=True):
-            if group.start <= part.start < group.stop:
-                shaped = nn.Parameter(self.master[part].view(p.shape))
-                shaped.grad = self.master_grad[part].view(p.shape)
-                shaped.is_output = getattr(p, "is_output", False)  # type: ignore[attr-defined]  # a mark, see init_output
-                out.append(shaped)
+        parts, out = self._parts if self.master is self.param else self._packed_parts, []
+        for number in self.members(index):
+            p, part = self.params[number], parts[number]
+            shaped = nn.Parameter(self.master[part].view(p.shape))
+            shaped.grad = self.master_grad[part].view(p.shape)
+            shaped.is_output = getattr(p, "is_output", False)  # type: ignore[attr-defined]  # a mark, see init_output
+            out.append(shaped)
         return out
 
     def pull(self) -> None:
@@ -190,6 +249,7 @@ class FlatParams:
 
     def clone(self) -> tuple[Tensor, Tensor]:
         """Return copies of the parameters and of the buffer vector on the CPU."""
+        self.inspect()
         return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:

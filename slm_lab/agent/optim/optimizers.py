@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slm_lab.agent.optim.flat import map_vectors
 from slm_lab.lib.store import Arrays, Named, SharedArray
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.net import SHAPED, OptimSpec
 
 
 class FlatOptimizer(ABC):
-    """Step flat parameters by their flat gradient, both float32 [P]."""
+    """Step flat parameters by their flat gradient, both float32 [P], and plain tensors: they require no gradient themselves."""
 
     def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
         self.param, self.grad, self.lr = param, grad, lr
@@ -44,6 +46,13 @@ class FlatOptimizer(ABC):
         """Take one step unless `bad` [], a bool on the device, is true. Waits for it; FlatAdam and FlatRMSprop do not."""
         if not bad.item():
             self.step()
+
+    def part(self, place: slice) -> FlatOptimizer:
+        """Return the optimizer of a part of the vector, with the present statistics: views of these, but counts of its own."""
+        one = copy(self)
+        one.param, one.grad = self.param[place], self.grad[place]
+        one.statistics = {name: tensor[place] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
+        return one
 
     def use_statistics(self, arrays: Arrays) -> None:
         """Keep the statistics in these arrays, by the names of `shared_statistics`, from now on."""
@@ -91,12 +100,10 @@ class FlatAdam(_KernelOptimizer):
             "step": torch.zeros((), device=param.device),
         }
 
-    @torch.no_grad()
     def step(self) -> None:
         self.statistics["step"] += 1
         self._run_kernel(None)
 
-    @torch.no_grad()
     def step_unless(self, bad: Tensor) -> None:
         self.statistics["step"] += ~bad
         self._run_kernel(bad.float())
@@ -223,6 +230,12 @@ class Lookahead(FlatOptimizer):
             self.slow.lerp_(self.param, self.alpha)
             self.param.copy_(self.slow)
 
+    def part(self, place: slice) -> Lookahead:
+        one = super().part(place)
+        assert isinstance(one, Lookahead)
+        one.inner, one.slow = self.inner.part(place), self.slow[place]
+        return one
+
     def restart(self) -> None:
         self.slow.copy_(self.param)
         self.inner.restart()
@@ -236,7 +249,19 @@ class Lookahead(FlatOptimizer):
         self.steps = int(state["steps"])
 
 
-class Muon(FlatOptimizer):
+class ShapedOptimizer(FlatOptimizer):
+    """Steps parameters in their shapes, by one or several optimizers of torch, which leave a parameter without a gradient alone."""
+
+    shaped: Sequence[tuple[Tensor, Tensor | None]] = ()
+    """What is stepped for each parameter, with its gradient; empty: the vector is stepped."""
+
+    def leave(self, places: Collection[int]) -> None:
+        """Leave some parameters, by their places among all, as they are from now on."""
+        for place, (p, grad) in enumerate(self.shaped):
+            p.grad = None if place in places else grad
+
+
+class Muon(ShapedOptimizer):
     """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, AdamW for biases, gains and output layers.
 
     The weights of a convolution count as a matrix [out, rest]. Muon's updates are scaled to the size of AdamW's (torch's
@@ -248,19 +273,23 @@ class Muon(FlatOptimizer):
         super().__init__(params[0], grad, lr)
         matrices: list[Tensor] = []
         others: list[Tensor] = []
+        shaped: list[Tensor] = []
         for p in params:
             if p.dim() < 2 or getattr(p, "is_output", False):
                 others.append(p)
+                shaped.append(p)
             else:
                 matrix = torch.nn.Parameter(p.detach().view(len(p), -1))
                 matrix.grad = None if p.grad is None else p.grad.view_as(matrix)
                 matrices.append(matrix)
+                shaped.append(matrix)
         if not matrices:
             raise ValueError("requires a net with at least one hidden layer; use AdamW")
         decay = {key: value for key, value in kwargs.items() if key == "weight_decay"}
         self.inner: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=lr, **{"adjust_lr_fn": "match_rms_adamw", **kwargs})]
         if others:
             self.inner.append(torch.optim.AdamW(others, lr=lr, **decay))
+        self.shaped = [(p, p.grad) for p in shaped]
 
     def step(self) -> None:
         for optimizer in self.inner:
@@ -276,7 +305,7 @@ class Muon(FlatOptimizer):
             optimizer.load_state_dict(saved)
 
 
-class TorchOptimizer(FlatOptimizer):
+class TorchOptimizer(ShapedOptimizer):
     """An optimizer of torch.optim, of the flat vector or, if it depends on shapes, of the parameters themselves."""
 
     def __init__(
@@ -284,10 +313,22 @@ class TorchOptimizer(FlatOptimizer):
     ) -> None:
         super().__init__(params[0], grad, lr)
         if len(params) == 1 and params[0].grad is None:
-            vector = torch.nn.Parameter(params[0])
-            vector.grad = grad
-            params = [vector]
-        self.inner = kind(params, lr=lr, **kwargs)
+            self.inner = self._of_vector(kind, kwargs)
+        else:
+            self.shaped, self.inner = [(p, p.grad) for p in params], kind(params, lr=lr, **kwargs)
+        self._build = kind, kwargs
+
+    def _of_vector(self, kind: Callable[..., torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> torch.optim.Optimizer:
+        vector = torch.nn.Parameter(self.param)
+        vector.grad = self.grad
+        return kind([vector], lr=self.lr, **kwargs)
+
+    def part(self, place: slice) -> TorchOptimizer:
+        one = super().part(place)
+        assert isinstance(one, TorchOptimizer)
+        one.inner = one._of_vector(*self._build)
+        one.inner.load_state_dict(map_vectors(deepcopy(self.inner.state_dict()), len(self.param), lambda vector: vector[place].clone()))
+        return one
 
     def step(self) -> None:
         for group in self.inner.param_groups:
@@ -299,6 +340,64 @@ class TorchOptimizer(FlatOptimizer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)
+
+
+class Parts(FlatOptimizer):
+    """Optimizers of the parts of a vector, of which some are left alone: neither their parameters nor their statistics change.
+
+    As in torch each part counts its own steps. Args: whole: the optimizer of the vector. shared: processes share its statistics; they count
+    the steps of all parts as one.
+    """
+
+    def __init__(self, whole: FlatOptimizer, shared: bool = False) -> None:
+        super().__init__(whole.param, whole.grad, whole.lr)
+        self.statistics, self.shared = whole.statistics, shared
+        everything = slice(0, len(whole.param))
+        self.parts: list[tuple[slice, FlatOptimizer]] = [(everything, whole.part(everything))]
+        self._active = [optimizer for _, optimizer in self.parts]
+
+    def cut(self, place: int) -> None:
+        """Let a part begin at `place`, if none does."""
+        for index, (part, optimizer) in enumerate(self.parts):
+            if part.start < place < part.stop:
+                halves = slice(0, place - part.start), slice(place - part.start, part.stop - part.start)
+                cut = [(slice(part.start + half.start, part.start + half.stop), optimizer.part(half)) for half in halves]
+                self.parts[index : index + 1] = cut
+                return
+
+    def leave(self, frozen: Sequence[slice]) -> None:
+        """Leave some parts as they are from now on."""
+        for one in frozen:
+            self.cut(one.start)
+            self.cut(one.stop)
+        left = [any(one.start <= part.start < one.stop for one in frozen) for part, _ in self.parts]
+        self._active = [optimizer for (_, optimizer), alone in zip(self.parts, left, strict=True) if not alone]
+
+    def step(self) -> None:
+        self._each(lambda optimizer, part: optimizer.step())
+
+    def step_unless(self, bad: Tensor) -> None:
+        self._each(lambda optimizer, part: optimizer.step_unless(bad))
+
+    def step_along(self, grad: Tensor) -> None:
+        self._each(lambda optimizer, part: optimizer.step_along(grad[part]))
+
+    def _each(self, step: Callable[[FlatOptimizer, slice], None]) -> None:
+        counts = {name: (tensor, tensor.clone()) for name, tensor in self.statistics.items() if not tensor.ndim}
+        for part, optimizer in self.parts:
+            if optimizer not in self._active:
+                continue
+            optimizer.lr = self.lr
+            for name, (_, before) in counts.items() if self.shared else ():
+                optimizer.statistics[name].copy_(before)
+            step(optimizer, part)
+        for name, (total, before) in counts.items():
+            latest = torch.stack([before, *(optimizer.statistics[name] for optimizer in self._active)]).amax()
+            total += latest - before
+
+    def restart(self) -> None:
+        for _, optimizer in self.parts:
+            optimizer.restart()
 
 
 FLAT: dict[str, Callable[..., FlatOptimizer]] = {

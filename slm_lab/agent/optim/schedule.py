@@ -32,7 +32,11 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 
 
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
-    """Return the function from the number of steps to the learning rate of `scheduler`, in closed form."""
+    """Return the function from the number of steps to the learning rate of `scheduler`, in closed form.
+
+    OneCycleLR has a rate after its `total_steps` too, which may be negative (here it is 0 then), and cannot be stepped further: here it
+    keeps the rate of its last step from then on.
+    """
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # silences a warning that is meant for training loops
 
@@ -40,9 +44,9 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
         if isinstance(scheduler, lr_scheduler.CosineAnnealingWarmRestarts):
             scheduler.step(now)
             return float(scheduler.get_last_lr()[0])
-        scheduler.last_epoch = now if last is None else min(now, int(last) - 1)
+        scheduler.last_epoch = now if last is None or now <= last else int(last) - 1
         rates: Any = scheduler._get_closed_form_lr() if hasattr(scheduler, "_get_closed_form_lr") else scheduler.get_lr()
-        return float(rates[0])
+        return float(rates[0]) if last is None else max(float(rates[0]), 0.0)
 
     return lr
 

@@ -81,12 +81,15 @@ class SharedParams:
             if copy:
                 self._copy()
 
-    def push(self, section: Callable[..., float], lr_G: list[float]) -> None:
-        """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters."""
+    def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
+        """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters.
+
+        Args: lr_G: learning rate of each group. frozen: indices of the parameters that are not stepped.
+        """
         flat, asked = self.flat, perf_counter()
         grad = flat.packed(flat.grad).cpu().numpy()
         buffers = (flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()) if flat.buffer.numel() else ()
-        staleness = self.store.step(section, grad, lr_G, self._pulled, *buffers)
+        staleness = self.store.step(section, grad, lr_G, frozen, self._pulled, *buffers)
         pushed, pulled = self.store.take_traffic()
         waited = 1e3 * (perf_counter() - asked)
         self.report = {"staleness": staleness, "lock_wait": waited, "bytes_pushed": float(pushed), "bytes_pulled": float(pulled)}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
-from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
+from slm_lab.agent.optim.optimizers import Parts, ShapedOptimizer, build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
@@ -40,6 +40,8 @@ class Group:
         own_optim, own_scheduler = f"{part}_optim_spec", f"{part}_lr_scheduler_spec"
         key = own_optim if getattr(spec, own_optim, None) else "optim_spec"
         self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
+        self._shares = False
+        """Whether the statistics are in arrays that processes share."""
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
         self._scheduler, self._scheduler_path = getattr(spec, key), f"agent.net.{key}"
@@ -58,7 +60,27 @@ class Group:
         flat, part = self.flat, self.flat.master_slice(self.index)
         self._kept = flat.kept_in(self.index)
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
+        self.frozen: Sequence[int] | None = ()
+        """Indices of the parameters that are not stepped; None: to be set by `freeze`."""
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
+
+    def freeze(self, frozen: Sequence[int]) -> None:
+        """Step all parameters but these from now on."""
+        if frozen == self.frozen:
+            return
+        self.frozen, optimizer = frozen, self.optimizer
+        if isinstance(optimizer, ShapedOptimizer) and optimizer.shaped:
+            optimizer.leave([place for place, param in enumerate(self.flat.members(self.index)) if param in frozen])
+            return
+        places = self.flat.places_in(self.index, frozen)
+        if places or isinstance(optimizer, Parts):
+            self._in_parts().leave(places)
+
+    def _in_parts(self) -> Parts:
+        """Return the optimizer, which is one of parts from now on."""
+        if not isinstance(self.optimizer, Parts):
+            self.optimizer = Parts(self.optimizer, self._shares)
+        return self.optimizer
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
         """Set the learning rate of `frame`, after `calls` training calls, times `factor`."""
@@ -80,28 +102,60 @@ class Group:
         named, begin = shared_statistics(self._packed(self.optimizer.statistics)), self.flat.starts[self.index]
         return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
 
-    def _packed(self, state: Any) -> Any:
-        """Return statistics without the zeros between parameters."""
-        kept = self._kept
-        return state if kept is None else map_vectors(state, len(self.grad), lambda vector: vector[kept.to(vector.device)])
+    def _packed(self, state: Any, part: slice | None = None) -> Any:
+        """Return statistics, of a part of the vector or of all of it, without the zeros between parameters."""
+        part = part or slice(0, len(self.grad))
+        if (kept := self._kept_of(part)) is None:
+            return state
+        return map_vectors(state, part.stop - part.start, lambda vector: vector[kept.to(vector.device)])
+
+    def _spread(self, state: Any, part: slice) -> Any:
+        """Return what `_packed` did with zeros between parameters."""
+        if (kept := self._kept_of(part)) is None:
+            return state
+        zeros = torch.zeros(part.stop - part.start)
+        return map_vectors(state, len(kept), lambda vector: zeros.index_copy(0, kept.cpu(), vector.cpu()))
+
+    def _kept_of(self, part: slice) -> Tensor | None:
+        if self._kept is None or part == slice(0, len(self.grad)):
+            return self._kept
+        return self._kept[(self._kept >= part.start) & (self._kept < part.stop)] - part.start
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics of the optimizer."""
+        """Return the statistics of the optimizer; {"parts": those of each part, and where it begins} if some were ever frozen."""
         if self._store is not None and self._store.remote:
             self._store.pull()
-        state: dict[str, Any] = self._packed(self.optimizer.state_dict())
+        optimizer = self.optimizer
+        if isinstance(optimizer, Parts):
+            kept = self._kept
+            begins = [part.start if kept is None else int((kept < part.start).sum()) for part, _ in optimizer.parts]
+            states = [self._packed(own.state_dict(), part) for part, own in optimizer.parts]
+            return {"parts": [{"begin": begin, "state": state} for begin, state in zip(begins, states, strict=True)]}
+        state: dict[str, Any] = self._packed(optimizer.state_dict())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        if (kept := self._kept) is not None:
-            spread = torch.zeros(len(self.grad))
-            state = map_vectors(state, len(kept), lambda vector: spread.index_copy(0, kept.cpu(), vector.cpu()))
-        self.optimizer.load_state_dict(state)
+        saved = state.get("parts", [{"begin": 0, "state": state}])
+        if len(saved) == 1 and not isinstance(self.optimizer, Parts):
+            self.optimizer.load_state_dict(self._spread(saved[0]["state"], slice(0, len(self.grad))))
+            return
+        optimizer, kept = self._in_parts(), self._kept
+        size = len(optimizer.param)
+        begins = [one["begin"] if kept is None else int(kept[one["begin"]]) for one in saved]
+        for begin in begins[1:]:
+            optimizer.cut(begin)
+        for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
+            spread = self._spread(one["state"], slice(begin, end))
+            for part, own in optimizer.parts:
+                if begin <= part.start < end:
+                    inside = slice(part.start - begin, part.stop - begin)
+                    own.load_state_dict(map_vectors(spread, end - begin, itemgetter(inside)))
+        self.frozen = None
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         state = self.state_dict()
-        self._store = store
+        self._store, self._shares = store, bool(arrays)
         self.build_optimizer()
         if arrays:
             self.optimizer.use_statistics(arrays)
@@ -194,10 +248,13 @@ class Trainer:
             group.optimizer.restart()
 
     def begin(self, frame: int) -> None:
-        """Start an update: set the learning rates of `frame`, and pull."""
+        """Start an update: set the learning rates of `frame`, leave frozen parameters alone, and pull."""
         calls = int(self._calls_W.sum()) if self.counts_calls else 0
+        self.flat.begin()
         for group in self.groups:
             group.set_lr(frame, calls, self.lr_factor)
+            if group.frozen != self.flat.frozen:
+                group.freeze(self.flat.frozen)
         if self.shared is None:
             if self.mode_layers:
                 self.flat.keep_buffers()
@@ -216,7 +273,8 @@ class Trainer:
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
         """Add the gradient of `weight` times a scalar loss to the next step's; return what `check` returns."""
         # without an explicit gradient: torch loads sympy (0.5 s) to check one
-        (loss if weight == 1.0 else weight * loss).backward()
+        if loss.requires_grad:  # else all parameters are frozen
+            (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:
@@ -237,22 +295,22 @@ class Trainer:
         """Step along the gradient added up since the last one. Return its L2 norm over all parameters, before clipping."""
         if self.deferred:
             return self._step_on_device()
-        squares = 0.0
-        with silent():
-            for grads in self._net_arrays:
-                square = sum([float(grad.dot(grad)) for grad in grads])
-                squares += square
-                if self.clip is not None and (norm := math.sqrt(square)) > self.clip:
+        square_of_each = [sum([float(grad.dot(grad)) for grad in grads]) for grads in self._net_arrays]
+        squares = sum(square_of_each)
+        is_finite = self._finite and math.isfinite(squares)
+        if is_finite and self.clip is not None:
+            for grads, square in zip(self._net_arrays, square_of_each, strict=True):
+                if (norm := math.sqrt(square)) > self.clip:
                     for grad in grads:
                         grad *= self.clip / (norm + 1e-6)
-        if not (self._finite and math.isfinite(squares)):
+        if not is_finite:
             self._skip()
         elif self.shared is None:
             self._step()
             if self.mode_layers:
                 self.flat.keep_buffers()
         elif self.shared.store.remote:
-            self.shared.push(self.receive, [group.optimizer.lr for group in self.groups])
+            self.shared.push(self.receive, [group.optimizer.lr for group in self.groups], self.flat.frozen)
         else:
             with self.shared.updating():
                 self._step()
@@ -278,6 +336,7 @@ class Trainer:
 
     def end(self) -> None:
         """End an update: count the steps that were skipped on the device."""
+        self.flat.update = 0
         if self.deferred:
             before, self.skipped = self.skipped, int(self._skipped_on_device)
             if self.skipped > before == 0:
@@ -287,13 +346,17 @@ class Trainer:
         for group in self.groups:
             group.optimizer.step()
 
-    def receive(self, grad: np.ndarray, lr_G: Sequence[float], pulled: int, *buffers: np.ndarray) -> float:
-        """Step along the gradient of a process elsewhere, read-only; return its staleness, in updates. See SharedParams.receive."""
+    def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
+        """Step along the gradient of a process elsewhere, read-only; return its staleness, in updates. See SharedParams.receive.
+
+        Args: frozen: indices of the parameters that are frozen there.
+        """
         assert self.shared is not None
         received = torch.from_numpy(grad)
 
         def step() -> None:
             for group, lr in zip(self.groups, lr_G, strict=True):
+                group.freeze(frozen)
                 group.optimizer.lr = lr
                 group.optimizer.step_along(received[self.flat.master_slice(group.index)])
 

@@ -86,7 +86,8 @@ class Policy:
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
         if self._numpy_actor is not None and len(obs_N) <= self._numpy_max_rows:
-            return ActOut(*choose(self._numpy_actor(obs_N)), None, self.version)
+            action_N, logp_N = choose(self._numpy_actor(obs_N, -1 if deterministic else self.version))
+            return ActOut(action_N, logp_N, None, self.version)
         params_NP, state_N = self.forward(obs_N, state_N)
         return ActOut(*choose(params_NP), state_N, self.version)
 
@@ -133,7 +134,7 @@ class Policy:
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the distribution parameters [N, P] and the hidden state afterwards."""
         assert self.net is not None
-        device = self.net.actor_head.linear.weight.device
+        device = next(self.net.parameters()).device
         obs = torch.from_numpy(obs_N).to(device)
         if state_N is None:
             return self.net.actor(obs).cpu().numpy(), None

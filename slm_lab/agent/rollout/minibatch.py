@@ -137,14 +137,14 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
     return next_TN
 
 
-@torch.no_grad()
 def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
     """Return the critic's outputs [K] of the last observations of truncated episodes."""
-    if net.state_size == 0:
-        return net.critic(obs_K)
-    not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
-    value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
-    return value
+    with torch.no_grad():
+        if net.state_size == 0:
+            return net.critic(obs_K)
+        not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
+        value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
+        return value
 
 
 class Sequences(NamedTuple):

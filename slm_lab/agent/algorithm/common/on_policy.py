@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
@@ -15,6 +16,7 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.direct import DirectActorCritic, DirectPass
+from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
@@ -33,18 +35,32 @@ class PolicyGradient(Algorithm):
     memory: RolloutStorage
     trainer: Trainer
     entropy_schedule: Schedule
-    objective: Objective | None
-    """The loss in closed form; None: through autograd."""
+    in_closed_form: tuple[str, ...] = ("scaled", "value_std")
+    """Methods of the class that sets this which `objective` computes in place of, or which take tensors: with another one in a subclass the
+    loss is computed through autograd."""
     deviation: TargetDeviation | None
     """Standard deviation of the value targets, if the value loss is divided by it."""
 
     def build(self) -> None:
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
         self.entropy_schedule = self.spec.entropy_coef_spec
-        squared = self.agent_spec.net.loss_spec.name == "MSELoss"
-        self.objective = Objective(self.distribution) if squared and Objective.supports(self.distribution, self.device) else None
         self.net.fast_values = self._fast_values
         self.deviation = TargetDeviation() if getattr(self.spec, "normalize_v_targets", False) else None
+
+    @cached_property
+    def objective(self) -> Objective | None:
+        """The loss in closed form; None: through autograd. Known from the first update on, when subclasses have been built."""
+        squared = self.value_loss.function is F.mse_loss and type(self.value_loss) is ValueLoss
+        scaled = type(self.deviation) in (type(None), TargetDeviation)
+        if not (squared and scaled and Objective.supports(self.distribution, self.device)) or self._overrides_closed_form():
+            return None
+        return Objective(self.distribution)
+
+    def _overrides_closed_form(self) -> bool:
+        """Return whether a subclass, or this object, has another method in place of one that the closed form replaces."""
+        kind = type(self)
+        owner = next(base for base in kind.__mro__ if "in_closed_form" in vars(base))
+        return any(name in vars(self) or getattr(kind, name) is not getattr(owner, name) for name in self.in_closed_form)
 
     @property
     def value_std(self) -> float | None:
@@ -59,35 +75,38 @@ class PolicyGradient(Algorithm):
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     @cached_property
-    def _direct(self) -> DirectActorCritic | None:
+    def _direct(self) -> FastPass[DirectActorCritic]:
         """Actor and critic without a graph. Built at first use: `products` is set after the net is built."""
-        return DirectActorCritic.of(self.net)
+        return FastPass(DirectActorCritic.of(self.net), Guard(self.net.modules(), self.trainer.flat))
 
     def record(self, obs_B: np.ndarray) -> DirectPass | None:
         """Return the outputs of actor and critic for `closed_form`; None if they need autograd."""
-        return None if self.objective is None or self._direct is None else self._direct.record(obs_B)
+        direct = None if self.objective is None else self._direct.get()
+        return None if direct is None else direct.record(obs_B)
 
     def _fast_values(self, obs_B: Tensor) -> Tensor | None:
+        direct = self._direct.get(learn=False)
+        if direct is None:
+            return None
         with silent():
-            return None if self._direct is None else self._direct.values(obs_B)
+            return direct.values(obs_B)
 
     def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Return the objective of a minibatch.
+        """Return the objective of a minibatch. To be called inside `silent()`.
 
         If actor and critic run without autograd, `weight` times its gradient is added to `Parameter.grad` here, and the loss is a float.
         """
         assert self.objective is not None
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         recorded = batch.learnable
-        with silent():
-            if recorded is None and not isinstance(batch.inputs, Sequences):
-                recorded = self.record(array(batch.inputs))
-            if not isinstance(recorded, DirectPass):
-                return self.objective(*batch.forward(self.net), *rows, coefs)
-            result = self.objective.with_gradient(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
-            recorded.backward(result.grad_params_BP, result.grad_value_B)
+        if recorded is None and not isinstance(batch.inputs, Sequences):
+            recorded = self.record(array(batch.inputs))
+        if not isinstance(recorded, DirectPass):
+            return self.objective(*batch.forward(self.net), *rows, coefs)
+        result = self.objective.with_gradient(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
+        recorded.backward(result.grad_params_BP, result.grad_value_B)
         if result.grad_log_std_D is not None:
-            self.distribution.log_std.grad += torch.from_numpy(result.grad_log_std_D)  # type: ignore[attr-defined]  # a Normal
+            add_gradient(self.distribution.log_std, torch.from_numpy(result.grad_log_std_D))  # type: ignore[attr-defined]  # a Normal
         return result.terms
 
 

@@ -102,6 +102,7 @@ class TargetNet(Generic[Net]):
 
     @torch.no_grad()
     def _update(self) -> None:
+        self.flat.inspect()
         if self.spec.update_type == "replace":
             self.flat.master.copy_(self.source.master)
         else:

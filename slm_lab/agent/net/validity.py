@@ -1,0 +1,137 @@
+"""Which implementation of a pass is used: the fast one, which calls no modules, or the modules themselves.
+
+The passes without an autograd graph (direct.py, critic_passes.py), the fused chains (fused.py) and acting in numpy (policy/acting.py) are
+built once from the modules of a net, and compute what these did then. Afterwards, or before, a user may add hooks, freeze parameters, or
+tie, parametrise and replace parameters and layers. Here is the one check of whether a pass still computes what its modules would. Where it
+does not, the modules are called, and autograd computes the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+F = TypeVar("F")
+
+_GLOBAL_HOOKS = [vars(torch_module)[f"_global_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre")]
+_module_hooks = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_tensor_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+_children = itemgetter("_modules")
+_FORWARD = repeat("forward")
+
+
+class Watch:
+    """Whether modules are what they were, and compute by the `forward` of their class alone, without hooks.
+
+    Args: modules: all those that a pass replaces, and those that contain them; none: it never holds. data: whether the memory of their
+    parameters and buffers must be the same too, since the pass has views of it.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], data: bool = False) -> None:
+        self._modules = list(dict.fromkeys(modules))
+        self._kinds = [type(module) for module in self._modules]
+        self._attributes = [vars(module) for module in self._modules]
+        self._containers = [vars(module) for module in self._modules if module._modules]
+        self._modules_of = list(map(_children, self._containers))
+        tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
+        self._live: list[dict[str, Any]] = [*self._modules_of, *tensors]
+        """The dictionaries in which modules keep layers, parameters and buffers. `kept`: copies, as they were."""
+        self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
+        self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
+        self._scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
+        self._data = self._tensors if data else []
+        self._places = [one.data_ptr() for one in self._data]
+        self.handles = -1
+        """Number of the hook that was to be added next, anywhere, when there were none; -1: there may be some."""
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed."""
+        if RemovableHandle.next_id != self.handles:
+            self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
+        return (
+            self.handles >= 0
+            and self._is_same_structure()
+            and not any(map(dict.__contains__, self._attributes, _FORWARD))
+            and list(map(type, self._modules)) == self._kinds
+            and list(map(_children, self._containers)) == self._modules_of  # `del` of a Sequential replaces the dictionary
+            and all([held[name] is one for held, name, one in self._scalars])  # noqa: C419  # these compare as equal if their values are
+            and list(map(Tensor.data_ptr, self._data)) == self._places
+        )
+
+    def _is_same_structure(self) -> bool:
+        try:
+            return self._live == self._kept
+        except RuntimeError:  # another tensor: two of several elements cannot be compared
+            return False
+
+    def __reduce__(self) -> tuple[type[Watch], tuple[tuple[()]]]:
+        """Return what makes a copy: it watches nothing and never holds, since it belongs to other modules."""
+        return Watch, ((),)
+
+    def _any_hooks(self) -> bool:
+        own: Iterable[Any] = map(_module_hooks, self._modules)
+        return any(_GLOBAL_HOOKS) or any(map(any, own)) or any(map(has_hooks, self._tensors))
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Return whether a tensor has hooks, which autograd calls with its gradient."""
+    return any(_tensor_hooks(tensor))
+
+
+def add_gradient(parameter: Tensor, grad: Tensor) -> None:
+    """Add to the gradient of a parameter what autograd would: nothing if it is frozen; and call its hooks."""
+    if not parameter.requires_grad:
+        return
+    if has_hooks(parameter) or parameter.grad is None:
+        torch.dot(parameter.reshape(-1), grad.reshape(-1)).backward()
+    else:
+        parameter.grad += grad
+
+
+class Vector(Protocol):
+    """The parameters of a net, kept in one vector (see FlatParams)."""
+
+    update: int
+    """Number of the update in progress; 0: none."""
+    frozen: tuple[int, ...]
+    """The parameters that do not require a gradient."""
+
+    def inspect(self) -> None:
+        """Bring parameters back into the vector whose data were replaced, and find those that are frozen."""
+
+
+class Guard:
+    """A Watch that is asked once in an update, else each time. Args: vector: the parameters that are updated. Others: as of Watch."""
+
+    def __init__(self, modules: Iterable[nn.Module], vector: Vector, data: bool = False) -> None:
+        self.vector, self._watch = vector, Watch(modules, data)
+        self._update, self._held = -1, False
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed."""
+        update = self.vector.update
+        if update != self._update or not update:
+            if not update:
+                self.vector.inspect()
+            self._update, self._held = update, self._watch.holds()
+        return self._held
+
+
+class FastPass(Generic[F]):
+    """An implementation of a pass that calls no modules, to be used while it computes what they would. Args: fast: None: there is none."""
+
+    def __init__(self, fast: F | None, guard: Guard) -> None:
+        self.fast, self._guard = fast, guard
+
+    def get(self, learn: bool = True) -> F | None:
+        """Return the implementation; None: the modules are to be called. Args: learn: gradients of all parameters are needed."""
+        if self.fast is None or not self._guard.holds() or (learn and self._guard.vector.frozen):
+            return None
+        return self.fast

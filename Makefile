@@ -16,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 CACHED := env -u PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo setup test slow check format schema docs bench benchmarks gpu clean
+.PHONY: demo setup test arithmetic slow check format schema docs bench benchmarks gpu clean
 
 demo: $(CORE)
 	$(CACHED) $(BIN)/python run_lab.py
@@ -45,6 +45,17 @@ $(DOCS): $(CORE)
 
 test: $(TEST)
 	$(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+# The quick tests as on other processors (and libraries): instructions of oneDNN, torch and numpy, and the library of products.
+ARITHMETIC := ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=default \
+	OPENBLAS_CORETYPE=Haswell $(if $(shell grep -m 1 -o avx512f /proc/cpuinfo 2>/dev/null),OPENBLAS_CORETYPE=SkylakeX)
+LIBRARIES := --no-onednn --matmul=mkl --matmul=onednn
+
+arithmetic: $(TEST)
+	for setting in $(ARITHMETIC); do echo "$$setting"; \
+		env $$setting $(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS) || exit; done
+	for setting in $(LIBRARIES); do echo "$$setting"; \
+		$(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $$setting $(TESTS) || exit; done
 
 slow: $(TEST)
 	$(CACHED) $(BIN)/python -m pytest -q -m slow --timeout 3600

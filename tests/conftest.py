@@ -26,6 +26,27 @@ def _one_fork_server() -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options for what computes in the processes of the tests; their child processes choose by themselves."""
+    parser.addoption("--matmul", choices=["mkl", "onednn"], help="library of large matrix products where meta.matmul is auto")
+    parser.addoption("--no-onednn", action="store_true", help="convolutions and products without oneDNN")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    matmul, without = request.config.getoption("--matmul"), request.config.getoption("--no-onednn")
+    with pytest.MonkeyPatch.context() as patch:
+        if matmul is not None:
+            from slm_lab.agent.net import matmul as module
+
+            patch.setattr(module, "prefers_onednn", lambda processor, capability: matmul == "onednn")
+        if without:
+            import torch
+
+            torch.backends.mkldnn.set_flags(False)
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _blank_pictures() -> Iterator[None]:
     from slm_lab.experiment.analysis import writer

@@ -83,8 +83,6 @@ class FlatParams:
         self._places = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates = 0, 0
         self.frozen: tuple[int, ...] = ()
-        self._serves = False
-        """Whether this process is a parameter server, whose module computes nothing."""
         self._kept = self.buffer.clone()
         self._kept_counters = [c.clone() for c in self.counters]
         if is_asynchronous(where):
@@ -101,9 +99,7 @@ class FlatParams:
 
         Raises ValueError if such data have another size or type.
         """
-        if not self._serves and (
-            list(map(Tensor.data_ptr, self._tensors)) != self._places or (self.params and self.params[-1].grad is None)
-        ):
+        if list(map(Tensor.data_ptr, self._tensors)) != self._places or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
         every = all(map(_requires_grad, self.params))
         self.frozen = () if every else tuple(index for index, p in enumerate(self.params) if not p.requires_grad)
@@ -186,7 +182,6 @@ class FlatParams:
     def _serve(self, master: Tensor, part: slice) -> None:
         """Keep the elements `part` of the vector, in `master`, and none of the module's own memory."""
         assert self.kept is None
-        self._serves = True
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory once it is written
         self.size = len(master)
@@ -195,7 +190,7 @@ class FlatParams:
             p.grad, p.data = None, master[_shifted(place, part)].view(p.shape) if inside else p.data.new_empty(0)
         self._packed_slices = self.slices = [_shifted(own, part) for own in self._packed_slices]
         self._packed_parts = self._parts = [_shifted(place, part) for place in self._parts]
-        self._places = [tensor.data_ptr() for tensor in self._tensors]
+        self._views, self._tensors, self._places = [], [], []  # the module is not used here
 
     def places_in(self, index: int, params: Sequence[int]) -> list[slice]:
         """Return the parts of some parameters, by their indices in `params`, within a group's part of `master`."""

@@ -29,6 +29,7 @@ from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.extension import ExtensionError, import_class
+from slm_lab.spec.report import nearest
 
 BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}
 """In the order in which "auto" tries them."""
@@ -95,7 +96,7 @@ def make_env(
         raise _problem(spec, key, f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it")
     if spec.channels is not None and not observation.has_images:
         close_backend(backend)
-        raise _problem(spec, "channels", f"has no effect: {spec.name} has no images ({observation.text}); remove it")
+        raise _problem(spec, "channels", f"has no effect: the observation is a {observation.text}; remove it")
     name = spec.backend if spec.backend != "auto" else chosen.name
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, forms)
     life_loss = target.atari is not None and target.atari.life_loss
@@ -240,7 +241,8 @@ def _registered_by(module: str, name: str, before: set[str]) -> str:
     ids.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio())
     if not ids:
         return "; importing it registers no envs"
-    return f"; it registers {', '.join(ids[:_SHOWN])}" + (f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else "")
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"{nearest(name, ids) or ';'} it registers {', '.join(ids[:_SHOWN])}{more}"
 
 
 def _atari(spec: EnvSpec) -> AtariSettings:

@@ -34,6 +34,10 @@ _MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, 
 """Errors that unsuitable values raise there."""
 
 
+_OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
+"""Wrappers that gymnasium.make adds."""
+
+
 class InvalidOutcome(PlainError, RuntimeError):
     """An env returned what its spaces or Gymnasium's interface do not allow. The message says where, what came and what is expected."""
 
@@ -51,7 +55,7 @@ def reraise(error: Exception, row: int | None = None) -> NoReturn:
     """Raise InvalidOutcome, with the env's number, for an error that unsuitable values caused; the env's own error as it is."""
     found = error
     if isinstance(error, _MISUSE) and (place := _handled_in(error)) is not None:
-        found = InvalidOutcome(f"{place}: {type(error).__name__}: {error}")
+        found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
     if isinstance(found, InvalidOutcome) and found.row is None:
         found.row = row
     if found is error:
@@ -73,7 +77,10 @@ def reraise_located(error: Exception, env: str, call: str, step: int) -> NoRetur
 
 
 def _handled_in(error: Exception) -> str | None:
-    """Return which wrapper or method cannot use what the env returned, and what is expected; None if code of the env raised the error."""
+    """Return which wrapper or method cannot use what the env returned, and what is expected; None if code of the env raised the error.
+
+    The text has a place for the error.
+    """
     call, wrapper = "step", ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
@@ -83,8 +90,9 @@ def _handled_in(error: Exception) -> str | None:
             return None
         call = frame.f_code.co_name if frame.f_code.co_name in SIGNATURES else call
         owner = frame.f_locals.get("self")
-        wrapper = f" by the wrapper {type(owner).__name__}" if isinstance(owner, gym.Wrapper) else wrapper
-    return f"the env cannot be used{wrapper}; expected {SIGNATURES[call]}"
+        if isinstance(owner, gym.Wrapper) and not isinstance(owner, _OF_MAKE):
+            wrapper = f" by the wrapper {type(owner).__name__}"
+    return f"the env cannot be used{wrapper} ({{}}); expected {SIGNATURES[call]}"
 
 
 def unpacked(outcome: Any) -> Outcome:
@@ -260,14 +268,19 @@ def shown(value: Any) -> str:
     """Describe a value in a few words: itself if it is short, its type and its shape."""
     kind = type(value).__name__
     match value:
+        case np.generic():
+            return _text(value.item())
+        case np.ndarray() if value.ndim == 0:
+            return f"{_text(value.item())} (array of shape (), {value.dtype})"
         case np.ndarray():
             form = f"array of shape {value.shape}, {value.dtype}"
-            return f"{_text(value.tolist())} ({form})" if value.size <= 10 else f"an {form}"
+            few = value.size <= 10 and value.dtype.kind in "biuf"
+            return f"{np.array2string(value, precision=4, separator=', ')} ({form})" if few else f"an {form}"
         case tuple() | list():
             return f"a {kind} of {len(value)} values ({', '.join(type(one).__name__ for one in value[:6])}{', …' * (len(value) > 6)})"
         case Mapping():
             return f"a {kind} with the keys {_text(list(value))}"
-        case None | bool() | str():
+        case None | bool() | str() | int() | float():
             return _text(value)
     return f"{_text(value)} ({kind})"
 
@@ -278,7 +291,7 @@ def described(space: spaces.Space[Any]) -> str:
         case spaces.Box():
             return f"Box of shape {space.shape}, {space.dtype}"
         case spaces.Discrete():
-            return f"Discrete, {space.start} to {space.start + space.n - 1}"
+            return f"Discrete({space.n}), {space.start} to {space.start + space.n - 1}"
         case spaces.Dict():
             return f"Dict with the parts {_text(list(space.spaces))}"
         case spaces.Tuple():

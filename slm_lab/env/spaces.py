@@ -45,7 +45,7 @@ def observation_codec(
         unclear = tuple(one for _, _, layout in entries if layout is not None for one in layout.unclear)
         return ObservationSpace((size,), unclear=unclear, text=text), codec
     size, codec = _flat(space, "observation")
-    return ObservationSpace((size,), text=f"{type(space).__name__}: {size} numbers, 0 or 1"), codec
+    return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
 
 def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
@@ -109,6 +109,11 @@ def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
 
 
+def _bits_text(space: spaces.Space[Any], size: int) -> str:
+    kind = "vector" if isinstance(space, spaces.MultiBinary) else "one-hot vector"
+    return f"{kind} of {size} numbers ({type(space).__name__})"
+
+
 def laid_out(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
@@ -149,7 +154,7 @@ def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | 
     for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
         entry = known[index][0]
         end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high)
+        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high, entry.text)
         begin = end
     size = -(-begin // 4) * 4
     copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
@@ -174,7 +179,7 @@ def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | 
 
 def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
     size, codec = _flat(space, f"observation[{name!r}]")
-    return ObservationSpace((size,), text=f"{type(space).__name__}: {size} numbers, 0 or 1"), codec
+    return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:

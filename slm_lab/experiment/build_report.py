@@ -7,6 +7,7 @@ import threading
 from time import perf_counter
 
 from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.experiment.collect.workers.shared import rollout_bytes
 from slm_lab.experiment.failures import cause
 from slm_lab.experiment.observers.base import Observer, ObserverContext
@@ -14,7 +15,8 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.progress import duration
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.sink import MemorySink
-from slm_lab.lib.records import Episode, Metrics, ObservationSpace
+from slm_lab.lib.records import Episode, Metrics, ObservationPart, ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.spec import Spec
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
@@ -71,13 +73,22 @@ def observation_text(spec: Spec, observation: ObservationSpace) -> str:
     net = spec.agent.net
     if net is None:
         return observation.text
-    divided = observation.has_images and observation.divisor != 1.0 and getattr(net, "normalize", True) and not observation.parts
-    return f"{observation.text}{' → 0 to 1' * divided}, {net.name}"
+    parts = [_part_text(part, getattr(net, "normalize", True)) for part in observation.parts or (observation,)]
+    return f"{'; '.join(parts)}, {net.name}"
+
+
+def _part_text(part: ObservationPart | ObservationSpace, normalize: bool) -> str:
+    name = f"{part.name}: " if isinstance(part, ObservationPart) else ""
+    if len(part.shape) != 3 or part.divisor == 1.0:
+        return name + part.text
+    return f"{name}{part.text}{' → 0 to 1' if normalize else ' (agent.net.normalize is false: not divided)'}"
 
 
 def _measured_time(session: Session) -> str:
     try:
         return _time(session.spec, session.plan, measure(session))
+    except InvalidOutcome as error:
+        raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:  # the env's
         last = cause(error).rstrip().rpartition("\n")[2]
         return f"time unknown: {last}"

@@ -353,7 +353,8 @@ class Session:
         frame = self.clock.frame + self.info.num_envs * (
             isinstance(error, InvalidOutcome) and error.call == "step"
         )  # of the step that raised it
-        error.add_note(f"(at frame {frame} of {self.spec.env.name})")
+        where = "" if isinstance(error, InvalidOutcome) else f" of {self.spec.env.name}"
+        error.add_note(f"(at frame {frame}{where})")
 
     def load(self, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
         """Load the state that training is to continue from, after `build`. Raises ValueError, RuntimeError or KeyError if it does not fit.

@@ -58,6 +58,8 @@ class ObservationPart:
     end: int
     high: float | None = None
     """As of ObservationSpace."""
+    text: str = field(default="", compare=False)
+    """As of ObservationSpace."""
 
     @property
     def divisor(self) -> float:

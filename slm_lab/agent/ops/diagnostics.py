@@ -49,6 +49,7 @@ def value_diagnostics(q: Tensor | np.ndarray, target: Tensor | np.ndarray) -> tu
     """Return the mean absolute temporal-difference error and the mean value."""
     if isinstance(q, Tensor) and isinstance(target, Tensor) and is_asynchronous(q):
         return (target - q.detach()).abs().mean(), q.detach().mean()
-    values = (q.detach() if isinstance(q, Tensor) else q), target
-    q_B, target_B = (array(one).reshape(-1) for one in values)  # numpy's calls cost less
+    q_B, target_B = array(q.detach() if isinstance(q, Tensor) else q), array(target)  # numpy's calls cost less
+    if q_B.ndim > 1:
+        q_B, target_B = q_B.reshape(-1), target_B.reshape(-1)
     return float(np.add.reduce(np.abs(target_B - q_B))) / len(q_B), float(np.add.reduce(q_B)) / len(q_B)

@@ -20,7 +20,11 @@ def one_step_target(reward: A, next_value: A, terminated: A, gamma: float) -> A:
     if not reward.shape == next_value.shape == terminated.shape:
         raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
     if isinstance(reward, np.ndarray):
-        return reward + gamma * ((1.0 - terminated) * next_value)
+        rest = 1.0 - terminated
+        rest *= next_value
+        rest *= gamma
+        rest += reward
+        return rest
     return torch.addcmul(reward, torch.rsub(terminated, 1.0), next_value, value=gamma)
 
 

@@ -35,20 +35,18 @@ def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
     from slm_lab.spec.loader import find_spec_file, load, notify, spec_names
     from slm_lab.spec.variables import mark_sets
 
-    def load_one(name: str) -> Spec:
-        return load(file, name, arguments.set).specs[0]
-
     try:
         loaded = load(file, words[1] if len(words) > 1 else None, arguments.set)
     except SpecError as error:
         paths = [problem.path for problem in error.problems]
         if len(words) == 1 and all(paths):  # a problem without a path is one of the file or of --set
             valid = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
-            problems = [replace(one, path=f"{name}.{one.path}") for name in valid for one in _argument_problems([load_one(name)])]
-            wrong = {problem.path.partition(".")[0] for problem in problems}
-            if valid := [name for name in valid if name not in wrong]:
+            found = {name: _argument_problems(load(file, name, arguments.set).specs) for name in valid}
+            if valid := [name for name in valid if not found[name]]:
                 print_result("\n".join(f"{name}: valid" for name in valid))
-            raise mark_sets(SpecError(error.source, [*error.problems, *problems]), error.source, arguments.set) from None
+            problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
+            marked = mark_sets(SpecError(error.source, problems), error.source, arguments.set).problems if problems else []
+            raise SpecError(error.source, [*error.problems, *marked]) from None
         raise
     notify(loaded.notes)
     specs = loaded.specs

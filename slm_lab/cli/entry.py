@@ -19,12 +19,16 @@ from slm_lab.lib.garbage import postpone_collection
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
-"""Time that the process has to end after its command has."""
+"""Seconds from the end of the command to a forced exit, if threads are left that Python waits for."""
+_HOOK_SECONDS = 120.0
+"""Seconds more for exit hooks, such as the upload of a tracker."""
 
 
 def console() -> NoReturn:
     """Run the command line and end the process with the exit code, whatever threads an env has left."""
-    faulthandler.enable()  # of the crash of a simulator in this process
+    prepare_streams()
+    with suppress(RuntimeError, OSError, ValueError):  # there is no stderr
+        faulthandler.enable()  # of the crash of a simulator in this process
     code = FAILED
     try:
         code = main()
@@ -37,8 +41,10 @@ def _end_after(seconds: float, code: int) -> None:
     """End the process if it has not ended by itself: Python waits for threads that are no daemons, and runs exit hooks."""
     time.sleep(seconds)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
-    what = f"threads that have not ended ({', '.join(left)})" if left else "exit hooks that have not returned"
-    print_error(f"the process ends without {what}, which the env or a library started")
+    if not left:
+        time.sleep(_HOOK_SECONDS)
+    what = f"threads still running ({', '.join(left)})" if left else "exit hooks still running"
+    print_error(f"ended with {what}, started by the env or a library")
     os._exit(code)
 
 

@@ -1,6 +1,6 @@
 """What agents see of a Box, an image or a vector: one rule for environments, nets, memories, exported files and `check`.
 
-- Channels are the first or the last axis; `channels_axis` tells which.
+- Channels are the first or the last axis; `channels_axis` decides which.
 - An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, and three axes, one of which is its channels; integers
   of two axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions) decides instead.
 - The upper bound of an image is the number by which nets divide it. Vectors of integers from 0 to at most 255 are divided by their own
@@ -26,12 +26,12 @@ BYTE = 255.0
 _PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
 """Bounds of images of floats."""
 _SMALLEST_SIDE = 7
-"""Of an image of floats, and of one without an axis of channels: smaller arrays are tables of numbers more often than images."""
+"""Least side of an image of floats or without channels: smaller arrays are tables of numbers more often than images."""
 _LARGE_SIDE = 32
-"""Sides from which three axes with other bounds may be an image after all."""
+"""Least side for which a Box of three axes with other bounds is ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
 _CLEAR_ASPECT = 1.25
-"""Ratio of the aspect ratios of an image, read with channels first and with channels last, from which the squarer one is taken."""
+"""Least ratio of the two aspect ratios, with channels first and with channels last, at which the squarer image is chosen."""
 
 
 class BoxLayout(NamedTuple):
@@ -78,15 +78,15 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
     return _image(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, undecided)
 
 
-def channels_axis(shape: Sequence[int], told: Channels | None = None) -> tuple[bool, bool]:
+def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
     """Return whether the channels of an image are its last axis, and whether that is clear.
 
     An axis of 1, 3 or 4 is taken for the channels if only one end of the shape has it; else the end that leaves the squarer image.
     """
     if len(shape) != 3:
         return False, True
-    if told is not None:
-        return told == "last", True
+    if given is not None:
+        return given == "last", True
     first_usual, last_usual = shape[0] in _USUAL_CHANNELS, shape[-1] in _USUAL_CHANNELS
     if first_usual != last_usual:
         return last_usual, True
@@ -105,8 +105,8 @@ def _kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKin
     if _is_whole(space):
         if bounds == (0.0, BYTE):
             return ("image", True) if len(shape) == 3 or side >= _SMALLEST_SIDE else ("vector", True)
-    elif len(shape) == 3 and side >= _SMALLEST_SIDE and bounds in _PICTURES:
-        return "image", True
+    elif bounds in _PICTURES and side >= _SMALLEST_SIDE:
+        return ("image", True) if len(shape) == 3 else ("vector", side < _LARGE_SIDE)
     return "vector", len(shape) == 2 or side < _LARGE_SIDE
 
 

@@ -77,7 +77,7 @@ def make_env(
     if log_info and not chosen.reports_info:
         why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
         raise SpecError(spec.name, [Problem("meta.log_info", why)])
-    if few:
+    if few and chosen in (Sync, Async, Ale, EnvPool):  # another one may need the number that the spec gives
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     try:
@@ -94,6 +94,9 @@ def make_env(
         close_backend(backend)
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         raise _problem(spec, key, f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it")
+    if spec.channels is not None and target.atari is not None:
+        close_backend(backend)
+        raise _problem(spec, "channels", f"has no effect: the images of {spec.name} are preprocessed, channels first; remove it")
     if spec.channels is not None and not observation.has_images:
         close_backend(backend)
         raise _problem(spec, "channels", f"has no effect: the observation is a {observation.text}; remove it")

@@ -66,8 +66,8 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return the function that converts one array of a Box to a batch [1, …] as `codec` does; if it is flat, in one operation."""
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+    """Return the function that converts one array of a Box to a batch [1, …] as `codec` does; if it only becomes float32, in one operation."""
+    if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])
 
@@ -294,12 +294,19 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
     return ActionSpace("continuous", dim=len(low), bounded=bool(np.isfinite([low, high]).all())), decode
 
 
-def same_form(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
-    """Return whether observations of one space fit an agent of the other: structure, sizes and keys are equal.
+def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
+    """Return whether observations of one space fit an agent of the other: structure, sizes, keys and encoding are equal.
 
-    Bounds may differ, unless observations are divided by them.
+    Bounds may differ, unless observations are divided by them. Args: input, channels: as of `observation_codec`.
     """
-    return bool(_form(one) == _form(other))
+    forms = [(_form(space), [_encoding(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
+    return bool(forms[0] == forms[1])
+
+
+def _encoding(layout: BoxLayout | None) -> Any:
+    if layout is None:
+        return None
+    return layout.shape, layout.dtype, layout.channels_last, layout.high, None if layout.scale is None else layout.scale.tolist()
 
 
 def _form(space: spaces.Space[Any]) -> Any:
@@ -311,8 +318,7 @@ def _form(space: spaces.Space[Any]) -> Any:
         case spaces.MultiDiscrete():
             return "MultiDiscrete", space.nvec.tolist()
         case spaces.Box():
-            layout = box_layout(space)
-            return "Box", space.shape, layout.shape, layout.dtype, layout.high, None if layout.scale is None else layout.scale.tolist()
+            return "Box", space.shape
     return type(space).__name__, space.shape
 
 

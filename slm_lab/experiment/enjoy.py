@@ -38,7 +38,7 @@ MAX_ENVS = 32
 VIDEO_FRAMES = 1_000
 """Without --episodes, a video ends with the episode in which this number of frames is reached."""
 _TRAINING_KEYS = (
-    "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale",
+    "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
 )  # fmt: skip
 """Keys of the env section that say how a policy trains, or what it was trained on; the others build the env."""
 
@@ -103,7 +103,7 @@ def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptio
     input = spec.agent.input
     env = make_env(env_spec, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores(), input=input)
     try:
-        _check_spaces(agent, env, spec.env.name, env_spec.name)
+        _check_spaces(agent, env, spec, env_spec.name)
         env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
         act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), options.deterministic or spec.meta.eval_deterministic)
         returns = play(env, act, Stop(), episodes=episodes)
@@ -126,17 +126,17 @@ def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
     return load_spec(paths.spec, spec.name, sets, for_search=False).env if sets else spec.env
 
 
-def _check_spaces(agent: LoadedAgent, env: Env, trained: str, played: str) -> None:
+def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None:
     """Raise UserError if the spaces of the env are not those of the policy, apart from bounds."""
     assert env.info.spaces is not None
     observation, action = space_from_dict(env.info.spaces["observation"]), space_from_dict(env.info.spaces["action"])
     differing = []
-    if not same_form(agent.observation_space, observation):
+    if not same_form(agent.observation_space, observation, spec.agent.input, spec.env.channels):
         differing.append(f"observations {agent.observation_space}; those of {played} are {observation}")
     if not same_form(agent.action_space, action) or action_codec(agent.action_space)[0] != action_codec(action)[0]:
         differing.append(f"actions {agent.action_space}; those of {played} are {action}")
     if differing:
-        raise UserError("\n".join(f"the policy was trained in {trained} with {line}" for line in differing))
+        raise UserError("\n".join(f"the policy was trained in {spec.env.name} with {line}" for line in differing))
 
 
 def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:

@@ -21,12 +21,15 @@ _OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent)
 """Folders of code that is not the user's: this package and the standard library."""
 
 
-def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None) -> None:
-    """Reset and step envs of a spec once, and close them; the envs of the run are built afterwards, as if there had been no others.
+def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
+    """Reset and step envs of a spec once, and close them.
+
+    The envs of the run are built afterwards, with the process-wide random generators (of the device too) as they were. What an env keeps in
+    its module or class is not set back.
 
     Raises SpecError if they return what their spaces or Gymnasium's interface do not allow, or raise an error.
     """
-    saved = rng_state("cpu")
+    saved = rng_state(device)
     try:
         env = make_env(spec.env, seed, num_envs=num_envs, training=False, few=True, input=spec.agent.input)
         try:
@@ -36,7 +39,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None) ->
             close_env(env.close)
             beat(BUILDING)
     finally:
-        set_rng_state(saved, "cpu")
+        set_rng_state(saved, device)
 
 
 def _try(env: Env, spec: Spec, beat: Beat) -> None:

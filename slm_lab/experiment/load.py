@@ -13,14 +13,13 @@ import numpy as np
 from slm_lab.agent.policy.build import build_policy
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.env.layout import BoxLayout
-from slm_lab.env.make import make_codec, make_env
+from slm_lab.env.make import make_codec
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment import state
 from slm_lab.experiment.find import Which, checkpoint_path, checkpoints, readable_checkpoint
 from slm_lab.experiment.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.process.user_code import close_env
 from slm_lab.experiment.storage import Location
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
@@ -134,12 +133,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     """The agent of a spec with the weights of a checkpoint. Raises BundleError if they do not fit each other."""
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
-    spaces = bundle.get("spaces")
-    if spaces is None:  # a checkpoint of version 1: only the env knows
-        env = make_env(spec.env, 0, num_envs=1, training=False, input=spec.agent.input)
-        spaces = env.info.spaces
-        close_env(env.close)
-    assert spaces is not None
+    spaces = bundle["spaces"]
     observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
     observation, encode = make_codec(spec.env, observation_space, spec.agent.input)
     action, _ = action_codec(action_space)
@@ -153,7 +147,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
         raise state.BundleError(f"{path} does not fit the net of {spec.name}: {str(error).splitlines()[-1].strip()}") from None
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
-    normalizers.copy_obs_statistics(bundle["normalizers"] if "normalizers" in bundle else bundle["env"])
+    normalizers.copy_obs_statistics(bundle["normalizers"])
     layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
     return LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
 

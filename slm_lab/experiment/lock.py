@@ -15,7 +15,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.process.child import ORPHAN_SECONDS
 from slm_lab.lib.log import notice
 
-ENDED = "was killed, or ended itself"
+ENDED = "was killed or exited"
 """What is known of a process that left its lock."""
 
 

@@ -215,9 +215,6 @@ def _read(paths: RunPaths, path: Location, session: int | None, trial: int) -> d
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except state.BundleError as error:
         raise UserError(f"{error}; the run cannot be continued from it{_instead(paths, session, trial)}") from None
-    if bundle["version"] != state.VERSION:
-        old = f"{path} was written by an older version of slm_lab, which did not save all that is needed to continue"
-        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     return bundle
 
 

@@ -189,7 +189,7 @@ class Session:
 
     def _build_local(self) -> LocalSource:
         if not self.resumed and not self.restart:
-            check_env(self.spec, self._seeds(0).env, self.beat)
+            check_env(self.spec, self._seeds(0).env, self.beat, device=self.device)
         env = self._make_env(self._seed(0).env)
         self._closing.append(env.close)
         learner = self._build_learner(0, env.info, env.normalizers)
@@ -436,7 +436,7 @@ class Session:
         assert self.sink is not None
         (learner,) = self.learners
         bundle = self.sink.load(learner.table, "last")
-        if bundle is not None and bundle["version"] == state.VERSION:
+        if bundle is not None:
             learner.resume_counts(bundle["policies"][0])
             learner.load_observers(bundle["policies"][0]["observers"])
 

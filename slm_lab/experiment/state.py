@@ -22,10 +22,8 @@ import numpy as np
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.storage import Location, StoredPath
 
-VERSION = 3
-"""Version of the bundle's layout: that of runs that can be continued."""
-READABLE = (1, 2, 3)
-"""Versions whose weights and normaliser statistics can be used."""
+VERSION = 4
+"""Version of the bundle's layout, and of how observations are encoded; bundles of another one are refused."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
@@ -116,9 +114,9 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
         raise BundleError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
-    if bundle["version"] not in READABLE:
-        known = ", ".join(map(str, READABLE))
-        raise BundleError(f"{path} has version {bundle['version']} of the checkpoint format; this slm_lab reads versions {known}")
+    if bundle["version"] != VERSION:
+        other = f"has version {bundle['version']} of the checkpoint format, and this slm_lab reads version {VERSION}"
+        raise BundleError(f"{path} {other}; use the version of slm_lab that wrote it, or train again")
     return bundle
 
 

@@ -96,8 +96,8 @@ class NetSpec(Component):
     """Has convolutions: observations that can be images are."""
 
     input: Literal["image", "vector"] | None = None
-    """What observations of two and more axes are: images, or vectors of all their numbers. Absent: by the env's space (integers from 0 to
-    255, or floats from 0 to 1, -1 to 1 or 0 to 255 with three axes are images), and with convolutions images."""
+    """How observations with two or more axes are encoded: as images or flat vectors. Absent: as images with convolutions, else by the env's
+    space (integers from 0 to 255, and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes, are images)."""
     shared: Flag = False
     """Share one body between actor and critic."""
     use_same_optim: Flag = True

@@ -63,6 +63,7 @@ def test_bounds_and_shape_decide(space: spaces.Box, shape: tuple[int, ...], dtyp
         (box(0, 255, (64, 48, 64)), ["env.channels"]),
         (box(-np.inf, np.inf, (64, 64, 3), np.float32), ["agent.net.input"]),
         (box(0, 3, (64, 64, 3)), ["agent.net.input"]),
+        (box(0, 1, (84, 84), np.float32), ["agent.net.input"]),
         (spaces.Dict({"a": box(0, 255, (8, 8, 8)), "b": spaces.Discrete(2)}), ["env.channels"]),
     ],
 )
@@ -143,6 +144,18 @@ def test_stacked_observations_are_what_single_ones_are(form: str, shape: tuple[i
     env.close()
 
 
+@pytest.mark.parametrize("form", ["ram", "board", "codes", "vector", "floats_255"])
+def test_a_single_env_is_encoded_as_several(form: str) -> None:
+    """In the steps within an episode, at its end and after it."""
+    one, several = build(CUE, 1, form=form), build(CUE, 2, form=form)
+    obs_N, obs_M = one.reset(), several.reset()
+    for _ in range(20):
+        np.testing.assert_array_equal(obs_N[0], obs_M[0])
+        step, other = (env.step(np.zeros(env.info.num_envs, np.int64)) for env in (one, several))
+        np.testing.assert_array_equal(step.last_obs_N[0], other.last_obs_N[0])
+        obs_N, obs_M = step.obs_N, other.obs_N
+
+
 def test_a_wrapper_that_changes_stacked_observations_ends_the_stack() -> None:
     env = build(CUE, 1, form="ram", wrappers=[*STACK, "FlattenObservation"])
     assert env.info.observation.text == "vector of 512 numbers, 0 to 255 → 0 to 1"
@@ -153,3 +166,6 @@ def test_spaces_that_are_divided_differently_have_another_form() -> None:
     assert same_form(box(0, 1, (5,), np.float32), box(0, 2, (5,), np.float32))
     assert not same_form(box(0, 4, (5,)), box(0, 2, (5,)))
     assert not same_form(box(0, 255, (9, 9, 3)), box(0, 2, (9, 9, 3)))
+    assert not same_form(box(0, 4, (9, 9, 3)), box(0, 2, (9, 9, 3)), "image")
+    assert not same_form(box(0, 255, (8, 8, 9)), box(0, 255, (8, 9, 8)), None, "last")
+    assert same_form(box(-1, 9, (9, 9), np.float32), box(-1, 7, (9, 9), np.float32))

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from slm_lab.env.spaces import observation_codec
 from slm_lab.experiment.build_report import observation_text
 from slm_lab.experiment.resolve import completed
 from slm_lab.experiment.session import Session
@@ -32,6 +33,7 @@ MLP, CONV = {"name": "MLPNet", "hid_layers": [4]}, {"name": "ConvNet", "fc_hid_l
 ARC = {"name": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": [{"Flatten": None}, {"LazyLinear": {"out_features": 4}}]}}}}
 CUBE = {"name": "Shown-v0", "shape": [8, 8, 8]}
 FEATURES = {"name": "Shown-v0", "shape": [64, 64, 3], "low": -1e38, "high": 1e38, "dtype": "float32"}
+RAW = " (agent.net.normalize is false: not divided)"
 Keys = dict[str, Any]
 
 
@@ -52,6 +54,7 @@ def built(env: Keys, net: Keys | None, algorithm: Keys = PPO) -> closing[Session
         ({"name": CUE}, {**MLP, "input": "image"}, "agent.net.input"),
         ({"name": CUE, "form": "image"}, {**CONV, "input": "vector"}, "agent.net.input"),
         ({"name": CUE, "channels": "last"}, MLP, "env.channels"),
+        ({"name": "ALE/Pong-v5", "channels": "last"}, {**CONV, "normalize": True}, "env.channels"),
     ],
 )
 def test_what_is_open_or_contradicts_the_space_is_an_error(env: Keys, net: Keys | None, key: str) -> None:
@@ -64,10 +67,10 @@ def test_what_is_open_or_contradicts_the_space_is_an_error(env: Keys, net: Keys 
     ("env", "net", "text"),
     [
         (CUBE, MLP, "image 8 × 8, 8 channels first, 0 to 255 → 0 to 1, MLPNet"),
-        ({**CUBE, "channels": "last"}, CONV, "image 8 × 8, 8 channels last, 0 to 255, ConvNet"),
+        ({**CUBE, "channels": "last"}, CONV, f"image 8 × 8, 8 channels last, 0 to 255{RAW}, ConvNet"),
         (FEATURES, CONV, "image 64 × 64, 3 channels last, without bounds, ConvNet"),
         (FEATURES, {**ARC, "input": "vector"}, "vector of 12288 numbers (64 × 64 × 3), TorchArcNet"),
-        ({"name": CUE, "form": "channels_12"}, CONV, "image 20 × 24, 12 channels last, 0 to 255, ConvNet"),
+        ({"name": CUE, "form": "channels_12"}, CONV, f"image 20 × 24, 12 channels last, 0 to 255{RAW}, ConvNet"),
         ({"name": CUE, "form": "planes"}, MLP, "vector of 768 numbers (8 × 8 × 12), MLPNet"),
         ({"name": CUE, "form": "codes"}, {**CONV, "normalize": True}, "image 9 × 9, 3 channels last, 0 to 10 → 0 to 1, ConvNet"),
         ({"name": CUE, "form": "board"}, {**MLP, "input": "image"}, "image 3 × 3, 1 channel, 0 to 2 → 0 to 1, MLPNet"),
@@ -76,6 +79,16 @@ def test_what_is_open_or_contradicts_the_space_is_an_error(env: Keys, net: Keys 
 def test_check_prints_what_was_decided(env: Keys, net: Keys, text: str) -> None:
     with built(env, net) as session:
         assert observation_text(session.spec, session.info.observation) == text
+
+
+def test_the_images_of_a_dict_are_divided_too() -> None:
+    camera = gym.spaces.Box(0, 255, (9, 9, 3), np.uint8)
+    observation, _ = observation_codec(gym.spaces.Dict({"camera": camera, "speed": gym.spaces.Box(-1, 1, (2,))}))
+    spec = load_spec({"s": {"agent": {"algorithm": PPO, "net": {**CONV, "normalize": True}}, "env": {"name": CUE, "max_frame": 16}}}, "s")
+    assert (
+        observation_text(spec, observation)
+        == "camera: image 9 × 9, 3 channels last, 0 to 255 → 0 to 1; speed: vector of 2 numbers, ConvNet"
+    )
 
 
 def test_critics_of_another_kind_read_the_same_observation() -> None:

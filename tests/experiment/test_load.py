@@ -157,26 +157,6 @@ def test_it_acts_as_the_session_did(tmp_path: Path, no_env: Callable[[], None]) 
     assert np.array_equal(agent.normalizers.obs(obs_N), normalised_N), "acting changes the statistics"
 
 
-def test_a_checkpoint_of_version_1(tmp_path: Path) -> None:
-    """Its layout has no spaces: the env is made once to ask for them."""
-    paths = trained(tmp_path, {"name": "Pendulum-v1", "normalize_obs": True})
-    new = state.load(paths.checkpoint(0, "best"))
-    expected = load_agent(paths.root)
-    old = {
-        "version": 1,
-        "weights": new["weights"],
-        "env": {**new["normalizers"], "rng": None},
-        "global_frame": 200,
-        "frame": 200,
-        "total_reward_ma": new["total_reward_ma"],
-    }
-    torch.save(old, paths.checkpoint(0, "best"))
-    agent = load_agent(paths.root)
-    _, obs_N = batch(expected.observation_space, 4)
-    assert agent.observation_space == expected.observation_space
-    assert np.array_equal(agent.act(obs_N, deterministic=True)[0], expected.act(obs_N, deterministic=True)[0])
-
-
 def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
     paths = trained(tmp_path, {"name": "CartPole-v1"}, max_session=3)
     best = [state.load(paths.checkpoint(index, "best"))["total_reward_ma"] for index in range(3)]

@@ -488,7 +488,9 @@ def test_a_run_whose_spec_was_not_completely_written(done: Project) -> None:
     refused(done, f"train@{paths.root}", says="small_spec.json")
 
 
-@pytest.mark.parametrize(("version", "says"), [(2, "older version of slm_lab"), (99, "has version 99 of the checkpoint format")])
+@pytest.mark.parametrize(
+    ("version", "says"), [(3, "has version 3 of the checkpoint format"), (99, "has version 99 of the checkpoint format")]
+)
 def test_a_checkpoint_of_another_version(version: int, says: str, done: Project) -> None:
     path = done.paths.checkpoint(0, "last")
     state.save(path, {**state.load(path), "version": version})

@@ -28,10 +28,10 @@ _FORWARD = repeat("forward")
 
 
 class Watch:
-    """Whether modules are what they were, and compute by the `forward` of their class alone, without hooks.
+    """Whether modules are unchanged, and compute by the `forward` of their class alone, without hooks.
 
-    Args: modules: all those that a pass replaces, and those that contain them; none: it never holds. data: whether the memory of their
-    parameters and buffers must be the same too, since the pass has views of it.
+    Args: modules: all those that a pass replaces, and those that contain them; empty: `holds` is always false. data: whether the memory of
+    their parameters and buffers must be the same too, since the pass has views of it.
     """
 
     def __init__(self, modules: Iterable[nn.Module], data: bool = False) -> None:
@@ -49,7 +49,7 @@ class Watch:
         self._data = self._tensors if data else []
         self._places = [one.data_ptr() for one in self._data]
         self.handles = -1
-        """Number of the hook that was to be added next, anywhere, when there were none; -1: there may be some."""
+        """torch's next hook id when there were no hooks; -1: there may be hooks."""
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
@@ -104,11 +104,14 @@ class Vector(Protocol):
     """The parameters that do not require a gradient."""
 
     def inspect(self) -> None:
-        """Bring parameters back into the vector whose data were replaced, and find those that are frozen."""
+        """Copy parameters whose `data` were replaced back into the vector, and find those that are frozen."""
 
 
 class Guard:
-    """A Watch that is asked once in an update, else each time. Args: vector: the parameters that are updated. Others: as of Watch."""
+    """A Watch that is checked once per update, and at each call outside updates.
+
+    Args: vector: the parameters that are updated. Others: as of Watch.
+    """
 
     def __init__(self, modules: Iterable[nn.Module], vector: Vector, data: bool = False) -> None:
         self.vector, self._watch = vector, Watch(modules, data)

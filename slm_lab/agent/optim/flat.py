@@ -95,7 +95,7 @@ class FlatParams:
         self.inspect()
 
     def inspect(self) -> None:
-        """Bring parameters and buffers back into the vectors whose `data` were replaced, and find the parameters that are frozen.
+        """Copy parameters and buffers whose `data` were replaced back into the vectors, and find the parameters that are frozen.
 
         Raises ValueError if such data have another size or type.
         """

@@ -14,7 +14,7 @@ import pytest
 from slm_lab.experiment.paths import RunPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.search.worker import TrialJob, TrialWorker, Update, copy_checkpoints
-from slm_lab.experiment.state import load, save
+from slm_lab.experiment.state import VERSION, load, save
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import rows, until
@@ -152,6 +152,6 @@ def test_a_trial_takes_over_the_state_of_another(worker: TrialWorker, job: Calla
 
 def test_nothing_is_taken_over_from_a_finished_trial(job: Callable[..., TrialJob]) -> None:
     paths = job().paths
-    save(paths.checkpoint(0, "last", 0), {"version": 3, "done": True, "tables": {}, "weights": {}})
+    save(paths.checkpoint(0, "last", 0), {"version": VERSION, "done": True, "tables": {}, "weights": {}})
     copy_checkpoints(paths, 0, 1)
     assert paths.checkpoints(1) == []

@@ -36,8 +36,8 @@ class PolicyGradient(Algorithm):
     trainer: Trainer
     entropy_schedule: Schedule
     in_closed_form: tuple[str, ...] = ("scaled", "value_std")
-    """Methods of the class that sets this which `objective` computes in place of, or which take tensors: with another one in a subclass the
-    loss is computed through autograd."""
+    """Methods that `objective` replaces, or that need tensors: if a subclass of the class that sets this overrides one, autograd computes
+    the gradients."""
     deviation: TargetDeviation | None
     """Standard deviation of the value targets, if the value loss is divided by it."""
 

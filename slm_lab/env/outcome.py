@@ -275,7 +275,7 @@ def shown(value: Any) -> str:
         case np.ndarray():
             form = f"array of shape {value.shape}, {value.dtype}"
             few = value.size <= 10 and value.dtype.kind in "biuf"
-            return f"{np.array2string(value, precision=4, separator=', ')} ({form})" if few else f"an {form}"
+            return f"{' '.join(np.array2string(value, precision=4, separator=', ').split())} ({form})" if few else f"an {form}"
         case tuple() | list():
             return f"a {kind} of {len(value)} values ({', '.join(type(one).__name__ for one in value[:6])}{', …' * (len(value) > 6)})"
         case Mapping():

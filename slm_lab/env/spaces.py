@@ -66,7 +66,7 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return the function that converts one array of a Box to a batch [1, …] as `codec` does; if it only becomes float32, in one operation."""
+    """Return the function that converts one array of a Box to a batch [1, …] as `codec` does: at once if it only becomes float32."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])

@@ -120,7 +120,11 @@ def problem(**keys: Any) -> str:
         ({"name": "CartPol-v1"}, "env.name", ["Did you mean: `CartPole`"]),
         ({"name": "CartPole-v9"}, "env.name", ["v1"]),
         ({"name": "no_such_module:Env-v0"}, "env.name", ["no_such_module"]),
-        ({"name": PREFIX + "ToyDisable-v0"}, "env.name", ["toys registers no env 'ToyDisable-v0'; it registers ToyDisabled-v0, Toy"]),
+        (
+            {"name": PREFIX + "ToyDisable-v0"},
+            "env.name",
+            ["toys registers no env 'ToyDisable-v0'; did you mean 'ToyDisabled-v0'? it registers ToyDisabled-v0, Toy"],
+        ),
         ({"name": "json:Env-v0"}, "env.name", ["json registers no env 'Env-v0'; importing it registers no envs"]),
         (
             {"name": "CartPole-v1", "num_envs": 10**11},

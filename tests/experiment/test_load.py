@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slm_lab.agent.ops.linear import FLOAT32
-from slm_lab.experiment import enjoy, load, state
+from slm_lab.experiment import enjoy, state
 from slm_lab.experiment.load import LoadedAgent, load_agent
 from slm_lab.experiment.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, UserError
@@ -74,7 +74,6 @@ def no_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("an env is made")
 
     def call() -> None:
-        monkeypatch.setattr(load, "make_env", forbid)
         monkeypatch.setattr(gym, "make", forbid)
         monkeypatch.setattr(gym, "make_vec", forbid)
 

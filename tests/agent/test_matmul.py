@@ -71,7 +71,11 @@ def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         ("", "DEFAULT", False, 128),  # as on ARM
     ],
 )
-def test_the_choice_by_processor(maker: str, capability: str, onednn: bool, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_by_processor(
+    maker: str, capability: str, onednn: bool, least: int, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    if pytestconfig.getoption("--matmul") is not None:
+        pytest.skip("an option of these tests chooses instead")
     described = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: X"
     assert prefers_onednn(described, capability) == onednn
     assert onednn_least(described, capability) == least

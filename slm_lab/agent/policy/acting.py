@@ -58,7 +58,7 @@ _PLAIN = {repr(kind()) for kind in IN_PLACE} | {repr(kind(inplace=True)) for kin
 
 
 CHECK_EVERY = 16
-"""Steps without an update after which the net is checked completely, which takes a quarter of the time of a step of one env."""
+"""Steps after which the net is checked completely, which takes a quarter of the time of a step of one env."""
 
 
 def _through(layers: list[Layer]) -> Callable[[np.ndarray], np.ndarray]:
@@ -99,18 +99,18 @@ class NumpyActor:
         self.layers = _through(layers)
         """The same function by the layers it was built from, whatever the modules compute."""
         self._watch = Watch([*body.modules(), *head.modules()], data=True)
-        self._version, self._left = -2, 0
+        self._left = 0
 
-    def __call__(self, obs_N: np.ndarray, version: int = -1) -> np.ndarray:
+    def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
         """Compute the parameters.
 
-        Args: version: number of the weights, counted by updates. In further calls with the same one, hooks that were added are noticed at
-        once, other changes of the modules after CHECK_EVERY calls at the latest. -1: all of them at once.
+        Args: exact: whether every change of the modules is noticed at once; else only hooks that were added are, and other changes after
+        CHECK_EVERY calls at the latest.
         """
         self._left -= 1
-        if version != self._version or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
+        if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
             held = self._watch.holds()
-            self._version, self._left = version if held and version >= 0 else -2, CHECK_EVERY
+            self._left = CHECK_EVERY if held else 0
             if not held:
                 return self._by_modules(obs_N)
         return self.layers(obs_N)

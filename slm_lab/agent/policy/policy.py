@@ -86,7 +86,7 @@ class Policy:
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
         if self._numpy_actor is not None and len(obs_N) <= self._numpy_max_rows:
-            action_N, logp_N = choose(self._numpy_actor(obs_N, -1 if deterministic else self.version))
+            action_N, logp_N = choose(self._numpy_actor(obs_N, deterministic))
             return ActOut(action_N, logp_N, None, self.version)
         params_NP, state_N = self.forward(obs_N, state_N)
         return ActOut(*choose(params_NP), state_N, self.version)

@@ -50,12 +50,14 @@ test: $(TEST)
 ARITHMETIC := ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=default \
 	OPENBLAS_CORETYPE=Haswell $(if $(shell grep -m 1 -o avx512f /proc/cpuinfo 2>/dev/null),OPENBLAS_CORETYPE=SkylakeX)
 LIBRARIES := --no-onednn --matmul=mkl --matmul=onednn
+# These options act in the processes of the tests alone, so tests that compare with child processes are left out.
+IN_PROCESS := tests/agent tests/contract tests/golden tests/learning tests/resume tests/env
 
 arithmetic: $(TEST)
 	for setting in $(ARITHMETIC); do echo "$$setting"; \
 		env $$setting $(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS) || exit; done
 	for setting in $(LIBRARIES); do echo "$$setting"; \
-		$(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $$setting $(TESTS) || exit; done
+		$(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $$setting $(or $(TESTS),$(IN_PROCESS)) || exit; done
 
 slow: $(TEST)
 	$(CACHED) $(BIN)/python -m pytest -q -m slow --timeout 3600

@@ -90,21 +90,27 @@ def make_env(
         raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
     if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
-    if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
+    if (problem := _without_effect(spec, target, observation)) is not None:
         close_backend(backend)
-        key = "normalize_obs" if spec.normalize_obs else "clip_obs"
-        raise _problem(spec, key, f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it")
-    if spec.channels is not None and target.atari is not None:
-        close_backend(backend)
-        raise _problem(spec, "channels", f"has no effect: the images of {spec.name} are preprocessed, channels first; remove it")
-    if spec.channels is not None and not observation.has_images:
-        close_backend(backend)
-        raise _problem(spec, "channels", f"has no effect: the observation is a {observation.text}; remove it")
+        raise SpecError(spec.name, [problem])
     name = spec.backend if spec.backend != "auto" else chosen.name
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
     return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
+
+
+def _without_effect(spec: EnvSpec, target: EnvTarget, observation: ObservationSpace) -> Problem | None:
+    """Return the problem of a key that has no effect on such observations."""
+    if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
+        key = "normalize_obs" if spec.normalize_obs else "clip_obs"
+        why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
+        return Problem(f"env.{key}", why)
+    if spec.channels is not None and target.atari is not None:
+        return Problem("env.channels", f"has no effect: the images of {spec.name} are preprocessed, channels first; remove it")
+    if spec.channels is not None and not observation.has_images:
+        return Problem("env.channels", f"has no effect: the observation is a {observation.text}; remove it")
+    return None
 
 
 def _check_not_empty(backend: Backend) -> None:

@@ -25,7 +25,7 @@ SIGNATURES = {
     "step": "step(action), which returns (observation, reward, terminated, truncated, info)",
     "reset": "reset(*, seed=None, options=None), which returns (observation, info)",
 }
-"""Methods of gymnasium.Env."""
+"""Name of a method of gymnasium.Env → its signature and what it returns, for messages."""
 _SHOWN = 100
 """Maximum number of characters of a value in a message."""
 _HANDLING = ("gymnasium.", "numpy.", "slm_lab.env.")
@@ -133,7 +133,7 @@ def number(reward: Any) -> float:
 
 
 def flag(value: Any, name: str) -> bool:
-    """Return a value, true or false, 0 or 1, or an array of one of these, as a bool. Raises InvalidOutcome."""
+    """Return a bool, 0, 1, or an array of one of these as a bool. Raises InvalidOutcome."""
     array = _array(value)
     if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):
         return bool(array.reshape(()).item())

@@ -23,7 +23,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.storage import Location, StoredPath
 
 VERSION = 4
-"""Version of the bundle's layout, and of how observations are encoded; bundles of another one are refused."""
+"""Version of the bundle's layout and of the encoding of observations; bundles of other versions are refused."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")

@@ -54,7 +54,7 @@ class Heartbeat:
 
 
 class _EndsCopy:
-    """Takes the place of the memory of a heartbeat in a copy of the process, which ends with the next beat."""
+    """Replaces the memory of a heartbeat in a forked copy of the process, and ends the copy at its next beat."""
 
     def __setitem__(self, index: int, value: int) -> None:
         os.write(2, b"the env copied the process (os.fork), and the copy returned from the env; the copy is ended\n")

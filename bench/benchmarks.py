@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slm_lab.experiment.analysis.render_png import PNGRenderer
-from slm_lab.experiment.analysis.study import Row, explanation, markdown_table, study_figures, study_rows, study_settings
+from slm_lab.experiment.files.study_paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
-from slm_lab.experiment.progress import number
-from slm_lab.experiment.study.paths import StudyPaths
-from slm_lab.experiment.study.result import ResultRun
-from slm_lab.experiment.study.study import StudyExperiment
+from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.render_png import PNGRenderer
+from slm_lab.experiment.report.study_report import Row, explanation, markdown_table, study_figures, study_rows, study_settings
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import find_spec_file
 from slm_lab.spec.study import Study, entry_label, load_study

@@ -74,9 +74,9 @@ def check(hidden: int, rounds: int, frames: int) -> None:
     """Train on 1, 2 and 3 nodes of this machine; print measured and predicted frames per second of each round."""
     from ray.cluster_utils import Cluster
 
+    from slm_lab.experiment.files.sink import complete_rows
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.sink import complete_rows
-    from slm_lab.experiment.trial import Trial
+    from slm_lab.experiment.run.trial import Trial
 
     cores = len(os.sched_getaffinity(0))
     values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}

@@ -28,16 +28,16 @@ import numpy as np
 import torch
 
 from bench.cluster_times import Echo, spec_of
-from slm_lab.experiment.cluster.arrays import RemoteArrays
-from slm_lab.experiment.cluster.connect import connected
-from slm_lab.experiment.cluster.remote import RemoteActor
-from slm_lab.experiment.cluster.server import ParameterServer
-from slm_lab.experiment.cluster.servers import ParameterServers
-from slm_lab.experiment.cluster.sessions import SERVER_OPTIONS
+from slm_lab.experiment.execute.ray.connect import connected
+from slm_lab.experiment.execute.ray.remote import RemoteActor
+from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import complete_rows
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.cluster_sessions import SERVER_OPTIONS
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
+from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib import store
 from slm_lab.lib.rng import session_seeds
 

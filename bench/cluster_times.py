@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from slm_lab.experiment.cluster.server import ParameterServer, closing
-from slm_lab.experiment.cluster.servers import ParameterServers
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, closing
+from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 
@@ -167,7 +167,7 @@ def time_updates(session: Session, after: Callable[[], object] = lambda: None) -
 
 def measure(hidden: int, message: Message, updates: int = 200) -> Times:
     """Return the service times of A3C with a net of two hidden layers: medians."""
-    from slm_lab.experiment.cluster.arrays import RemoteArrays
+    from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
 
     spec = spec_of(hidden, frames=updates * ENVS * ROWS)
     with ExitStack() as stack:
@@ -220,7 +220,7 @@ class Echo:
 @contextmanager
 def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], object], Callable[[], float]]]:
     """Start an Echo on a cluster. Yield a call of it, with `there` bytes sent and `back` bytes returned, and its processor time."""
-    from slm_lab.experiment.cluster.connect import connected
+    from slm_lab.experiment.execute.ray.connect import connected
 
     with connected(address, None):
         import ray

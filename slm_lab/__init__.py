@@ -12,11 +12,11 @@ _PUBLIC = {
     "load_spec": "slm_lab.spec.loader:load_spec",
     "Spec": "slm_lab.spec.spec:Spec",
     "SpecError": "slm_lab.spec.base:SpecError",
-    "Observer": "slm_lab.experiment.observers.base:Observer",
-    "Session": "slm_lab.experiment.session:Session",
-    "Trial": "slm_lab.experiment.trial:Trial",
-    "load_run": "slm_lab.experiment.analysis.run:load_run",
-    "load_agent": "slm_lab.experiment.load:load_agent",
+    "Observer": "slm_lab.experiment.training.observers.base:Observer",
+    "Session": "slm_lab.experiment.session.session:Session",
+    "Trial": "slm_lab.experiment.run.trial:Trial",
+    "load_run": "slm_lab.experiment.report.run:load_run",
+    "load_agent": "slm_lab.experiment.deploy.load:load_agent",
 }
 __all__ = ["Observer", "Session", "Spec", "SpecError", "Trial", "load_agent", "load_run", "load_spec"]
 

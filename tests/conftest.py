@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slm_lab.experiment.process.server import server_in_use, use_start_method
+from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
 from tests.blank import BlankRenderer
 
 
@@ -49,7 +49,7 @@ def _arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _blank_pictures() -> Iterator[None]:
-    from slm_lab.experiment.analysis import writer
+    from slm_lab.experiment.report import writer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "PNGRenderer", BlankRenderer)
@@ -59,6 +59,6 @@ def _blank_pictures() -> Iterator[None]:
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn."""
-    from slm_lab.experiment.analysis import render_png, writer
+    from slm_lab.experiment.report import render_png, writer
 
     monkeypatch.setattr(writer, "PNGRenderer", render_png.PNGRenderer)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.loader import load_spec, spec_names

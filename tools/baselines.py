@@ -1,6 +1,6 @@
 """Measure the random baselines that ship: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
 
-Of every env id that the extras install and that FILE (slm_lab/experiment/analysis/baselines.json) lacks; to measure one again, delete its
+Of every env id that the extras install and that FILE (slm_lab/experiment/report/baselines.json) lacks; to measure one again, delete its
 line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than a minute of processor time, over as
 many as end in that time, at least 10.
 Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slm_lab.experiment.analysis.baseline import SHIPPED, Baseline, baseline_key, measure
+from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, measure
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.env import EnvSpec
 from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason

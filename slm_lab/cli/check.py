@@ -55,8 +55,8 @@ def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
         raise mark_sets(SpecError(source, problems), source, arguments.set)
     summary = [] if loaded.differences is None else [_summary(loaded.differences)]
     if arguments.build:
-        from slm_lab.experiment.engine import check_builds
         from slm_lab.experiment.plan import Plan
+        from slm_lab.experiment.run.engine import check_builds
 
         try:
             reports = check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
@@ -122,9 +122,9 @@ def _check_studies(file: str, names: list[str], whole_file: bool, arguments: Nam
 
 def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> str:
     """Build env and agent of each spec, and return a line on how long all runs take."""
-    from slm_lab.experiment.engine import expected_times
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.progress import duration
+    from slm_lab.experiment.report.progress import duration
+    from slm_lab.experiment.run.engine import expected_times
 
     times = expected_times(specs, Plan(device=arguments.device), f"{file} {name}")
     known = [seconds for seconds in times if not math.isnan(seconds)]

@@ -9,7 +9,7 @@ from slm_lab.cli.output import print_result
 
 def compare(words: list[str], arguments: Namespace) -> int:
     """Compare runs; print the table."""
-    from slm_lab.experiment.analysis.compare_report import compare as report
+    from slm_lab.experiment.report.compare_report import compare as report
 
     by, metric, labels = arguments.by or "frame", arguments.metric or "total_reward", arguments.label or ()
     options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels}

@@ -18,7 +18,7 @@ def new(words: list[str], arguments: Namespace) -> int:
         raise UsageError(f"too many arguments after new FILE NAME: {' '.join(words[2:])}")
     if not arguments.env:
         raise UsageError("new: --env is missing; expected a Gymnasium id, such as --env CartPole-v1 (slm-lab list envs shows them)")
-    from slm_lab.experiment.new_spec import write_new_spec
+    from slm_lab.experiment.run.new_spec import write_new_spec
 
     file, name = words[0], words[1] if len(words) > 1 else None
     made = write_new_spec(Path(file), name, arguments.env, arguments.like)

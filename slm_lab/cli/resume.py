@@ -9,9 +9,9 @@ from slm_lab.cli.output import OK
 
 def resume(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
     """Continue a run as its saved spec says; FILE is only compared with it."""
-    from slm_lab.experiment.find import find_run
+    from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.trial import Trial
+    from slm_lab.experiment.run.trial import Trial
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.variables import mark_sets
 
@@ -28,7 +28,7 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
 
 def show_differences(file: str, name: str, saved: str, saved_name: str) -> None:
     """Print the keys in which a spec differs from the saved one, which is used."""
-    from slm_lab.experiment.resume import differences
+    from slm_lab.experiment.session.resume import differences
     from slm_lab.lib.log import notice
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.loader import load_spec

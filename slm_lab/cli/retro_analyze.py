@@ -13,10 +13,10 @@ def retro_analyze(words: list[str], arguments: Namespace) -> int:
     """Analyze runs one after another; print the results of each, and an error for each that cannot be analyzed."""
     if not words:
         raise UsageError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000 or 'data/ppo_*', or latest")
-    from slm_lab.experiment.analysis.retro_analyze import retro_analyze as analyze
-    from slm_lab.experiment.analysis.run import run_folders
-    from slm_lab.experiment.find import find_run
+    from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.plan import UserError
+    from slm_lab.experiment.report.retro_analyze import retro_analyze as analyze
+    from slm_lab.experiment.report.run import run_folders
 
     folders, code = dict[Path, Path](), OK
     for word in words:

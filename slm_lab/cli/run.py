@@ -66,7 +66,7 @@ def run(words: list[str], arguments: Namespace) -> int:
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} sessions all run at once")
     if unused := search_keys(spec):
         notice(f"{spec.name}: {', '.join(unused)}: only for a search; not used by {mode}")
-    from slm_lab.experiment.trial import Trial
+    from slm_lab.experiment.run.trial import Trial
 
     try:
         Trial(spec, plan=plan).run()
@@ -94,8 +94,8 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
-    from slm_lab.experiment.enjoy import EnjoyOptions, enjoy, summary
-    from slm_lab.experiment.find import find_run, tell_unfinished
+    from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
+    from slm_lab.experiment.files.find import find_run, tell_unfinished
     from slm_lab.experiment.plan import Plan
     from slm_lab.spec.loader import load_spec, spec_names
 

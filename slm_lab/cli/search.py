@@ -11,7 +11,7 @@ from slm_lab.cli.parser import UsageError
 def search(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
     """Search, or continue the search in a run folder as its saved spec says."""
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.search.search import Search
+    from slm_lab.experiment.run.search.search import Search
     from slm_lab.spec.base import SpecError
     from slm_lab.spec.loader import find_spec_file, load_spec
     from slm_lab.spec.variables import mark_sets
@@ -32,9 +32,9 @@ def search(file: str | None, name: str | None, where: str, arguments: Namespace)
 
 def _resume(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
     from slm_lab.cli.resume import show_differences
-    from slm_lab.experiment.find import find_search
+    from slm_lab.experiment.files.find import find_search
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.search.search import Search
+    from slm_lab.experiment.run.search.search import Search
 
     if arguments.common_seeds:
         raise UsageError("--common-seeds has no effect with search@: the seeds are those of the saved search; remove it")

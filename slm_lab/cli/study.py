@@ -13,9 +13,9 @@ def study(file: str | None, name: str | None, where: str, arguments: Namespace) 
 
     Without --set, the arguments of the last start apply to a continued study.
     """
+    from slm_lab.experiment.files.study_paths import about_study, find_study
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.study.paths import about_study, find_study
-    from slm_lab.experiment.study.study import StudyExperiment
+    from slm_lab.experiment.run.study.study import StudyExperiment
     from slm_lab.lib.log import notice
     from slm_lab.spec.study import load_study
 

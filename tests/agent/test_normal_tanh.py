@@ -12,10 +12,10 @@ from slm_lab.agent.policy.build import build_policy
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.worker import EnvGroup
-from slm_lab.experiment.load import load_agent
+from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec

@@ -15,8 +15,8 @@ from torch import nn
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.net.layers import unpack
 from slm_lab.env.spaces import observation_codec
-from slm_lab.experiment.load import load_agent
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.deploy.load import load_agent
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.net import NETS as MODELS
 from slm_lab.spec.net import ConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec

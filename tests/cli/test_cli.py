@@ -187,7 +187,7 @@ def test_jobs_has_no_effect_with_distributed(
         def run(self) -> None:
             return None
 
-    monkeypatch.setattr("slm_lab.experiment.trial.Trial", Trial)
+    monkeypatch.setattr("slm_lab.experiment.run.trial.Trial", Trial)
     assert main([str(spec_file), "small", "--jobs", "2", "-s", f"meta.distributed={distributed}", "-s", "meta.max_session=3"]) == 0
     assert plans[0].jobs == 2
     assert any("--jobs" in record.getMessage() for record in caplog.records) == told

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli import main
-from slm_lab.experiment.analysis import load_run
+from slm_lab.experiment.report.run import load_run
 from slm_lab.spec.algorithm import ALGORITHMS
 from slm_lab.spec.env_ids import ATARI, KNOWN, current_id, unavailable_reason
 from slm_lab.spec.loader import load_spec, spec_summaries

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env.make import find_target
-from slm_lab.experiment.process import server
+from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.signals import STOP_SIGNALS
 from slm_lab.spec.env import EnvSpec
@@ -163,7 +163,7 @@ def test_processes_come_from_the_fork_server_as_if_they_were_spawned(tmp_path: P
     assert len(list(tmp_path.glob("*.exit"))) == 2
 
 
-METHOD = "from slm_lab.experiment.process.server import use_start_method\nuse_start_method({!r})\n"
+METHOD = "from slm_lab.experiment.execute.local.fork_server import use_start_method\nuse_start_method({!r})\n"
 
 
 @pytest.mark.parametrize("method", ["auto", pytest.param("spawn", marks=pytest.mark.slow)])

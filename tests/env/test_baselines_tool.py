@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import pytest
 
-from slm_lab.experiment.analysis.baseline import Baseline
+from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.spec.env_ids import KNOWN
 from tools import baselines
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec

@@ -1,7 +1,7 @@
 """run_lab.py with blank pictures: drawing takes most of the time of a short run."""
 
 from slm_lab.cli import console
-from slm_lab.experiment.analysis import writer
+from slm_lab.experiment.report import writer
 from tests.blank import BlankRenderer
 
 writer.PNGRenderer = BlankRenderer  # type: ignore[assignment,misc]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import slm_lab
-from slm_lab.experiment.paths import RunPaths, runs
-from slm_lab.experiment.result import TrialResult
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.files.paths import RunPaths, runs
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.run.trial_result import TrialResult
 
 Deed = Callable[[Trial], None]
 ROOT = Path(slm_lab.__file__).parent.parent

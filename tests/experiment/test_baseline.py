@@ -11,9 +11,9 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from slm_lab.experiment.analysis import baseline
-from slm_lab.experiment.analysis.baseline import SHIPPED, Baseline, baseline_key, cache_folder, known_baseline, measure, measure_baseline
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.report import baseline
+from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, cache_folder, known_baseline, measure, measure_baseline
 from slm_lab.spec.env import EnvSpec
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import state
+from slm_lab.experiment.files import bundle as state
 
 
 def bundle(x: Any) -> dict[str, Any]:

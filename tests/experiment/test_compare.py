@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.analysis.compare import SeedResult, Setting, differing_keys, read_settings, summarize
-from slm_lab.experiment.analysis.compare_report import AXES, METRICS, compare, comparison_graphs, text_table
-from slm_lab.experiment.analysis.render_png import PNGRenderer
-from slm_lab.experiment.analysis.run import load_run
-from slm_lab.experiment.analysis.statistics import Estimate, estimate
-from slm_lab.experiment.lock import RunLock
-from slm_lab.experiment.observers.base import COLUMNS
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.lock import RunLock
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize
+from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, text_table
+from slm_lab.experiment.report.render_png import PNGRenderer
+from slm_lab.experiment.report.run import load_run
+from slm_lab.experiment.report.statistics import Estimate, estimate
+from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.loader import dump_spec, load_spec
 
 Rows = Sequence[float | str]
@@ -95,7 +95,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("slm_lab.experiment.analysis.writer.replace_file", full)
+    monkeypatch.setattr("slm_lab.experiment.report.writer.replace_file", full)
     with pytest.raises(UserError, match="disk full"):
         compare([str(run)], data_dir=tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import state
-from slm_lab.experiment.failures import cause
-from slm_lab.experiment.find import readable_checkpoint
-from slm_lab.experiment.load import load_agent
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.deploy.load import load_agent
+from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import readable_checkpoint
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.sink import LocalSink
+from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.search.state import SearchState, TrialState
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import LocalSink
-from slm_lab.experiment.storage import Location, StoredPath
-from slm_lab.experiment.trial import Trial, check_writable
+from slm_lab.experiment.run.search.search_state import SearchState, TrialState
+from slm_lab.experiment.run.trial import Trial, check_writable
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.files import not_writable, sealed, unsealed
 from slm_lab.spec.spec import Spec
 from tests.resume.runs import differing

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.loader import load_spec
 from tests.env.test_step import build
 from tests.env.toys import PREFIX

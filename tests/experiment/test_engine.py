@@ -12,14 +12,15 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.agent.net.matmul import resolve_matmul
-from slm_lab.experiment import engine, plan, trial
-from slm_lab.experiment.engine import ENGINES, choose_engine, failures
+from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
-from slm_lab.experiment.job import Job
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run import engine, trial
+from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
+from slm_lab.experiment.run.job import Job
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import rows
 
@@ -66,7 +67,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
     """It opens the run, emits events and returns how each Session ended."""
 
     def one_after_the_other(job: Job) -> list[End]:
-        from slm_lab.experiment.sink import LocalSink
+        from slm_lab.experiment.files.sink import LocalSink
 
         ends, paths = [], None
         for index in range(job.spec.meta.max_session):

@@ -19,13 +19,13 @@ from slm_lab.cli import main
 from slm_lab.env import render
 from slm_lab.env.make import make_env
 from slm_lab.env.render import rendered
-from slm_lab.experiment import enjoy as module
-from slm_lab.experiment import evaluate
-from slm_lab.experiment.enjoy import EnjoyOptions, enjoy
-from slm_lab.experiment.evaluate import play
-from slm_lab.experiment.find import find_run
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.deploy import enjoy as module
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
+from slm_lab.experiment.files.find import find_run
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.training import evaluate
+from slm_lab.experiment.training.evaluate import play
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.env import EnvSpec
 from tests.experiment.test_load import trained

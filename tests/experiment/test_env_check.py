@@ -12,18 +12,17 @@ import pytest
 import torch
 
 from slm_lab.cli import main
-from slm_lab.experiment import session
-from slm_lab.experiment.engine import check_builds
-from slm_lab.experiment.env_check import check_env
-from slm_lab.experiment.experience import no_beat
+from slm_lab.experiment.execute.local.heartbeat import RESETTING, STEPPING
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.process.heartbeat import RESETTING, STEPPING
-from slm_lab.experiment.search.build_check import check_builds as check_search
-from slm_lab.experiment.search.space import SearchSpace
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.engine import check_builds
+from slm_lab.experiment.run.search.build_check import check_builds as check_search
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.session import Session, session
+from slm_lab.experiment.training.env_check import check_env
+from slm_lab.experiment.training.experience import no_beat
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
+from slm_lab.spec.search_space import SearchSpace
 from slm_lab.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from slm_lab.cli import main
 from slm_lab.env.spaces import leaves
-from slm_lab.experiment.export import Format, export
-from slm_lab.experiment.exported import ExportedPolicy
-from slm_lab.experiment.find import find_weights
-from slm_lab.experiment.load import LoadedAgent, load_agent
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.deploy.export import Format, export
+from slm_lab.experiment.deploy.exported import ExportedPolicy
+from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
+from slm_lab.experiment.files.find import find_weights
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.net import NetSpec
 from tests.env.test_layout import CUE, STACK

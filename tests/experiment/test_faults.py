@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment import engine, state
-from slm_lab.experiment.analysis import analyze
+from slm_lab.experiment.execute.local import user_code
+from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import TrialFailed, UserError
-from slm_lab.experiment.process import user_code
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.run import engine
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
 

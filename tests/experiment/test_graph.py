@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slm_lab.experiment.analysis import analyze, analyze_trial, load_run
-from slm_lab.experiment.analysis.baseline import Baseline
-from slm_lab.experiment.analysis.curves import Curve
-from slm_lab.experiment.analysis.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
-from slm_lab.experiment.analysis.render_html import plotly_json, render_html
-from slm_lab.experiment.analysis.render_png import PNGRenderer, _legend_of, format_tick
-from slm_lab.experiment.analysis.run import Run
-from slm_lab.experiment.analysis.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
-from slm_lab.experiment.observers.base import COLUMNS
-from slm_lab.experiment.paths import DataMode, RunPaths
+from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.report.analyze import analyze_trial
+from slm_lab.experiment.report.baseline import Baseline
+from slm_lab.experiment.report.curves import Curve
+from slm_lab.experiment.report.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
+from slm_lab.experiment.report.render_html import plotly_json, render_html
+from slm_lab.experiment.report.render_png import PNGRenderer, _legend_of, format_tick
+from slm_lab.experiment.report.run import Run, load_run
+from slm_lab.experiment.report.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
+from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]

@@ -22,15 +22,16 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment import engine, state
-from slm_lab.experiment.paths import DataMode, RunPaths, new_run
+from slm_lab.experiment.execute.local.supervisor import Child
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import DataMode, RunPaths, new_run
+from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import TrialFailed, UserError
-from slm_lab.experiment.process.supervisor import Child
-from slm_lab.experiment.resume import read_run
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.session_process import shared_arrays
-from slm_lab.experiment.sink import LocalSink
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run import engine
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.resume import read_run
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import dump_spec

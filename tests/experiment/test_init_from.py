@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.resume import load_session
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.session_process import shared_arrays
-from slm_lab.experiment.sink import LocalSink
+from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import shared_file
 from tests.resume.runs import NET, bundle, small, train
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from slm_lab.env.spaces import observation_codec
-from slm_lab.experiment.build_report import observation_text
-from slm_lab.experiment.resolve import completed
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.run.build_report import observation_text
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.resolve import completed
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
 from tests.env.test_layout import CUE

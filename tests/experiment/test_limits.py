@@ -17,14 +17,15 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.cli import main
-from slm_lab.experiment import resolve, state
-from slm_lab.experiment.analysis import analyze_trial
-from slm_lab.experiment.analysis.baseline import cache_folder, known_baseline, measure_baseline
-from slm_lab.experiment.engine import check_builds
-from slm_lab.experiment.observers.rows import Recorder
+from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import Plan, TrialFailed
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.report.analyze import analyze_trial
+from slm_lab.experiment.report.baseline import cache_folder, known_baseline, measure_baseline
+from slm_lab.experiment.run.engine import check_builds
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training import resolve
+from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode
 from slm_lab.spec.base import SpecError
@@ -145,7 +146,7 @@ def test_columns_of_the_envs_info_are_means_over_the_last_100_episodes(caplog: p
 
 
 def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slm_lab.experiment import session as module
+    from slm_lab.experiment.session.session import session as module
 
     make_env = module.make_env
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from slm_lab.agent.ops.linear import FLOAT32
-from slm_lab.experiment import enjoy, state
-from slm_lab.experiment.load import LoadedAgent, load_agent
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.deploy import enjoy
+from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import LocalSink
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 from tests.env.toys import Spaced

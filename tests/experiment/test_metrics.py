@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slm_lab.experiment.analysis.metrics import (
+from slm_lab.experiment.report.metrics import (
     SESSION_METRICS,
     Strengths,
     consistency,
@@ -15,7 +15,7 @@ from slm_lab.experiment.analysis.metrics import (
     metric_curves,
     session_metrics,
 )
-from slm_lab.experiment.analysis.trial_figures import common_strengths
+from slm_lab.experiment.report.trial_figures import common_strengths
 
 
 def strengths(values: list[float], baseline: float | None = 0.0, opt_step: list[float] | None = None, every: int = 100) -> Strengths:

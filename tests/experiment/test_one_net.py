@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.experiment.analysis.compare import SeedResult, recent_returns
-from slm_lab.experiment.analysis.curves import Table
-from slm_lab.experiment.analysis.one_net import ALL_WORKERS, global_table, independent
 from slm_lab.experiment.events import Row, RowValues
-from slm_lab.experiment.observers.base import COLUMNS, SHARED_COLUMNS
-from slm_lab.experiment.observers.rows import Recorder
+from slm_lab.experiment.report.compare import SeedResult, recent_returns
+from slm_lab.experiment.report.curves import Table
+from slm_lab.experiment.report.one_net import ALL_WORKERS, global_table, independent
+from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS
+from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import Episode

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment import paths as paths_module
-from slm_lab.experiment.find import find_run
-from slm_lab.experiment.paths import RunPaths, new_comparison, new_run, run_paths_in, runs
+from slm_lab.experiment.files import paths as paths_module
+from slm_lab.experiment.files.find import find_run
+from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, run_paths_in, runs
 from slm_lab.experiment.plan import UserError
 
 

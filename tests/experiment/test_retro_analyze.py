@@ -14,11 +14,11 @@ import pytest
 
 from slm_lab import Observer, Trial, load_run
 from slm_lab.cli import main
-from slm_lab.experiment.analysis import analyze
-from slm_lab.experiment.analysis.baseline import Baseline
-from slm_lab.experiment.analysis.retro_analyze import retro_analyze
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.report.baseline import Baseline
+from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.lib.records import Episode
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, run_while, until

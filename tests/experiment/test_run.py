@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_lab.experiment.analysis import load_run
-from slm_lab.experiment.analysis.curves import Curve, align, curve
-from slm_lab.experiment.analysis.run import read_columns, read_table
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.curves import Curve, align, curve
+from slm_lab.experiment.report.run import load_run, read_columns, read_table
 
 
 def write(path: Path, text: str) -> Path:
@@ -144,7 +143,7 @@ def test_pandas_is_imported_by_those_who_ask_for_a_data_frame(tmp_path: Path) ->
     code = f"""
 import sys
 import slm_lab
-from slm_lab.experiment.analysis import load_run
+from slm_lab.experiment.report.run import load_run
 run = load_run({str(tmp_path)!r})
 run.status, run.metrics, run.tables("train")
 assert "pandas" not in sys.modules

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slm_lab.experiment.analysis import analyze, analyze_trial
-from slm_lab.experiment.analysis.baseline import Baseline
-from slm_lab.experiment.analysis.curves import Curve, align_or_interpolate
-from slm_lab.experiment.analysis.figure import MARK, POLICY_COLOURS
-from slm_lab.experiment.analysis.render_html import plotly_json
-from slm_lab.experiment.analysis.render_png import PNGRenderer
-from slm_lab.experiment.analysis.run import read_columns
-from slm_lab.experiment.analysis.sampler import bottleneck, pbt_figure
-from slm_lab.experiment.analysis.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
-from slm_lab.experiment.analysis.trial_figures import POLICY_FRAMES
-from slm_lab.experiment.observers.base import COLUMNS
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.report.analyze import analyze_trial
+from slm_lab.experiment.report.baseline import Baseline
+from slm_lab.experiment.report.curves import Curve, align_or_interpolate
+from slm_lab.experiment.report.figure import MARK, POLICY_COLOURS
+from slm_lab.experiment.report.render_html import plotly_json
+from slm_lab.experiment.report.render_png import PNGRenderer
+from slm_lab.experiment.report.run import read_columns
+from slm_lab.experiment.report.sampler import bottleneck, pbt_figure
+from slm_lab.experiment.report.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
+from slm_lab.experiment.report.trial_figures import POLICY_FRAMES
+from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.sampler import SamplerSpec
 from slm_lab.spec.spec import Spec
 from tests.experiment.test_graph import read_figure

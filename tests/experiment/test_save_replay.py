@@ -12,13 +12,13 @@ import torch
 
 from slm_lab.agent.replay import replay as replay_module
 from slm_lab.agent.replay.replay import Replay
-from slm_lab.experiment import state
-from slm_lab.experiment.engine import check_builds
-from slm_lab.experiment.paths import new_run
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import new_run
+from slm_lab.experiment.files.sink import LocalSink, MemorySink
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import LocalSink, MemorySink
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.engine import check_builds
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from slm_lab.experiment import state
-from slm_lab.experiment.engine import check_builds
-from slm_lab.experiment.observers.dev_checks import DevCheckError
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import LocalSink
+from slm_lab.experiment.run.engine import check_builds
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.observers.dev_checks import DevCheckError
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
@@ -156,7 +156,7 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
 
 
 def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slm_lab.experiment.build_report._SECONDS", 30.0)  # a machine with much else to do
+    monkeypatch.setattr("slm_lab.experiment.run.build_report._SECONDS", 30.0)  # a machine with much else to do
     limited = make_spec(env={"max_frame": 10**9}, meta={"max_session": 3, "max_seconds": 60, "rigorous_eval": 1})
     short = load_spec({"agent": {"algorithm": {"name": "DQN"}}, "env": {"name": "tests.experiment.faulty_env:Slow-v0", "max_frame": 10**5}})
     first, second = check_builds([limited, short], Plan(jobs=2), "x.json")
@@ -316,7 +316,7 @@ IMAGES: dict[str, Any] = {
 
 def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
-    monkeypatch.setattr("slm_lab.experiment.session.cores", lambda: 2)
+    monkeypatch.setattr("slm_lab.experiment.session.session.cores", lambda: 2)
     weights, numbers = [], set()
     for _ in range(2):
         session = Session(Spec.model_validate(IMAGES)).build()
@@ -340,5 +340,5 @@ def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_byte
 
 
 def test_fully_connected_layers_learn_in_one_thread(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slm_lab.experiment.session.cores", lambda: 4)
+    monkeypatch.setattr("slm_lab.experiment.session.session.cores", lambda: 4)
     assert Session(make_spec()).build().choices["threads"] == 1

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from slm_lab.experiment import state
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Row
-from slm_lab.experiment.observers.base import COLUMNS
-from slm_lab.experiment.paths import RunPaths, new_run
-from slm_lab.experiment.sink import LocalSink, MemorySink, complete_rows
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.sink import LocalSink, MemorySink, complete_rows
+from slm_lab.experiment.training.observers.base import COLUMNS
 
 HEADER = "frame,epi,t,wall_t,opt_step,total_reward"
 ROWS = ("200,3,100,1.500,12,20.5", "400,5,200,2.500,25,", "600,9,300,3.250,37,31.5")
@@ -128,7 +128,7 @@ def test_tensorboard_on_a_full_disk_is_one_notice(tmp_path: Path) -> None:
 import resource
 from pathlib import Path
 from slm_lab.experiment.events import Row
-from slm_lab.experiment.sink import TensorBoard
+from slm_lab.experiment.files.sink import TensorBoard
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 board = TensorBoard(Path({str(tmp_path)!r}))
 board.add_row(Row(0, "train", {{"frame": 1, "loss": 2.0}}))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from slm_lab.experiment.analysis.compare import SeedResult
-from slm_lab.experiment.analysis.statistics import difference, estimate, median_reached
-from slm_lab.experiment.analysis.study import verdict
-from slm_lab.experiment.study.result import thin
+from slm_lab.experiment.report.compare import SeedResult
+from slm_lab.experiment.report.statistics import difference, estimate, median_reached
+from slm_lab.experiment.report.study_report import verdict
+from slm_lab.experiment.report.study_result import thin
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 DRAWS: dict[str, tuple[Draw, float]] = {

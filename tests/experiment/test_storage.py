@@ -16,15 +16,15 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment import state
-from slm_lab.experiment.cluster.connect import probe
-from slm_lab.experiment.find import checkpoints
-from slm_lab.experiment.load import load_agent
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.deploy.load import load_agent
+from slm_lab.experiment.execute.ray.connect import probe
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import checkpoints
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.resume import read_run
-from slm_lab.experiment.storage import StoredPath
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.resume import read_run
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import rows
 

@@ -19,11 +19,11 @@ import pytest
 import slm_lab
 from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.cli import main
-from slm_lab.experiment import state
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.execute.local import fork_server as server
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import TrialFailed
-from slm_lab.experiment.process import server
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, rows, session_processes, until
@@ -182,7 +182,7 @@ def test_a_run_in_one_process_starts_no_fork_server(
         asked.append("started")
         server.ensure_server()
 
-    for module in ("trial", "process.supervisor"):
+    for module in ("run.trial", "execute.local.supervisor"):
         monkeypatch.setattr(f"slm_lab.experiment.{module}.ensure_server", ensure_server)
     slm_lab.Trial(make_spec(meta={"max_session": sessions}), tmp_path).run()
     assert bool(asked) == starts

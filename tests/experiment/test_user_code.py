@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from slm_lab.experiment import engine
-from slm_lab.experiment.analysis import analyze
-from slm_lab.experiment.analysis.retro_analyze import retro_analyze
-from slm_lab.experiment.failures import cause
-from slm_lab.experiment.lock import RunLock, unfinished
+from slm_lab.experiment.execute.local import user_code
+from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.heartbeat import STEPPING, Heartbeat
+from slm_lab.experiment.files.lock import RunLock, unfinished
 from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
-from slm_lab.experiment.process import user_code
-from slm_lab.experiment.process.heartbeat import STEPPING, Heartbeat
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.report.retro_analyze import retro_analyze
+from slm_lab.experiment.run import engine
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import frame_of, rows, run_while, until
 

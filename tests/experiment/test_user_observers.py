@@ -10,10 +10,10 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
-from slm_lab.experiment import state
 from slm_lab.experiment.events import Row
-from slm_lab.experiment.observers.base import ObserverContext
+from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.training.observers.base import ObserverContext
 from slm_lab.lib.records import Episode, Metrics
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec

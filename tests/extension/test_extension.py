@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import slm_lab
-from slm_lab.experiment import engine
-from slm_lab.experiment.engine import Job, run_inline
 from slm_lab.experiment.events import End
 from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.run import engine
+from slm_lab.experiment.run.engine import Job, run_inline
 from slm_lab.spec.base import SpecError
 
 FILE = str(Path(__file__).with_name("spec.json"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.loader import load_spec
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.files.paths import RunPaths, runs
 from tests.resume.launcher import Launcher, Running
 
 

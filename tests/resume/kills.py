@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.paths import RunPaths, runs
+from slm_lab.experiment.files.paths import RunPaths, runs
 from tests.experiment.commands import frame_of
 from tests.resume.launcher import Launcher, Running
 from tests.resume.runs import bundle, differing, rows

@@ -21,7 +21,14 @@ from tests.blank import BlankRenderer
 
 MARK = "SLM_LAB_TEST"
 """Environment variable by which all processes of a command are found."""
-_LOADED = ("gymnasium", "torch", "slm_lab.cli.resume", "slm_lab.cli.run", "slm_lab.experiment.analysis", "slm_lab.experiment.trial")
+_LOADED = (
+    "gymnasium",
+    "torch",
+    "slm_lab.cli.resume",
+    "slm_lab.cli.run",
+    "slm_lab.experiment.report.analyze",
+    "slm_lab.experiment.run.trial",
+)
 _LIMIT = 240.0
 """Seconds after which a command that runs is an error, on a machine with much else to do."""
 
@@ -140,7 +147,7 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
     """Fork a process for each command, until the requests end."""
     for name in _LOADED:
         import_module(name)
-    import_module("slm_lab.experiment.analysis.writer").PNGRenderer = BlankRenderer  # type: ignore[attr-defined]
+    import_module("slm_lab.experiment.report.writer").PNGRenderer = BlankRenderer  # type: ignore[attr-defined]
     left: set[int] = set()
     for line in requests:
         request = json.loads(line)

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from slm_lab.experiment import state
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.resume import load_session
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import LocalSink
+from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import Episode
 from slm_lab.spec.loader import dump_spec, load_spec
 from slm_lab.spec.spec import Spec
@@ -38,7 +38,7 @@ class StopAt:
     """Observer that requests a stop at a frame."""
 
     def __init__(self, stop: Stop, frame: int) -> None:
-        from slm_lab.experiment.observers.base import Observer, ObserverContext
+        from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 
         class _StopAt(Observer):
             def __init__(self, context: ObserverContext) -> None:

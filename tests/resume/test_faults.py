@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment import state
-from slm_lab.experiment.paths import RunPaths, runs
-from slm_lab.experiment.resume import Resumption, resumed_lines
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths, runs
+from slm_lab.experiment.session.resume import Resumption, resumed_lines
 from slm_lab.spec.loader import load_spec
 from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project

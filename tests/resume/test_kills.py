@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from slm_lab.experiment import state
+from slm_lab.experiment.files import bundle as state
 from tests.resume.kills import CASES, QUICK, Killed
 from tests.resume.launcher import Launcher
 

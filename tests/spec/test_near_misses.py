@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.report import to_path
 from tests.spec.conftest import PPO, Specs, changed
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.search.space import SearchSpace
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import Loaded, load, load_spec
 from slm_lab.spec.report import Report, to_path
 from slm_lab.spec.search import DISTRIBUTIONS, SearchKey, parse_search
+from slm_lab.spec.search_space import SearchSpace
 from slm_lab.spec.variables import override
 from tests.spec.conftest import Specs
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from slm_lab.env.vec import Env
-from slm_lab.experiment.experience import Beat, Experience, no_beat
-from slm_lab.experiment.learner import PolicyLearner
+from slm_lab.experiment.execute.local.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.process.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
+from slm_lab.experiment.training.experience import Beat, Experience, no_beat
+from slm_lab.experiment.training.learner import PolicyLearner
 
 
 class LocalSource:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.lib.environment import environment
 from tests.experiment.commands import until
 

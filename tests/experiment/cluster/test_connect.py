@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.cluster import local
-from slm_lab.experiment.cluster.connect import Cluster, Node, connected
-from slm_lab.experiment.cluster.sink import RemoteSink, SinkServer, Superseded
 from slm_lab.experiment.events import Notice, Row
-from slm_lab.experiment.paths import new_run
+from slm_lab.experiment.execute.ray import local_cluster as local
+from slm_lab.experiment.execute.ray.connect import Cluster, Node, connected
+from slm_lab.experiment.files.paths import new_run
+from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.sink import complete_rows
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.cluster.remote_sink import RemoteSink, SinkServer, Superseded
 from slm_lab.spec.spec import Spec
 from tests.experiment.cluster.conftest import Nodes, ShellCluster
 from tests.experiment.cluster.direct import Direct

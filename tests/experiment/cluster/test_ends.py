@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment import state
+from slm_lab.experiment.files import bundle as state
 from tests.experiment.cluster.conftest import ShellCluster
 from tests.experiment.commands import PATIENCE, Command, frame_of, until
 

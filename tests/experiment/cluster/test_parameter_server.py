@@ -14,13 +14,13 @@ import torch
 
 from slm_lab.agent.build import build_agent
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.experiment import state
-from slm_lab.experiment.cluster.arrays import RemoteArrays
-from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.resume import load_session
-from slm_lab.experiment.session import Session, shared_parts
-from slm_lab.experiment.session_process import shared_arrays
-from slm_lab.experiment.sink import LocalSink
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import LocalSink
+from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
+from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.session import Session, shared_parts
+from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib import store as store_module
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.cluster import pool
-from slm_lab.experiment.cluster.rollout_worker import RolloutActor
-from slm_lab.experiment.failures import WorkerFailed
-from slm_lab.experiment.resolve import resolve_inference
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.collect.workers import ray_pool as pool
+from slm_lab.experiment.collect.workers.ray_worker import RolloutActor
+from slm_lab.experiment.execute.local.failures import WorkerFailed
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 from tests.experiment.cluster.fake_ray import FakeRay

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.sink import complete_rows
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 from tests.experiment.cluster.conftest import Nodes

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment import state
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.resume import read_run
-from slm_lab.experiment.sink import complete_rows
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.resume import read_run
 from slm_lab.spec.spec import Spec
 from tests.experiment.cluster.conftest import Nodes, ShellCluster, processes
 from tests.experiment.commands import Deed, frame_of, rows, run_while, until

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.search.search import Search
-from slm_lab.experiment.study.result import ResultRun
-from slm_lab.experiment.study.study import StudyExperiment
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.experiment.run.search.search import Search
+from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.study import load_study
 from tests.experiment.cluster.conftest import Nodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slm_lab.experiment.process import server
+from slm_lab.experiment.execute.local import fork_server as server
 
 
 def use_light_server() -> None:
@@ -18,4 +18,4 @@ def use_real_server() -> None:
 
 if server._SAVED in server.os.environ:  # in the server, which imports this module in place of preload
     server.PRELOAD = ("numpy",)  # type: ignore[assignment]
-    from slm_lab.experiment.process import preload  # noqa: F401
+    from slm_lab.experiment.execute.local import preload  # noqa: F401

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.execute.local.heartbeat import PHASES, RESETTING, SAVING, STEPPING, TRAINING, WAITING, Heartbeat, StallTimer
+from slm_lab.experiment.execute.local.interrupt import Blocked, stop_on_signal, time_limit, watchdog
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.process.heartbeat import PHASES, RESETTING, SAVING, STEPPING, TRAINING, WAITING, Heartbeat, StallTimer
-from slm_lab.experiment.process.interrupt import Blocked, stop_on_signal, time_limit, watchdog
 
 
 def sleep() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment.process import server
+from slm_lab.experiment.execute.local import fork_server as server
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at /proc")
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 HEAD = """
 import os, sys
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.process import server
-from slm_lab.experiment.process.interrupt import stop_on_signal
-from slm_lab.experiment.process.supervisor import Died, Message, Supervisor
+from slm_lab.experiment.execute.local import fork_server as server
+from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.execute.local.supervisor import Died, Message, Supervisor
 from tests.experiment.process import light, targets
 """
 LIGHT = "light.use_light_server()\n"

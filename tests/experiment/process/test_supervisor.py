@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slm_lab.experiment.execute.local import fork_server as server
+from slm_lab.experiment.execute.local import supervisor
+from slm_lab.experiment.execute.local.child import SharedFd
+from slm_lab.experiment.execute.local.heartbeat import PHASES
+from slm_lab.experiment.execute.local.supervisor import Child, Died, Event, Message, Stalled, Supervisor
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.process import server, supervisor
-from slm_lab.experiment.process.child import SharedFd
-from slm_lab.experiment.process.heartbeat import PHASES
-from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
 from slm_lab.lib.start_method import THREAD_LIMITS
 from slm_lab.spec.base import SpecError
 from tests.experiment.process import light, targets
@@ -413,7 +414,7 @@ def test_a_blocked_child_saves_its_work(method: str, parent: Supervisor) -> None
 CALLS = """
 import torch
 from importlib import import_module
-from slm_lab.experiment.process.server import PRELOAD
+from slm_lab.experiment.execute.local.fork_server import PRELOAD
 calls = []
 functions = {
     torch.cuda: ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties", "mem_get_info"),

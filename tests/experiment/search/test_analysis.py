@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from slm_lab.experiment.analysis.importance import key_importance
-from slm_lab.experiment.analysis.search import write_search
-from slm_lab.experiment.analysis.search_figures import SearchView, grid_figure, parallel_figure, return_figures, short_names
-from slm_lab.experiment.observers.base import COLUMNS
-from slm_lab.experiment.paths import RunPaths
-from slm_lab.experiment.search.proposer import make_proposer
-from slm_lab.experiment.search.result import TrialRecord, TrialStatus, ranked
-from slm_lab.experiment.search.space import SearchSpace
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.report.importance import key_importance
+from slm_lab.experiment.report.search_figures import SearchView, grid_figure, parallel_figure, return_figures, short_names
+from slm_lab.experiment.report.search_report import write_search
+from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, ranked
+from slm_lab.experiment.run.search.proposer import make_proposer
+from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.loader import load_spec
+from slm_lab.spec.search_space import SearchSpace
 from tests.experiment.search.landscape import toy_return, toy_space
 from tests.experiment.search.test_proposer import CONDITIONAL
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.search.build_check import check_builds
-from slm_lab.experiment.search.space import SearchSpace, draw
+from slm_lab.experiment.run.search.build_check import check_builds
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.search import SearchKey
+from slm_lab.spec.search_space import SearchSpace, draw
 from tests.experiment.search.landscape import toy_space
 from tests.spec.conftest import PPO, changed
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.search.stage import Stage
-from slm_lab.experiment.search.state import TrialState
-from slm_lab.experiment.search.table import SearchTable
-from slm_lab.experiment.search.worker import Outcome, TrialJob, Update
+from slm_lab.experiment.run.search.search_state import TrialState
+from slm_lab.experiment.run.search.search_table import SearchTable
+from slm_lab.experiment.run.search.stage import Stage
+from slm_lab.experiment.run.search.trial_worker import Outcome, TrialJob, Update
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.search import resources
-from slm_lab.experiment.search.resources import Resources, trial_resources
-from slm_lab.experiment.search.state import TrialState
-from slm_lab.experiment.search.table import SearchTable, Totals, shown_values, summary
+from slm_lab.experiment.run.search import resources
+from slm_lab.experiment.run.search.resources import Resources, trial_resources
+from slm_lab.experiment.run.search.search_state import TrialState
+from slm_lab.experiment.run.search.search_table import SearchTable, Totals, shown_values, summary
 from slm_lab.spec.spec import Spec
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.env_ids import unavailable_reason
 from slm_lab.spec.loader import load_spec

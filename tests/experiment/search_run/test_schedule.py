@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from slm_lab.experiment.search.schedule import Asha, Pbt, TakeOver, check_pbt, make_scheduler
-from slm_lab.experiment.search.space import SearchSpace
-from slm_lab.experiment.search.state import TrialState
+from slm_lab.experiment.run.search.schedule import Asha, Pbt, TakeOver, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.spec.base import SpecError
+from slm_lab.spec.search_space import SearchSpace
 from slm_lab.spec.spec import Spec
 
 pytest.importorskip("ray.tune")

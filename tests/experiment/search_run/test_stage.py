@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.search.schedule import Decision, TakeOver
-from slm_lab.experiment.search.state import TrialState
-from slm_lab.experiment.search.worker import Update
+from slm_lab.experiment.run.search.schedule import Decision, TakeOver
+from slm_lab.experiment.run.search.search_state import TrialState
+from slm_lab.experiment.run.search.trial_worker import Update
 from slm_lab.spec.base import Problem, SpecError
 from tests.experiment.search_run.conftest import failing, finishing
 

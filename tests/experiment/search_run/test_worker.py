@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment.paths import RunPaths
+from slm_lab.experiment.files.bundle import VERSION, load, save
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.search.worker import TrialJob, TrialWorker, Update, copy_checkpoints
-from slm_lab.experiment.state import VERSION, load, save
+from slm_lab.experiment.run.search.trial_worker import TrialJob, TrialWorker, Update, copy_checkpoints
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import rows, until

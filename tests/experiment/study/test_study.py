@@ -15,17 +15,17 @@ from typing import cast
 import pytest
 
 from slm_lab.cli import main
-from slm_lab.experiment.analysis.study import Row, findings
-from slm_lab.experiment.lock import RunLock, in_use
+from slm_lab.experiment.execute.local.child import ChildContext
+from slm_lab.experiment.files.lock import RunLock, in_use
+from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.process.child import ChildContext
-from slm_lab.experiment.resolve import select_device
-from slm_lab.experiment.study.adopt import adopted_runs, key_of
-from slm_lab.experiment.study.child import RunJob, run_in_process
-from slm_lab.experiment.study.paths import RunFolder, StudyPaths, find_study
-from slm_lab.experiment.study.result import ResultRun
-from slm_lab.experiment.study.study import StudyExperiment, gpu_runs
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.report.study_report import Row, findings
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.experiment.run.study.adopt import adopted_runs, key_of
+from slm_lab.experiment.run.study.study import StudyExperiment, gpu_runs
+from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.training.resolve import select_device
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.saved import SPEC_VERSION
@@ -151,7 +151,7 @@ def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: p
             found.append(self.study.sets)
             return self._open()
 
-    monkeypatch.setattr("slm_lab.experiment.study.study.StudyExperiment", Recorder)
+    monkeypatch.setattr("slm_lab.experiment.run.study.study.StudyExperiment", Recorder)
     data = ["--data-dir", str(tmp_path / "data")]
     for words in (
         ["study", "-s", "set.env.max_frame=300"],
@@ -199,8 +199,8 @@ def test_the_lock_of_a_run_is_held_until_its_result_is_written(tmp_path: Path, m
     folder.identity.write_text(json.dumps({"entry": own.entry, "env": own.env, "random_seed": 0, "digest": own.digest, "settings": {}}))
     job = RunJob(own.spec, folder, tmp_path / "result.json", tmp_path / ".lock_run", None, 0, None)
     held: list[bool] = []
-    monkeypatch.setattr("slm_lab.experiment.study.result.write_result", lambda *_: held.append(in_use(job.lock)))
-    monkeypatch.setattr("slm_lab.experiment.analysis.writer.PNGRenderer", BlankRenderer)
+    monkeypatch.setattr("slm_lab.experiment.report.study_result.write_result", lambda *_: held.append(in_use(job.lock)))
+    monkeypatch.setattr("slm_lab.experiment.report.writer.PNGRenderer", BlankRenderer)
     sent: list[tuple[str, ...]] = []
     context = SimpleNamespace(print_to=lambda file: None, send=lambda *words: sent.append(words), stop=Stop())
     run_in_process(cast(ChildContext, context), job)

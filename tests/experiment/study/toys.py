@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from slm_lab.experiment.execute.local.child import ChildContext
+from slm_lab.experiment.files.study_paths import StudyPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.process.child import ChildContext
-from slm_lab.experiment.study.child import RunJob, run_in_process
-from slm_lab.experiment.study.paths import StudyPaths
-from slm_lab.experiment.study.result import ResultRun
-from slm_lab.experiment.study.study import StudyExperiment
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.experiment.run.study.study import StudyExperiment
+from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
 from slm_lab.spec.study import load_study
 
 NET = {"name": "MLPNet", "hid_layers": [8], "gpu": False}
@@ -52,7 +52,7 @@ gym.register("Broken-v0", entry_point=Broken, max_episode_steps=500)
 
 def blank_run(context: ChildContext, job: RunJob) -> None:
     """Run as in a study, with blank pictures."""
-    from slm_lab.experiment.analysis import writer
+    from slm_lab.experiment.report import writer
     from tests.blank import BlankRenderer
 
     writer.PNGRenderer = BlankRenderer  # type: ignore[assignment, misc]

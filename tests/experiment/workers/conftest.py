@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.utilization import BusySpan
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.spec.report import Report
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from slm_lab.experiment.collect.workers.child import CONNECT
 from slm_lab.experiment.collect.workers.dataset import GroupRollout
 from slm_lab.experiment.collect.workers.shared import SLOTS, Slot, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected
-from slm_lab.experiment.process.child import ChildContext, SharedFd
+from slm_lab.experiment.collect.workers.worker_process import CONNECT
+from slm_lab.experiment.execute.local.child import ChildContext, SharedFd
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
 

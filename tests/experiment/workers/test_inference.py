@@ -22,7 +22,7 @@ import torch
 
 from slm_lab.experiment.collect.workers.inference import CentralInference, InferenceServer
 from slm_lab.experiment.collect.workers.shared import InferenceBuffer
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.spec import Spec
 from tests.experiment.workers.conftest import RECURRENT, pool_of, spans_of, weights_of, worker_spec

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.collect.workers import child as child_module
 from slm_lab.experiment.collect.workers import process_pool as pool_module
+from slm_lab.experiment.collect.workers import worker_process as child_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.process_pool import ProcessPool
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
-from slm_lab.experiment.experience import no_beat
-from slm_lab.experiment.failures import WorkerFailed
+from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.training.experience import no_beat
 from tests.experiment.workers import puppets
 from tests.experiment.workers.conftest import worker_spec
 from tests.experiment.workers.puppets import AT_START, INFO, PuppetArrays

@@ -15,13 +15,13 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.base import Tuning
-from slm_lab.experiment.analysis.run import read_columns
-from slm_lab.experiment.analysis.sampler import pbt_figure
-from slm_lab.experiment.analysis.trial_figures import FRAMES
-from slm_lab.experiment.paths import new_run
-from slm_lab.experiment.population import COLUMNS, Population, replace_policy
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import LocalSink, MemorySink
+from slm_lab.experiment.files.paths import new_run
+from slm_lab.experiment.files.sink import LocalSink, MemorySink
+from slm_lab.experiment.report.run import read_columns
+from slm_lab.experiment.report.sampler import pbt_figure
+from slm_lab.experiment.report.trial_figures import FRAMES
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.population import COLUMNS, Population, replace_policy
 from slm_lab.spec.sampler import PBTSpec
 from slm_lab.spec.spec import Spec
 from tests.experiment.workers.conftest import source_of, worker_spec

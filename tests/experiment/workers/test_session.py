@@ -21,10 +21,10 @@ from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
 from slm_lab.experiment.events import RowValues
-from slm_lab.experiment.observers.base import SAMPLER_COLUMNS
-from slm_lab.experiment.process.server import ensure_server
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import MemorySink
+from slm_lab.experiment.execute.local.fork_server import ensure_server
+from slm_lab.experiment.files.sink import MemorySink
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.observers.base import SAMPLER_COLUMNS
 from slm_lab.lib.processor import processor
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.experiment import state
 from slm_lab.experiment.collect.workers.process_pool import ProcessPool
-from slm_lab.experiment.engine import Job, run_inline
 from slm_lab.experiment.events import End, Event
-from slm_lab.experiment.paths import RunPaths, new_run
+from slm_lab.experiment.execute.local.supervisor import Child
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.process.supervisor import Child
-from slm_lab.experiment.result import TrialResult
-from slm_lab.experiment.session import Session
-from slm_lab.experiment.sink import complete_rows
-from slm_lab.experiment.trial import Trial
+from slm_lab.experiment.run.engine import Job, run_inline
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.run.trial_result import TrialResult
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.log import logger
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import dump_spec
@@ -386,7 +386,7 @@ def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) 
     spec = blocking_spec(blocked, where, meta={"stall_limit": 60.0, "stall_notice": 30.0}, sampler={"serial_mode": serial})
     job, ended = InlineJob(spec, tmp_path / "data"), []
     job_patches = pytest.MonkeyPatch()
-    job_patches.setattr("slm_lab.experiment.engine.STOP_GRACE", 0.5)
+    job_patches.setattr("slm_lab.experiment.run.engine.STOP_GRACE", 0.5)
 
     def request() -> None:
         until(lambda: any(blocked.iterdir()))

@@ -14,17 +14,17 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from slm_lab.experiment.collect.workers import child as process
+from slm_lab.experiment.collect.workers import worker_process as process
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected
-from slm_lab.experiment.experience import Beat
-from slm_lab.experiment.failures import WorkerFailed, cause
+from slm_lab.experiment.execute.local.child import SharedFd
+from slm_lab.experiment.execute.local.failures import WorkerFailed, cause
+from slm_lab.experiment.execute.local.heartbeat import WAITING
+from slm_lab.experiment.execute.local.supervisor import Child, Died, Event, Message, Stalled, Supervisor
 from slm_lab.experiment.plan import Interrupted, Stop
-from slm_lab.experiment.process.child import SharedFd
-from slm_lab.experiment.process.heartbeat import WAITING
-from slm_lab.experiment.process.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo

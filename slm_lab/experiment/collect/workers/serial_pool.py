@@ -11,8 +11,8 @@ from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
-from slm_lab.experiment.experience import Beat
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays
 

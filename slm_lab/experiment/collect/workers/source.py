@@ -16,15 +16,15 @@ from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.env.normalize import Normalizers
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.pool import WorkerPool
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_memory
 from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
-from slm_lab.experiment.experience import Beat, Experience, Transition, no_beat
-from slm_lab.experiment.learner import PolicyLearner
+from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
+from slm_lab.experiment.execute.local.heartbeat import TRAINING, WAITING
+from slm_lab.experiment.files.bundle import to_arrays, to_tensors
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.population import Population
-from slm_lab.experiment.process.heartbeat import TRAINING, WAITING
-from slm_lab.experiment.state import to_arrays, to_tensors
+from slm_lab.experiment.training.experience import Beat, Experience, Transition, no_beat
+from slm_lab.experiment.training.learner import PolicyLearner
+from slm_lab.experiment.training.population import Population
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays

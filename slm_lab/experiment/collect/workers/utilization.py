@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Literal, NamedTuple
 
 from slm_lab.experiment.collect.workers.worker import Collected
-from slm_lab.experiment.sink import Spans
+from slm_lab.experiment.files.sink import Spans
 
 Kind = Literal["rollout", "inference", "train"]
 _TRAININGS = 6

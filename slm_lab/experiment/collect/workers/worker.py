@@ -17,13 +17,13 @@ from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
-from slm_lab.experiment.env_check import check_env
-from slm_lab.experiment.experience import Beat, no_beat
+from slm_lab.experiment.execute.local.heartbeat import BUILDING, RESETTING, STEPPING
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.files.bundle import rng_state, to_arrays
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.process.heartbeat import BUILDING, RESETTING, STEPPING
-from slm_lab.experiment.process.user_code import close_env
-from slm_lab.experiment.state import rng_state, to_arrays
-from slm_lab.experiment.torch_settings import TorchSettings
+from slm_lab.experiment.training.env_check import check_env
+from slm_lab.experiment.training.experience import Beat, no_beat
+from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays

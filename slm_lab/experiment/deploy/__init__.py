@@ -1,0 +1,1 @@
+"""Use of a trained agent: load, enjoy, record and export it."""

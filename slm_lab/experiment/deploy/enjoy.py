@@ -1,0 +1,159 @@
+"""Mode enjoy: a checkpoint of a run plays some episodes, on screen, into a video, or unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from slm_lab.env.make import make_env
+from slm_lab.env.render import has_display, rendered
+from slm_lab.env.spaces import action_codec, same_form, space_from_dict
+from slm_lab.env.vec import Env
+from slm_lab.experiment.deploy.load import LoadedAgent, load_checkpoint_agent
+from slm_lab.experiment.deploy.video import VideoFile
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.files.find import Which
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.report.statistics import estimate
+from slm_lab.experiment.training.evaluate import MAX_STEPS, play
+from slm_lab.experiment.training.resolve import select_device
+from slm_lab.lib.limits import cores
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.loader import load_spec
+from slm_lab.spec.report import show_path
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.variables import mark_sets, parse_sets
+
+EPISODES = 10
+MAX_ENVS = 32
+"""Largest number of envs that play at a time."""
+VIDEO_FRAMES = 1_000
+"""Without --episodes, a video ends with the episode in which this number of frames is reached."""
+_TRAINING_KEYS = (
+    "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
+)  # fmt: skip
+"""Keys of the env section that say how a policy trains, or what it was trained on; the others build the env."""
+
+
+@dataclass(frozen=True)
+class EnjoyOptions:
+    """Options of mode enjoy."""
+
+    episodes: int | None = None
+    """Number of episodes; None: EPISODES."""
+    deterministic: bool = False
+    """Take the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
+    show: Literal["screen", "video"] | None = None
+    """Open a window, or record an MP4 file in the run folder."""
+    which: Which = "best"
+    session: int | None = None
+    """Number of the Session whose checkpoint plays; None: the one with the best weights."""
+    sets: Sequence[str] = ()
+    """`--set` arguments: keys that build the env."""
+
+
+class Played(NamedTuple):
+    """What was played."""
+
+    checkpoint: Location
+    returns: list[float]
+    """Sum of raw rewards of each episode."""
+    video: VideoFile | None = None
+
+
+def enjoy(paths: RunPaths, options: EnjoyOptions, plan: Plan) -> Played:
+    """Play episodes with a checkpoint of a run, in its env or in another one with the same spaces.
+
+    Each env plays a number of episodes that is fixed before; a window or a video shows one env. Raises SpecError or UserError.
+    """
+    spec = load_spec(paths.spec, paths.spec_name, for_search=False)
+    env_spec = _env_spec(spec, paths, options.sets)
+    if options.show == "screen" and not has_display():
+        raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
+    agent = load_checkpoint_agent(paths, spec.name, options.which, options.session, select_device(spec, plan, 0))
+    video = _video(paths, agent, options) if options.show == "video" else None
+    try:
+        if options.show is not None:
+            env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
+        returns = _play(spec, env_spec, agent, options)
+    except BaseException as error:
+        if video is not None:
+            video.close(keep=False)
+        if isinstance(error, SpecError):
+            raise mark_sets(error, f"{paths.spec} {spec.name}", options.sets) from None
+        raise
+    if video is not None:
+        video.close(keep=True)
+    return Played(agent.path, returns, video)
+
+
+def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions) -> list[float]:
+    seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
+    episodes = EPISODES if options.episodes is None else options.episodes
+    num_envs = 1 if options.show is not None else min(episodes, MAX_ENVS)
+    gamma = spec.agent.algorithm.gamma
+    input = spec.agent.input
+    env = make_env(env_spec, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores(), input=input)
+    try:
+        _check_spaces(agent, env, spec, env_spec.name)
+        env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
+        act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), options.deterministic or spec.meta.eval_deterministic)
+        returns = play(env, act, Stop(), episodes=episodes)
+    finally:
+        close_env(env.close)
+    if not returns:
+        raise UserError(f"no episode of {env_spec.name} ended within {MAX_STEPS:,} steps; limit their length by --set env.max_t=…")
+    return returns
+
+
+def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
+    """Return the env section with `--set` arguments applied. Raises UserError for one that does not build the env."""
+    for name in parse_sets(sets).variables:
+        raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
+    for path in parse_sets(sets).overrides:
+        key = path[2:] if path[1:2] in ((0,), ("0",)) else path[1:]
+        if path[0] != "env" or not key or key[0] in _TRAINING_KEYS:
+            allowed = "env.name, env.max_t, env.backend, env.wrappers, env.obs_keys, and arguments of the env's constructor (env.KEY)"
+            raise UserError(f"--set {show_path(path)} has no effect: a policy plays as it was trained; allowed: {allowed}")
+    return load_spec(paths.spec, spec.name, sets, for_search=False).env if sets else spec.env
+
+
+def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None:
+    """Raise UserError if the spaces of the env are not those of the policy, apart from bounds."""
+    assert env.info.spaces is not None
+    observation, action = space_from_dict(env.info.spaces["observation"]), space_from_dict(env.info.spaces["action"])
+    differing = []
+    if not same_form(agent.observation_space, observation, spec.agent.input, spec.env.channels):
+        differing.append(f"observations {agent.observation_space}; those of {played} are {observation}")
+    if not same_form(agent.action_space, action) or action_codec(agent.action_space)[0] != action_codec(action)[0]:
+        differing.append(f"actions {agent.action_space}; those of {played} are {action}")
+    if differing:
+        raise UserError("\n".join(f"the policy was trained in {spec.env.name} with {line}" for line in differing))
+
+
+def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:
+    """Return the video of a checkpoint, named after it and the time."""
+    name = f"{agent.path.stem}_{datetime.now():%Y_%m_%d_%H%M%S}.mp4"
+    return VideoFile(paths.root / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
+
+
+def summary(played: Played) -> str:
+    """Return the checkpoint, the mean return with its 95 % interval, and the range of the returns; with a video its file."""
+    returns, lines = played.returns, [str(played.checkpoint)]
+    mean = estimate(returns)
+    assert mean is not None
+    interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
+    count = f"{len(returns)} episode{'s' if len(returns) > 1 else ''}"
+    lines.append(f"{count}: mean return {mean.value:.5g}{interval}, min {min(returns):.5g}, max {max(returns):.5g}")
+    if played.video is not None:
+        shown = f"{played.video.episodes} of {count}" if played.video.episodes < len(returns) else count
+        lines.append(f"{played.video.path}: {shown}, {played.video.frames:,} frames")
+    return "\n".join(lines)

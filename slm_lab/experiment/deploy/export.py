@@ -1,0 +1,250 @@
+"""Write a policy as an ONNX or torch.export file, checked against the agent itself."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
+from slm_lab.experiment.deploy.load import LoadedAgent, load_checkpoint_agent
+from slm_lab.experiment.files.find import Which
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import UserError
+
+Format = Literal["onnx", "torch"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+OBSERVATIONS = 1_000
+"""Number of observations that the file is checked with."""
+TOLERANCE = 1e-4
+"""Largest difference from the agent, relative to the largest number of the agent's outputs (at least 1)."""
+_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+Outputs = list[np.ndarray]
+Run = Callable[[list[np.ndarray]], Outputs]
+"""Inputs of an exported policy → its outputs."""
+
+
+class Exported(NamedTuple):
+    """A file that was written and checked."""
+
+    path: Path
+    checkpoint: Location
+    inputs: dict[str, str]
+    """Name of each input → dtype and shape."""
+    outputs: dict[str, str]
+    action_difference: float
+    """Largest difference from the agent's actions."""
+    params_difference: float
+    """Largest difference from the agent's distribution parameters (and hidden states)."""
+
+
+def export(
+    paths: RunPaths, format: Format | None = None, out: Path | None = None, which: Which = "best", session: int | None = None
+) -> Exported:
+    """Write the policy of a checkpoint: observation → deterministic action, with its normaliser and action rule.
+
+    Args:
+        format: "onnx" or "torch" (torch.export); None: by the suffix of `out`, else "onnx".
+        out: the file; None: beside the checkpoint. It appears, or replaces an older one, once it has been checked.
+        which, session: as in load_agent.
+
+    Raises UserError if the policy cannot be exported, or if the file acts differently.
+    """
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
+        raise UserError(f"--out {out} {why}")
+    named = None if out is None else next((known for known, suffix in SUFFIXES.items() if out.suffix == suffix), None)
+    if out is not None and (named is None or (format is not None and format != named)):
+        expected = " or ".join(SUFFIXES.values()) if format is None else SUFFIXES[format]
+        raise UserError(f"--out {out} must end with {expected}{'' if format is None else f', since --format is {format}'}")
+    format = format or named or "onnx"
+    for package in _ONNX_PACKAGES if format == "onnx" else ():
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'") from None
+    agent = load_checkpoint_agent(paths, paths.spec_name, which, session)
+    path = out or paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
+    temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
+    try:
+        policy = ExportedPolicy(agent)
+        names = _write(policy, format, temporary)
+        action_difference, params_difference = _check(agent, policy, _runner(format, temporary))
+        os.replace(temporary, path)
+    except UserError as error:
+        raise UserError(f"cannot export the policy of {agent.path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):  # the folder is read-only
+            temporary.unlink(missing_ok=True)
+    return Exported(path, agent.path, *names, action_difference, params_difference)
+
+
+def summary(done: Exported) -> str:
+    """Return the checkpoint, the file, its inputs and outputs, and how closely it follows the agent."""
+    lines = [str(done.checkpoint), str(done.path)]
+    lines += [
+        f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
+    ]
+    lines.append(
+        f"checked on {OBSERVATIONS:,} observations: actions differ from the agent's by at most {done.action_difference:.2g}, "
+        f"distribution parameters by at most {done.params_difference:.2g}"
+    )
+    return "\n".join(lines)
+
+
+def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Write the file; return the forms of inputs and outputs. Raises UserError."""
+    rows = 3  # 0 and 1 would be taken for fixed sizes
+    inputs = [torch.zeros(rows, *(entry.space.shape or ()), dtype=torch_dtype(entry.space)) for entry in policy.entries]
+    names, out_names = [entry.name for entry in policy.entries], ["action", "params"]
+    if policy.state_size:
+        inputs.append(torch.zeros(rows, policy.state_size))
+        names.append("state")
+        out_names.append("next_state")
+    batch = torch.export.Dim("batch")
+    shapes = (tuple({0: batch} for _ in inputs),)
+    try:
+        with _quiet():
+            outputs = policy(*inputs)
+            program = torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes)
+            if format == "torch":
+                content = BytesIO()  # torch's own writer ends the process if the disk is full
+                torch.export.save(program, content)
+                path.write_bytes(content.getbuffer())
+            else:
+                written = torch.onnx.export(program, input_names=names, output_names=out_names, verbose=False)
+                assert written is not None
+                written.save(str(path), external_data=False)
+    except OSError:
+        raise
+    except Exception as error:  # torch raises many kinds for what it cannot trace or translate
+        other = "; --format torch may work" if format == "onnx" else ""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        raise UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {lines[0][:200]}{other}") from error
+    return dict(zip(names, map(_form, inputs), strict=True)), dict(zip(out_names, map(_form, outputs), strict=True))
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(['batch', *map(str, tensor.shape[1:])])}]"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what torch's exporters log and warn of: failures are raised."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _runner(format: Format, path: Path) -> Run:
+    if format == "torch":
+        module = torch.export.load(path).module()
+        return lambda inputs: [value.detach().numpy() for value in module(*map(torch.from_numpy, inputs))]
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return lambda inputs: list(session.run(None, dict(zip(names, inputs, strict=True))))
+
+
+def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
+    """Compare with agent.act(deterministic=True); return the largest differences of actions and of parameters.
+
+    Actions that are whole numbers may differ only where the parameters do not decide: where the action rule, applied to the file's own
+    parameters, gives the file's action. Raises UserError for a mismatch.
+    """
+    rng = np.random.default_rng(0)
+    inputs = [_observations(entry, policy, rng) for entry in policy.entries]
+    obs = _assembled(agent.observation_space, iter(inputs))
+    state = agent.policy.initial_state(OBSERVATIONS)
+    if state is not None:
+        state = rng.uniform(-0.9, 0.9, state.shape).astype(np.float32)
+        inputs.append(np.ascontiguousarray(state[:, : policy.state_size]))
+    expected_N, next_state = agent.act(obs, state, deterministic=True)
+    params_NP, _ = agent.policy.forward(agent.encode(obs), state)
+    action_N, *others = run(inputs)
+    one, *_ = run([values[:1] for values in inputs])
+    distribution = agent.policy.distribution
+    assert distribution is not None
+    expected = [all_params(distribution, torch.from_numpy(params_NP)).numpy()]
+    expected += [] if next_state is None else [next_state[:, : policy.state_size]]
+    difference = max(_difference(found, known) for found, known in zip(others, expected, strict=True))
+    if action_N.shape != expected_N.shape or action_N.dtype != expected_N.dtype:
+        mismatch = f"{action_N.dtype} {action_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
+        raise UserError(f"the file's actions are {mismatch}")
+    if np.issubdtype(action_N.dtype, np.floating):
+        wrong = _difference(action_N, expected_N) > TOLERANCE
+    else:
+        own = policy.decode(policy.distribution.torch_mode(torch.from_numpy(others[0][:, : distribution.param_dim])))
+        wrong = not np.array_equal(action_N, own.numpy())
+    wrong |= difference > TOLERANCE or not np.allclose(one, action_N[:1], atol=TOLERANCE)
+    greatest = float(np.abs(action_N.astype(np.float64) - expected_N).max())
+    if wrong:
+        raise UserError(
+            f"the file acts differently on {OBSERVATIONS:,} observations: actions differ from the agent's by up to {greatest:.2g}, "
+            f"distribution parameters by up to {difference:.2g} of their size; no file is written"
+        )
+    return greatest, max(float(np.abs(found - known).max()) for found, known in zip(others, expected, strict=True))
+
+
+def _difference(found: np.ndarray, known: np.ndarray) -> float:
+    """Return the largest difference, relative to the largest known number (at least 1); infinite if one is not a number."""
+    difference = float(np.abs(found.astype(np.float64) - known).max() / max(1.0, float(np.abs(known).max())))
+    return difference if np.isfinite(difference) else float("inf")
+
+
+def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator) -> np.ndarray:
+    """Draw observations of an entry in the env's form: around the normaliser's mean, or over the space."""
+    space, count = entry.space, OBSERVATIONS
+    match space:
+        case spaces.Discrete():
+            return rng.integers(space.start, space.start + space.n, count).astype(space.dtype)
+        case spaces.MultiDiscrete():
+            return rng.integers(space.start, space.start + space.nvec, (count, *space.shape)).astype(space.dtype)
+        case spaces.MultiBinary():
+            return rng.integers(0, 2, (count, *space.shape)).astype(space.dtype)
+    assert isinstance(space, spaces.Box)
+    low, high, shape = space.low.astype(np.float64), space.high.astype(np.float64), (count, *space.shape)
+    if policy.mean is not None and policy.inv_std is not None and entry.floats.stop > entry.floats.start and not entry.is_image:
+        mean, std = policy.mean[entry.floats].numpy(), 1.0 / policy.inv_std[entry.floats].numpy()
+        spread = np.where(np.arange(count) % 10, 2.0, 50.0)[:, None]  # some beyond the normaliser's bounds
+        drawn = (mean + spread * std * rng.standard_normal((count, len(mean)))).reshape(shape)
+    else:
+        drawn = 3.0 * rng.standard_normal(shape)
+        finite = (np.abs(low) < 1e6) & (np.abs(high) < 1e6)
+        uniform = rng.uniform(np.where(finite, low, 0.0), np.where(finite, high, 1.0), shape)
+        drawn = np.where(finite, uniform, drawn)
+    return np.clip(drawn, low, high).astype(space.dtype)
+
+
+def _assembled(space: spaces.Space[Any], inputs: Iterator[np.ndarray]) -> Any:
+    """Return a batch of observations from those of its entries."""
+    match space:
+        case spaces.Dict():
+            return {key: _assembled(inner, inputs) for key, inner in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_assembled(inner, inputs) for inner in space.spaces)
+    return next(inputs)

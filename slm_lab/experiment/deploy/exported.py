@@ -1,0 +1,187 @@
+"""A policy as one torch module, from the env's observations to the env's actions, which torch.export and ONNX can hold."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from slm_lab.agent.net.body import Body, RecurrentBody
+from slm_lab.agent.net.layers import Unpack
+from slm_lab.agent.ops.distributions import Normal
+from slm_lab.env.layout import BoxLayout
+from slm_lab.env.spaces import box_scale, leaves, observation_codec
+from slm_lab.experiment.deploy.load import LoadedAgent
+from slm_lab.experiment.plan import UserError
+
+
+class Entry(NamedTuple):
+    """One input: an observation, or an entry of a Dict or Tuple."""
+
+    name: str
+    path: tuple[Any, ...]
+    """Keys that lead to the entry; empty for an observation that is no Dict or Tuple."""
+    space: spaces.Space[Any]
+    encode: Callable[[Tensor], Tensor]
+    """Batch of the env's observations → that of the agent, without normalisation."""
+    floats: slice
+    """Its place among the statistics of the normaliser; empty if it is not normalised."""
+    is_image: bool
+
+
+class ExportedPolicy(nn.Module):
+    """Observations in the env's form (one batch [B, …] per entry), and the hidden state [B, S] of a recurrent policy → actions.
+
+    forward returns (action, params), and the next hidden state of a recurrent policy: action [B, …] is the mode of the action distribution
+    in the env's form; params [B, P] are the parameters of the distribution. Raises UserError if a policy cannot be exported.
+    """
+
+    mean: Tensor | None
+    inv_std: Tensor | None
+
+    def __init__(self, agent: LoadedAgent) -> None:
+        super().__init__()
+        policy = agent.policy
+        if policy.net is None or policy.distribution is None or policy.action_policy == "random":
+            raise UserError("it acts at random, without a net")
+        self.head = copy.deepcopy(policy.net.actor_head)
+        self.distribution = copy.copy(policy.distribution)
+        if isinstance(self.distribution, Normal) and self.distribution.log_std is not None:
+            self.distribution.log_std = self.head.log_std
+        self.body: Body = copy.deepcopy(policy.net.actor_body)
+        self.state_size = self.body.state_size
+        self.entries = _entries(agent.observation_space, agent.layouts)
+        self.packed = len(self.entries) > 1 and any(entry.is_image for entry in self.entries)
+        if self.packed:
+            first = next(iter(self.body.layers), None)
+            if not isinstance(first, Unpack):
+                raise UserError(f"{type(first).__name__} reads packed observations (a Dict or Tuple with images) itself")
+            self.body.layers[0] = _Join(first)
+        normalizer = agent.normalizers.obs
+        self.clip = math.inf if normalizer is None else normalizer.clip
+        stats = None if normalizer is None else normalizer.stats
+        self.register_buffer("mean", None if stats is None else torch.from_numpy(stats.mean.ravel().copy()))
+        self.register_buffer("inv_std", None if stats is None else torch.from_numpy(stats.inv_std.ravel().copy()))
+        self.decode = _decoder(agent.action_space)
+        self.eval().requires_grad_(False)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        encoded = [self._normalize(entry, entry.encode(x)) for entry, x in zip(self.entries, inputs, strict=False)]
+        flat = self.packed or len(encoded) > 1
+        obs_B = torch.cat([x.to(torch.float32).flatten(1) for x in encoded], dim=1) if flat else encoded[0]
+        if isinstance(self.body, RecurrentBody):
+            first_1B = torch.zeros(1, obs_B.shape[0], dtype=torch.bool)
+            features_1B, state_BS = self.body.unroll(obs_B.unsqueeze(0), first_1B, inputs[-1])
+            return (*self._act(features_1B[0]), state_BS)
+        return self._act(self.body(obs_B))
+
+    def _normalize(self, entry: Entry, x: Tensor) -> Tensor:
+        if entry.floats.start == entry.floats.stop or (self.mean is None and self.clip == math.inf):
+            return x
+        if self.mean is not None and self.inv_std is not None:  # in float64, as the env does
+            shape = x.shape[1:]
+            x = (x.to(torch.float64) - self.mean[entry.floats].view(shape)) * self.inv_std[entry.floats].view(shape)
+        return x.clamp(-self.clip, self.clip).to(torch.float32)
+
+    def _act(self, features_BF: Tensor) -> tuple[Tensor, Tensor]:
+        params_BP = self.head(features_BF)
+        action_B = self.decode(self.distribution.torch_mode(params_BP))
+        return action_B, all_params(self.distribution, params_BP)
+
+
+def all_params(distribution: Any, params_BP: Tensor) -> Tensor:
+    """Return the actor's outputs, and beside them the log standard deviation if it does not depend on the observation."""
+    if not isinstance(distribution, Normal) or distribution.log_std is None:
+        return params_BP
+    log_std_BD = distribution.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
+    return torch.cat([params_BP, log_std_BD], dim=1)
+
+
+class _Join(nn.Module):
+    """In the place of a net's Unpack: entries side by side as float32 [B, F], instead of packed in bytes."""
+
+    def __init__(self, unpack: Unpack) -> None:
+        super().__init__()
+        self.unpack = unpack
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        parts, normalize = self.unpack.parts, self.unpack.normalize
+        columns = torch.split(x_BF, [math.prod(part.shape) for part in parts], dim=1)
+        scales = [1.0 / part.divisor if normalize else 1.0 for part in parts]
+        return self.unpack.join([(x * scale).reshape(-1, *part.shape) for x, scale, part in zip(columns, scales, parts, strict=True)])
+
+
+def _entries(space: spaces.Space[Any], layouts: Sequence[BoxLayout | None]) -> list[Entry]:
+    entries, at = [], 0
+    for (path, leaf), layout in zip(leaves(space), layouts, strict=True):
+        known = observation_codec(leaf)[0] if layout is None else layout
+        size = math.prod(known.shape) if known.dtype == "float32" else 0
+        name, is_image = ".".join(["obs", *map(str, path)]), layout is not None and layout.is_image
+        entries.append(Entry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image))
+        at += size
+    return entries
+
+
+def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Tensor], Tensor]:
+    """Return the function of `observation_codec` in torch."""
+    if layout is not None and layout.is_image:
+        target, last, dtype = layout.shape, layout.channels_last, torch.uint8 if layout.dtype == "uint8" else torch.float32
+        return lambda x: (x.movedim(-1, -3) if last else x).to(dtype).reshape(-1, *target)
+    if layout is not None and layout.scale is not None:
+        count, scale = layout.shape[0], torch.from_numpy(layout.scale)
+        return lambda x: x.to(torch.float32).reshape(-1, count) * scale
+    match space:
+        case spaces.Discrete():
+            return _one_hot(np.array([space.n]), np.array([space.start]))
+        case spaces.MultiDiscrete():
+            return _one_hot(space.nvec.ravel(), space.start.ravel())
+    size = math.prod(space.shape or ())
+    return lambda x: x.to(torch.float32).reshape(-1, size)
+
+
+def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
+    offset = torch.from_numpy(np.concatenate([[0], np.cumsum(nvec)[:-1]]) - start).long()
+    columns = torch.arange(int(nvec.sum()))
+
+    def encode(x: Tensor) -> Tensor:
+        index_BK = x.to(torch.int64).reshape(-1, len(offset)) + offset
+        return (index_BK.unsqueeze(2) == columns).to(torch.float32).sum(1)
+
+    return encode
+
+
+def _decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
+    """Return the function of `action_codec` in torch."""
+    shape = space.shape or ()
+    match space:
+        case spaces.Discrete():
+            start = int(space.start)
+            return lambda a: a + start
+        case spaces.MultiDiscrete():
+            first, dtype = torch.from_numpy(space.start.ravel()).long(), torch_dtype(space)
+            return lambda a: (a + first).reshape(-1, *shape).to(dtype)
+        case spaces.MultiBinary():
+            return lambda a: a.to(torch.int8).reshape(-1, *shape)
+    assert isinstance(space, spaces.Box)
+    low, high, half, center = (torch.from_numpy(values) for values in box_scale(space))
+    dtype, whole = torch_dtype(space), np.issubdtype(space.dtype, np.integer)
+
+    def decode(action: Tensor) -> Tensor:
+        clipped = torch.minimum(torch.maximum(action.to(torch.float64) * half + center, low), high)
+        return (clipped.round() if whole else clipped).to(dtype).reshape(-1, *shape)
+
+    return decode
+
+
+def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
+    """Return the dtype of a space's values. Raises UserError for one that torch lacks."""
+    try:
+        return torch.from_numpy(np.zeros(1, space.dtype)).dtype
+    except TypeError:
+        raise UserError(f"torch has no dtype {space.dtype} of the space {space}") from None

@@ -1,0 +1,204 @@
+"""A trained agent from a run folder: `agent = load_agent(folder); action, state = agent.act(obs)`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from slm_lab.agent.policy.build import build_policy
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.env.layout import BoxLayout
+from slm_lab.env.make import make_codec
+from slm_lab.env.normalize import Normalizers, make_normalizers
+from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import Which, checkpoint_path, checkpoints, readable_checkpoint
+from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.loader import load_spec, spec_names
+from slm_lab.spec.spec import Spec
+
+
+class LoadedAgent:
+    """A trained policy with its observation normaliser and the spaces of its env. It needs no env.
+
+    Attributes:
+        policy: the policy. normalizers: of its observations. observation_space, action_space: Gymnasium's, of one env.
+        path: the checkpoint it was loaded from. layouts: how each entry of an observation is converted; None for one that is no Box.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        normalizers: Normalizers,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        path: Location,
+        encode: Codec,
+        layouts: Sequence[BoxLayout | None],
+        obs_keys: Sequence[str] | None = None,
+    ) -> None:
+        self.policy, self.normalizers, self.path = policy, normalizers, path
+        self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
+        self.observation_space, self.action_space = observation_space, action_space
+        self._encode, self.layouts = encode, layouts
+        _, self._decode = action_codec(action_space)
+
+    def act(self, obs: Any, state: np.ndarray | None = None, deterministic: bool = False) -> tuple[Any, np.ndarray | None]:
+        """Choose the action for one observation, or the actions for a batch of them, in the env's own form.
+
+        Args:
+            obs: an element of `observation_space` (that of the env after env.wrappers), or a batch of such with a leading axis. If
+                env.obs_keys keeps one part of a Dict or Tuple, the whole observation is accepted too.
+            state: hidden state [N, S] of a recurrent net after the previous observation; None at the start of an episode.
+            deterministic: take the mode of the distribution instead of a sample.
+
+        Returns: the action (or actions), and the hidden state, None for a policy without memory.
+        """
+        if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
+            obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
+        batched = _is_batch(self.observation_space, obs)
+        obs_N = self.encode(obs if batched else batch_of_one(obs))
+        if state is None:
+            state = self.policy.initial_state(len(obs_N))
+        out = self.policy.act(obs_N, state, deterministic)
+        action_N = self._decode(self.policy.env_action(out.action_N))
+        if batched:
+            return action_N, out.state_N
+        action = action_N[0]
+        return (int(action) if isinstance(self.action_space, gym.spaces.Discrete) else action), out.state_N
+
+    def encode(self, obs_N: Any) -> np.ndarray:
+        """Return a batch of the env's observations as the policy takes them: one array, normalised."""
+        encoded_N = self._encode(obs_N)
+        return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
+
+
+def load_agent(folder: str | Path, which: Which = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
+    """Load a trained agent from a run folder.
+
+    Args:
+        which: "best" or "last" weights, or the frame of a numbered checkpoint.
+        session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: the one with the best weights.
+
+    Raises UserError if the folder is not a run folder, holds the trials of a search, or has no checkpoint that can be used.
+    """
+    paths = run_paths_in(Path(folder))
+    if paths is None:
+        raise UserError(not_a_run(folder))
+    return load_checkpoint_agent(paths, None, which, session, device)
+
+
+def load_checkpoint_agent(
+    paths: RunPaths, spec_name: str | None = None, which: Which = "best", session: int | None = None, device: str = "cpu"
+) -> LoadedAgent:
+    """Load the agent of trial 0 from a checkpoint.
+
+    Args: spec_name: name of the spec in the saved file; None: the first one. session: None: the Session whose checkpoint has the highest
+    total_reward_ma.
+
+    A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
+    """
+    if paths.holds_trials:
+        raise UserError(
+            f"{paths.root} contains the trials of a search; train one of them, such as {paths.trial_spec(0)}, "
+            "or give the folder of a run of train"
+        )
+    problems: list[str] = []
+    found = _checkpoints(paths, which, session, problems)
+    if not found:
+        raise UserError(_instead(problems, paths, session) or _no_checkpoint(paths, which, session))
+    spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
+    for path, bundle in found:
+        try:
+            agent = build_loaded_agent(spec, path, bundle, device)
+        except state.BundleError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            notice(f"{problem}; using {path.name}")
+        return agent
+    raise UserError(_instead(problems, paths, session))
+
+
+def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
+    """The agent of a spec with the weights of a checkpoint. Raises BundleError if they do not fit each other."""
+    if "weights" not in bundle:
+        raise state.BundleError(f"{path} has no weights")
+    spaces = bundle["spaces"]
+    observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
+    observation, encode = make_codec(spec.env, observation_space, spec.agent.input)
+    action, _ = action_codec(action_space)
+    info = EnvInfo(1, observation, action)
+    net = spec.agent.net  # in float32, as its weights are, on any processor and in an exported file
+    float32 = spec.agent.model_copy(update={"net": None if net is None else net.model_copy(update={"dtype": "float32"})})
+    policy = build_policy(float32, info, np.random.default_rng(), device)
+    try:
+        policy.load_weights(bundle["weights"])
+    except RuntimeError as error:
+        raise state.BundleError(f"{path} does not fit the net of {spec.name}: {str(error).splitlines()[-1].strip()}") from None
+    policy.explore_var = bundle.get("explore_var") or 0.0
+    normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
+    normalizers.copy_obs_statistics(bundle["normalizers"])
+    layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
+    return LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
+
+
+def _instead(problems: Sequence[str], paths: RunPaths, session: int | None) -> str:
+    """Return why no checkpoint can be used, and one that can be read; "" without problems."""
+    other = readable_checkpoint(paths, session) if problems else None
+    return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
+
+
+def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
+    """Return the message that a checkpoint does not exist, with those that do."""
+    if not (of_any := checkpoints(paths)):
+        return f"no checkpoint in {paths.checkpoint_dir}"
+    if session is not None and not (of_any := checkpoints(paths, session)):
+        known = [index for index in paths.sessions() if checkpoints(paths, index)]
+        return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
+    of = "" if session is None else f" of session {session}"
+    return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
+
+
+def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Location, dict[str, Any]]]:
+    """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
+    found = []
+    for index in paths.sessions() if session is None else [session]:
+        path = checkpoint_path(paths, index, which)
+        try:
+            if path.is_file():
+                bundle = state.load(path)
+                found.append((path, bundle["policies"][index % paths.policies] if "policies" in bundle else bundle))
+        except state.BundleError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {error.strerror or error}")
+    value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}
+    return sorted(found, key=lambda one: value[one[0]], reverse=True)
+
+
+def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
+    """Return whether an observation consists of the parts of a Dict or Tuple."""
+    if isinstance(space, gym.spaces.Dict):
+        return isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()
+    return isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space.spaces)
+
+
+def _is_batch(space: gym.Space[Any], obs: Any) -> bool:
+    """Whether `obs` has a leading batch axis."""
+    match space:
+        case gym.spaces.Dict():
+            key = next(iter(space.spaces))
+            return _is_batch(space.spaces[key], obs[key])
+        case gym.spaces.Tuple():
+            return _is_batch(space.spaces[0], obs[0])
+    return np.ndim(obs) == len(space.shape or ()) + 1

@@ -1,0 +1,183 @@
+"""The child's side of a child process of the supervisor."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import faulthandler
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from slm_lab.experiment.execute.local import fork_server as server
+from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.heartbeat import WAITING, Heartbeat
+from slm_lab.experiment.files.lock import ORPHAN_SECONDS
+from slm_lab.experiment.plan import Stop
+from slm_lab.lib.process_state import ProcessState
+from slm_lab.spec.meta import StartMethod
+
+_PRINTED_BYTES = 2**20
+"""Maximum of earlier output that is copied to a log."""
+
+Target = Callable[..., None]
+"""target(context, *args): what a child runs. A function of an importable module, not of the user's script."""
+
+
+class SharedFd:
+    """A file descriptor among the arguments of a child. In the child `fd` is a copy that belongs to the child."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_fd, (reduction.DupFd(self.fd),)
+
+
+def _received_fd(copy: Any) -> SharedFd:
+    fd: int = copy.detach()
+    os.set_inheritable(fd, False)
+    return SharedFd(fd)
+
+
+class Setup:
+    """State of the parent that a child starts with. It is applied where it is unpickled, before the arguments after it are loaded.
+
+    Args:
+        printed: descriptor for the child's stdout and stderr.
+        start_method: meta.start_method, for the processes that the child starts.
+    """
+
+    def __init__(self, printed: int, start_method: StartMethod) -> None:
+        self.printed, self.start_method = printed, start_method
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _set_up, (SharedFd(self.printed), ProcessState.of_this_process(), self.start_method)
+
+
+def _set_up(printed: SharedFd, state: ProcessState, start_method: StartMethod) -> None:
+    os.setpgid(0, 0)
+    server.default_signals()
+    print_to_fd(printed.fd)
+    faulthandler.enable()
+    sys.excepthook = sys.__excepthook__
+    server.use_start_method(start_method)
+    if _from_server():
+        server.inherit_server()
+
+
+def _from_server() -> bool:
+    """Whether this process is a copy of the fork server."""
+    return "slm_lab.experiment.execute.local.preload" in sys.modules
+
+
+def print_to_fd(fd: int) -> None:
+    """Redirect descriptors 1 and 2, which C libraries use too, to `fd`, and close it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+class ChildContext:
+    """What the target of a child process works with.
+
+    Attributes:
+        name: the child's name.
+        restart: number of processes that died over this work.
+        stop: requested when the parent requests it or has ended.
+        heartbeat: of this process; `beat(phase)` is its method.
+    """
+
+    def __init__(self, name: str, restart: int, connection: Connection, heartbeat: Heartbeat) -> None:
+        self.name, self.restart, self.heartbeat, self.beat = name, restart, heartbeat, heartbeat.beat
+        self.stop = Stop()
+        self.orphaned = False
+        """The parent has ended."""
+        self._connection, self._sending = connection, threading.Lock()
+        self._orders: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+
+    def send(self, kind: str, *content: Any) -> None:
+        """Send the parent a message, from any thread. Without effect if the parent has ended.
+
+        Ends this process if user code has closed the connection: the parent would wait for what cannot be sent.
+        """
+        try:
+            with self._sending:
+                self._connection.send((kind, *content))
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                os.write(2, b"the env, or what it uses, closed file descriptors that it did not open\n")
+                os._exit(1)
+
+    def receive(self) -> Any:
+        """Wait in phase "waiting" for the parent's next order and return it; None if a stop is requested and no order is left."""
+        self.beat(WAITING)
+        order = self._orders.get()
+        if order is None:
+            self._orders.put(None)  # for the next call
+        return order
+
+    def print_to(self, path: Path) -> None:
+        """Append the output of this process to `path` from now on, and its earlier output if that was kept in memory."""
+        path = path.absolute()
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        with suppress(OSError):  # not readable: it is a log already
+            os.write(fd, os.pread(1, _PRINTED_BYTES, 0))
+        print_to_fd(fd)
+        self.send("_output", path)
+
+    def _listen(self) -> None:
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    kind, order = self._connection.recv()
+                    if kind == "stop":
+                        self._request_stop()
+                    else:
+                        self._orders.put(order)
+        finally:
+            self.orphaned = True
+            self._request_stop()
+            time.sleep(ORPHAN_SECONDS)
+            os.killpg(0, signal.SIGKILL)
+
+    def _request_stop(self) -> None:
+        self.stop.requested = True
+        self._orders.put(None)
+
+
+def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:
+    """Run a target. An exception that it raises becomes the message ("failed", cause), see failures.py, and exit code 1."""
+    os.set_inheritable(connection.fileno(), False)
+    context, code = ChildContext(name, restart, connection, Heartbeat(heartbeat.fd)), 0
+    os.close(heartbeat.fd)
+    try:
+        target(context, *args)
+    except BaseException as error:  # SystemExit, too: without a message its code 0 would be an end without a result
+        context.send("failed", cause(error))
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
+    finally:
+        context.send("_end")
+        for left in multiprocessing.active_children():
+            left.kill()  # exit would wait for it
+        if _from_server():
+            atexit._run_exitfuncs()  # a copy of the fork server ends without them
+        if context.orphaned:
+            os.killpg(0, signal.SIGKILL)
+    sys.exit(code)

@@ -1,0 +1,166 @@
+"""Bounded interruption of this process: stop requests by signal, and the end of user code that blocks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slm_lab.experiment.execute.local.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
+from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.lib.signals import STOP_SIGNALS
+
+_ONE_EVENT = 0.2
+"""Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
+_WAKE: int | None = getattr(signal, "SIGURG", None)
+"""Interrupts a system call of the main thread. Ignored by default: without effect if it arrives late."""
+_POLL = 0.1
+"""Seconds between two checks of the thread."""
+_AGAIN = 1.0
+"""Seconds after which `time_limit` raises again."""
+
+
+class Blocked(BaseException):
+    """User code did not return in time. Not an Exception: `except Exception` in user code does not catch it."""
+
+
+_handlers: dict[int, Any] = {}
+"""Those of the innermost `stop_on_signal` block."""
+
+
+@contextmanager
+def stop_on_signal(stop: Stop) -> Iterator[None]:
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises Interrupted at once.
+
+    Signal handlers stay as they are outside the main thread; so does an ignored SIGHUP (nohup).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    first = 0.0
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal first
+        if not stop.requested:
+            first, stop.number, stop.requested = time.monotonic(), number, True
+        elif time.monotonic() > first + _ONE_EVENT:
+            raise Interrupted("", stop.number)
+
+    ignored = [number for number in STOP_SIGNALS if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN]
+    outer = dict(_handlers)
+    _handlers.clear()
+    _handlers.update({number: handle for number in STOP_SIGNALS if number not in ignored})
+    before = {number: signal.signal(number, handle) for number in _handlers}
+    try:
+        yield
+    finally:
+        _handlers.clear()
+        _handlers.update(outer)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def restore_handlers() -> None:
+    """Install the handlers of `stop_on_signal` again: simulators install their own when they are built, or ignore Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in _handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def watchdog(
+    heartbeat: Heartbeat,
+    stop: Stop,
+    *,
+    grace: float = 5.0,
+    stall_notice: float | None = None,
+    stall_limit: float | None = None,
+    report: Callable[[float, str], None] | None = None,
+) -> Iterator[None]:
+    """Watch the heartbeat of this process from a thread while the block runs in the main thread.
+
+    Raises Blocked in the main thread if it stays in user code (a phase of USER_CODE, without a beat) for `grace` seconds after a
+    stop was requested, or for `stall_limit` seconds; again after as many seconds if the user's code catches it.
+    Calls `report(seconds, phase)` from the thread, once per stall, after `stall_notice` seconds.
+
+    In another thread than the main one, and on systems without such signals, it only reports. A C function that neither returns
+    nor lets signals interrupt it cannot be ended in its own process.
+    """
+    timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
+    stopped: float | None = None
+    verdict: tuple[int, str] | None = None
+    """The heartbeat at which the main thread is blocked, and the reason."""
+
+    def blocked() -> bool:
+        nonlocal noticed, raised, stopped, verdict
+        seconds, now, phase = timer.seconds(), time.monotonic(), heartbeat.phase
+        if stop.requested and stopped is None:
+            stopped = now
+        if report is not None and stall_notice is not None and noticed < stall_notice <= seconds:
+            report(seconds, PHASES[phase])
+        noticed = seconds
+        limits = [] if stopped is None else [(min(seconds, now - stopped), grace, "after a stop was requested")]
+        limits += [] if stall_limit is None else [(seconds, stall_limit, "without a heartbeat")]
+        for lasted, limit, text in limits:
+            if phase in USER_CODE and lasted >= limit and now >= raised + limit:
+                raised, verdict = now, (heartbeat.value, f"the env has been {PHASES[phase]} for {seconds:.0f} seconds, {text}")
+                return True
+        return False
+
+    with _interrupted(blocked, lambda: verdict[1] if verdict is not None and verdict[0] == heartbeat.value else None):
+        yield
+
+
+@contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Raise Blocked if the block, run in the main thread, takes longer; `what` names it in the message."""
+    deadline = due = time.monotonic() + seconds
+
+    def blocked() -> bool:
+        nonlocal due
+        if time.monotonic() < due:
+            return False
+        due = time.monotonic() + _AGAIN
+        return True
+
+    text = f"{what} did not return within {seconds:g} seconds"
+    with _interrupted(blocked, lambda: text if time.monotonic() >= deadline else None):
+        yield
+
+
+@contextmanager
+def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
+    """Call `blocked` from a thread every 0.1 s while the block runs; if it returns True, wake the main thread.
+
+    The main thread then calls `reason` and raises Blocked with the text that it returns; None: it continues, since it is no longer blocked
+    or was woken by the thread of an enclosing block.
+    """
+    done, main, over = threading.Event(), threading.main_thread(), False
+    wake = _WAKE if threading.current_thread() is main else None
+
+    def watch() -> None:
+        while not done.wait(_POLL):
+            if blocked() and wake is not None:
+                signal.pthread_kill(main.ident or 0, wake)
+
+    def handle(number: int, frame: object) -> None:
+        if not over and (text := reason()) is not None:
+            raise Blocked(text)
+        if callable(before):
+            before(number, frame)
+
+    before: Any = None if wake is None else signal.signal(wake, handle)
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over = True
+        done.set()
+        if wake is not None:
+            signal.signal(wake, before)
+        thread.join()

@@ -1,0 +1,89 @@
+"""Code that the fork server runs before it makes its first child: the only module that it preloads, imported in the server alone.
+
+The server starts with the stop signals blocked, so that no Ctrl-C can reach it before it is in a new process group.
+An error here ends the server silently; the parent then starts its children by spawn (server.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import shutil
+import sys
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing import forkserver, process, util
+from pathlib import Path
+from pickle import UnpicklingError
+from types import ModuleType, TracebackType
+
+from slm_lab.experiment.execute.local.fork_server import PRELOAD, default_signals, restore_environment
+from slm_lab.lib.garbage import freeze_objects, postpone_collection
+
+_SERVER = os.getpid()
+
+
+def _begin(module: ModuleType) -> None:
+    """Give a child that the supervisor did not start, such as an env process of AsyncVectorEnv, the state that it has under spawn.
+
+    It joins the process group of the process that requested it, prints where that one prints, has its own random numbers, and runs exit
+    hooks, without which a copy of the fork server ends.
+    """
+    if os.getpgid(0) == os.getpid():  # started by the supervisor, and set up
+        return
+    import numpy as np
+
+    parent = process.current_process()._parent_pid  # type: ignore[attr-defined]
+    with suppress(OSError):
+        os.setpgid(0, os.getpgid(parent))
+    for number in (1, 2):
+        with suppress(OSError):
+            copy = os.open(f"/proc/{parent}/fd/{number}", os.O_WRONLY | os.O_APPEND)
+            os.dup2(copy, number)
+            os.close(copy)
+    np.random.seed()
+    util.Finalize(None, atexit._run_exitfuncs, exitpriority=-100)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an error of a child that has not begun, unless it only means that its parent has ended."""
+    if not issubclass(kind, EOFError | OSError | UnpicklingError):
+        sys.__excepthook__(kind, error, trace)
+
+
+def _remove_folder() -> None:
+    """Remove the temporary folder of the server's socket. The parent does so itself unless it was killed."""
+    address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+    if os.getpid() == _SERVER and os.getppid() != _PARENT and isinstance(address, str) and Path(address).parent.name.startswith("pymp-"):
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
+
+
+def _load() -> None:
+    """Import PRELOAD with stdout and stderr closed to its warnings."""
+    null, streams = os.open(os.devnull, os.O_RDWR), [os.dup(number) for number in (1, 2)]
+    for number in (1, 2):
+        os.dup2(null, number)
+    postpone_collection()
+    for name in PRELOAD:
+        import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("a preloaded module has started a thread, and a process with threads cannot be forked")
+    gc.collect()
+    freeze_objects()
+    for number, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream, number)
+    for fd in (null, *streams):
+        os.close(fd)
+
+
+os.setpgid(0, 0)
+default_signals()
+_PARENT = restore_environment()
+try:
+    _load()
+except BaseException:
+    os._exit(1)
+sys.excepthook = _report
+util.register_after_fork(sys.modules[__name__], _begin)
+atexit.register(_remove_folder)

@@ -1,0 +1,343 @@
+"""The parent's side of a run's child processes: it sends orders, and receives messages, stalls and deaths."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from slm_lab.experiment.execute.local import child as child_side
+from slm_lab.experiment.execute.local.child import Setup, SharedFd, Target
+from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
+from slm_lab.experiment.execute.local.heartbeat import HEARTBEAT_BYTES, PHASES, Heartbeat, StallTimer
+from slm_lab.lib.environment import environment
+from slm_lab.lib.main_module import hidden_main
+from slm_lab.lib.process_group import kill_group
+from slm_lab.lib.signals import stop_signals_blocked
+from slm_lab.lib.start_method import THREAD_LIMITS
+from slm_lab.lib.store import shared_file
+
+_TICK = 0.5
+"""Maximum seconds between two checks of heartbeats and deadlines."""
+_END_SECONDS = 10.0
+"""Time that a child has to exit once its target has returned."""
+_REAP_SECONDS = 5.0
+"""Time that the system has to end a killed process."""
+_UNKNOWN = 255
+"""Exit code that the standard library reports if the fork server, which knows it, was killed."""
+_PRINTED_BYTES = 2**20
+"""Maximum size of what is kept of a child's output without a log, in memory."""
+_TAIL_LINES, _TAIL_BYTES = 20, 2**16
+_MEANINGS = {
+    "SIGKILL": "often: out of memory",
+    "SIGSEGV": "invalid memory access in native code, such as a simulator",
+    "SIGBUS": "invalid memory access in native code, or a full /dev/shm",
+    "SIGABRT": "native code ended the process, such as a failed assertion",
+    "SIGFPE": "invalid arithmetic in native code",
+    "SIGILL": "native code for another processor",
+}
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
+"""Start of a line that slm_lab logged, which does not explain a death."""
+
+
+class Message(NamedTuple):
+    """A message from a child."""
+
+    child: Child
+    kind: str
+    content: tuple[Any, ...]
+
+
+class Died(NamedTuple):
+    """A child's process has ended, for whatever reason; it is reaped, and the processes that it started are killed."""
+
+    child: Child
+    reason: str
+    """"killed by SIGKILL (often: out of memory)", "ended with exit code 3", "did not end within 60 seconds", …"""
+    output: str
+    """The last lines that it printed."""
+    code: int | None
+    """Exit code, negative for a signal; None for a process that cannot be killed."""
+
+
+class Stalled(NamedTuple):
+    """A child's heartbeat has not changed for longer than a limit; the process keeps running."""
+
+    child: Child
+    seconds: float
+    phase: str
+    level: Literal["notice", "limit"]
+
+
+Event = Message | Died | Stalled
+
+
+class Child:
+    """A task that runs in a process, and after its death in a new one. Made by `Supervisor.start`.
+
+    Attributes:
+        restart: number of processes that died over this task.
+        pid: of the process, and the number of its process group.
+        output: the log that it prints to; None: its output is kept in memory.
+    """
+
+    def __init__(self, name: str, target: Target, args: tuple[Any, ...]) -> None:
+        self.name, self.target, self.args = name, target, args
+        self.restart, self.pid = 0, -1
+        self.output: Path | None = None
+        self.inbox: deque[Message] = deque()
+        self.died: Died | None = None
+        """The event of its death, until it is yielded."""
+        self._process: Any = None
+        """Of multiprocessing, while it runs."""
+
+    # ---- start
+
+    def start(self) -> None:
+        """Start the process. Raises OSError if the system cannot create one."""
+        for attempt in range(3):
+            ensure_server()
+            method = start_method()
+            try:
+                return self._launch(method)
+            except (OSError, EOFError) as error:  # EOFError: the fork server has ended meanwhile
+                if method == "spawn":
+                    raise
+                stop_server()
+                if attempt > 0:
+                    use_spawn(str(error) or ENDED)
+
+    def _launch(self, method: str) -> None:
+        printed, memory = shared_file(), shared_file()
+        ours, theirs = multiprocessing.Pipe()
+        try:
+            import fcntl  # POSIX only; a Session without child processes needs nothing of it
+
+            fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)  # it may be truncated
+            os.ftruncate(memory, HEARTBEAT_BYTES)
+            self.heartbeat = Heartbeat(memory)
+            args = (Setup(printed, wanted_start_method()), self.name, self.restart, theirs, SharedFd(memory), self.target, self.args)
+            process: Any = multiprocessing.get_context(method).Process(target=child_side.main, args=args, name=self.name)  # type: ignore[attr-defined]
+            with stop_signals_blocked(), hidden_main(), environment(dict.fromkeys(THREAD_LIMITS, "1")):
+                process.start()
+        except BaseException:
+            ours.close()
+            os.close(printed)
+            raise
+        finally:
+            theirs.close()
+            os.close(memory)
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # nobody else polls or joins it
+        self._process, self.pid, self._printed, self.output = process, process.pid, printed, None
+        try:
+            self._death = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not on this system, or dead already
+            self._death = os.dup(process.sentinel)
+        self._connection: Connection | None = ours
+        self._buffer, self._reported, self._timer = bytearray(), 0, StallTimer(self.heartbeat)
+        self._deadline, self._verdict = float("inf"), ""
+
+    # ---- communication
+
+    def send(self, order: Any) -> None:
+        """Send the child an order (`ChildContext.receive`). Without effect if the child has ended."""
+        self._send("order", order)
+
+    def stop(self, grace: float) -> None:
+        """Request a stop; kill the child if it has not ended within `grace` seconds."""
+        self._send("stop", None)
+        self._end_within(grace)
+
+    def _send(self, kind: str, order: Any) -> None:
+        if self._connection is not None:
+            with suppress(OSError):  # it has just died
+                self._connection.send((kind, order))
+
+    def _end_within(self, seconds: float) -> None:
+        if time.monotonic() + seconds < self._deadline:
+            self._deadline, self._verdict = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
+
+    def tail(self) -> str:
+        """Return the last lines that the running process printed, without those that slm_lab logged."""
+        lines = _last_bytes(self._printed).decode(errors="replace").splitlines()
+        return "\n".join(
+            [line for line in lines if line and not _LOGGED.match(line) and not line.startswith("Extension modules: ")][-_TAIL_LINES:]
+        )
+
+    # ---- for Supervisor
+
+    @property
+    def waitable(self) -> list[Any]:
+        """Objects to wait for: its death and its messages."""
+        return [] if self._process is None else [self._death, *([self._connection] if self._connection is not None else [])]
+
+    @property
+    def over(self) -> bool:
+        """Whether the process has ended, or should have ended by now."""
+        return self._process is None or time.monotonic() > self._deadline or bool(wait([self._death], 0))
+
+    def take_messages(self) -> None:
+        """Move the messages that have arrived to the inbox, without waiting for the rest of an incomplete one."""
+        while self._connection is not None and self._connection.poll():
+            try:
+                data = os.read(self._connection.fileno(), 2**16)
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._connection.close()
+                self._connection = None
+            self._buffer += data
+        while len(self._buffer) >= 4:
+            (size,) = struct.unpack_from("!i", self._buffer)  # the format of multiprocessing.connection, below 2 GiB
+            if len(self._buffer) < 4 + size:
+                break
+            kind, *content = pickle.loads(self._buffer[4 : 4 + size])
+            del self._buffer[: 4 + size]
+            if kind == "_output":
+                with suppress(OSError):  # it is removed already
+                    log = os.open(content[0], os.O_RDONLY)
+                    os.dup2(log, self._printed)
+                    os.close(log)
+                    self.output = content[0]
+            elif kind == "_end":
+                self._end_within(_END_SECONDS)
+            else:
+                self.inbox.append(Message(self, kind, tuple(content)))
+        if self.output is None and os.fstat(self._printed).st_size > _PRINTED_BYTES:
+            last = _last_bytes(self._printed)
+            os.ftruncate(self._printed, 0)
+            os.write(self._printed, last)
+
+    def stall(self, notice: float | None, limit: float | None) -> Stalled | None:
+        """Return a stall that has not been reported yet."""
+        seconds, before = self._timer.seconds(), self._reported
+        # no limit before the first beat: to load torch may take long on a busy machine
+        self._reported = (
+            2 if self.heartbeat.value and seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
+        )
+        if self._reported <= before:
+            return None
+        return Stalled(self, seconds, PHASES[self.heartbeat.phase], "limit" if self._reported == 2 else "notice")
+
+    def end(self) -> None:
+        """Kill the process, if it runs, and all that it started; reap it and take its last messages."""
+        if self._process is None:
+            return
+        overdue = not wait([self._death], 0)
+        if overdue:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
+        self._process.join(_REAP_SECONDS)
+        code: int | None = self._process.exitcode
+        self.take_messages()
+        self.died = Died(self, self._verdict if overdue else _reason(code), self.tail(), code)
+        with suppress(ValueError):  # it cannot be killed
+            self._process.close()
+        self._process = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        for fd in (self._death, self._printed):
+            os.close(fd)
+
+
+class Supervisor:
+    """Owns the child processes of one run, in one thread at a time.
+
+    Args:
+        stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
+    """
+
+    def __init__(self, stall_notice: float | None = 30.0, stall_limit: float | None = None) -> None:
+        self.stall_notice, self.stall_limit = stall_notice, stall_limit
+        self.children: list[Child] = []
+        """Those whose processes run."""
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(self, name: str, target: Target, *args: Any) -> Child:
+        """Start a child that runs target(context, *args), with one thread of numpy and torch. Raises OSError."""
+        child = Child(name, target, args)
+        child.start()
+        self.children.append(child)
+        return child
+
+    def restart(self, child: Child, *args: Any) -> None:
+        """Start a new process for a child, with new arguments if any are given, after killing the old one. Raises OSError."""
+        self.kill(child)
+        child.restart += 1
+        child.args = args or child.args
+        child.start()
+        self.children.append(child)
+
+    def events(self, timeout: float, also: Sequence[Connection | socket.socket | int] = ()) -> Iterator[Event]:
+        """Wait until something happens, or one of `also` is ready, but no longer than `timeout` seconds and hardly more than 0.5.
+
+        Yields the events: of each child first its messages, then its death. The caller may restart, stop and kill children meanwhile.
+        """
+        pending = any(child.inbox or child.died for child in self.children)
+        wait([*also, *(item for child in self.children for item in child.waitable)], 0 if pending else min(timeout, _TICK))
+        for child in list(self.children):
+            if child.over:
+                child.end()
+            else:
+                child.take_messages()
+            while child.inbox and child in self.children:
+                yield child.inbox.popleft()
+            if child not in self.children:
+                continue
+            died, child.died = child.died, None
+            if died is not None:
+                self.children.remove(child)
+                yield died
+            elif (stalled := child.stall(self.stall_notice, self.stall_limit)) is not None:
+                yield stalled
+
+    def stop(self, grace: float) -> None:
+        """Request a stop of all children; those that have not ended within `grace` seconds are killed by `events`."""
+        for child in self.children:
+            child.stop(grace)
+
+    def kill(self, child: Child) -> None:
+        """Kill a child and all that it started, at once. No event reports it."""
+        child.end()
+        child.inbox.clear()
+        child.died = None
+        if child in self.children:
+            self.children.remove(child)
+
+    def close(self) -> None:
+        """Kill all children and all that they started."""
+        for child in list(self.children):
+            self.kill(child)
+
+
+def _reason(code: int | None) -> str:
+    """Return why a process ended that was not killed by its supervisor."""
+    if code == _UNKNOWN:
+        return f"ended with exit code {_UNKNOWN} (or an unknown one, if the fork server was killed)"
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    meaning = _MEANINGS.get(name)
+    return f"killed by {name}" + (f" ({meaning})" if meaning else "")
+
+
+def _last_bytes(fd: int) -> bytes:
+    return os.pread(fd, _TAIL_BYTES, max(0, os.fstat(fd).st_size - _TAIL_BYTES))

@@ -1,0 +1,102 @@
+"""What code of the user can do to this process besides raising an Exception: end it, close its files, never return from close()."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from slm_lab.experiment.execute.local.interrupt import Blocked, time_limit
+from slm_lab.experiment.plan import Interrupted, Stop, UserError
+from slm_lab.lib.log import logger, notice
+
+CLOSE_SECONDS = 10.0
+"""Time that an env has to close."""
+
+
+class Exited(BaseException):
+    """User code called os._exit. Not an Exception, as SystemExit: `except Exception` in user code does not catch it."""
+
+
+@contextmanager
+def exits_raised() -> Iterator[None]:
+    """Let os._exit raise Exited in this process, so that a run which it would end without a trace fails like any other.
+
+    An exit by C code cannot be caught. Copies of the process (os.fork) end as they ask to. Without effect outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, own = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == own:
+            raise Exited(f"os._exit({status!r}) was called")
+        before(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = before
+
+
+def from_user_code(error: BaseException) -> bool:
+    """Return whether code raised it: not a signal, which is an Interrupted inside `stop_on_signal`."""
+    if not isinstance(error, KeyboardInterrupt):
+        return True
+    by_python = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return not (isinstance(error, Interrupted) or by_python)
+
+
+def explained(error: BaseException) -> str | None:
+    """Return what user code did and where, for errors that are not an Exception; None for others."""
+    match error:
+        case SystemExit():
+            text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+        case Exited():
+            text = str(error)
+        case KeyboardInterrupt() | GeneratorExit():
+            text = f"{type(error).__name__} was raised (by code, not by a signal)"
+        case _:
+            return None
+    return text + place(error)
+
+
+def place(error: BaseException) -> str:
+    """Return the line that raised an error, to follow a message; "" if it is not known."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+@contextmanager
+def build_errors(name: str, stop: Stop) -> Iterator[None]:
+    """Raise UserError if env `name`, which is built in this block, blocks or ends the program; Interrupted if a stop was requested."""
+    try:
+        yield
+    except Blocked as error:
+        if stop.requested:
+            raise Interrupted("", stop.number) from None
+        raise UserError(f"{name} cannot be built: {error} (meta.stall_limit)") from None
+    except (SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
+        if not from_user_code(error):
+            raise
+        raise UserError(f"{name} cannot be built: {explained(error)}") from error
+
+
+def close_env(close: Callable[[], None]) -> None:
+    """Call an env's close(). That it raises an error, or does not return within CLOSE_SECONDS, is a notice: no result depends on it."""
+    try:
+        with time_limit(CLOSE_SECONDS, "the env's close()"):
+            close()
+    except Blocked as error:
+        notice(str(error))
+    except (Exception, SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
+        if not from_user_code(error):
+            raise
+        notice(f"the env's close() failed: {explained(error) or f'{type(error).__name__}: {error}{place(error)}'}")
+        logger.info("close() failed", exc_info=True)

@@ -1,0 +1,315 @@
+"""The connection to a Ray cluster, and what is checked before anything is trained on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import slm_lab
+from slm_lab.experiment.execute.ray.local_cluster import LocalCluster, check_installed
+from slm_lab.experiment.files.provenance import package_versions
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.environment import environment
+from slm_lab.lib.limits import cores
+from slm_lab.lib.signals import stop_signals_blocked
+
+_CONNECT_SECONDS = 3.0
+"""Time in which the head of a cluster accepts a connection. (Ray itself would try for 80 s, and then end this process.)"""
+_HEADER, _SETTINGS = 9, b"\x04"
+"""Bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
+"""What a client sends first: the preface, and settings without content."""
+_PROBE_SECONDS = 60.0
+"""Time in which every node answers the first task: it starts a process."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or a part of one, that Ray uses."""
+
+    id: str
+    name: str
+    cores: float
+    gpus: float
+
+
+class Cluster:
+    """A Ray cluster that this process is connected to. `address` is as the user gave it."""
+
+    def __init__(self, address: str) -> None:
+        import ray
+
+        self.address = address
+        self.own = str(ray.get_runtime_context().get_node_id())
+        """Id of the node of this process."""
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Nodes that are alive now."""
+        import ray
+
+        found = []
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            if node["Alive"]:
+                resources = node["Resources"]
+                name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}:{node['NodeManagerPort']})"
+                found.append(Node(node["NodeID"], name, resources.get("CPU", 0.0), resources.get("GPU", 0.0)))
+        return found
+
+    def __str__(self) -> str:
+        nodes = self.nodes
+        gpus = sum(node.gpus for node in nodes)
+        with_gpus = f", {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else ""
+        total = sum(node.cores for node in nodes)
+        return f"cluster {self.address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {total:g} core{'s' * (total != 1)}{with_gpus}"
+
+    def check_fits(self, what: str, cores: float, gpus: float = 0.0) -> None:
+        """Raise UserError if no node has the given cores and GPUs free."""
+        nodes = self.nodes
+        if not any(node.cores >= cores and node.gpus >= gpus for node in nodes):
+            needs = f"{cores:g} core{'s' * (cores != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")
+            has = "; ".join(f"{node.name}: {node.cores:g} cores, {node.gpus:g} GPUs" for node in nodes)
+            raise UserError(f"--cluster {self.address}: {what} needs {needs} of one node, and no node has as many ({has})")
+
+    def check_total(self, what: str, cores: float) -> None:
+        """Raise UserError if all nodes together have fewer cores."""
+        total = sum(node.cores for node in self.nodes)
+        if total < cores:
+            raise UserError(f"--cluster {self.address}: {what} need {cores:g} cores, and the cluster has {total:g}")
+
+
+def on_node(node: str, *, soft: bool = False) -> Any:
+    """Return the scheduling strategy for a node; `soft`: another one if it is gone."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=soft)
+
+
+@contextmanager
+def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
+    """Connect this process to a cluster while the block runs; with "local" one is started, and stopped afterwards.
+
+    Args:
+        address: HOST:PORT, "auto" or "local".
+        folder: where all nodes read and write; None: nowhere.
+
+    Raises UserError, within seconds, if the cluster cannot be reached or used, runs another version of what must be the same, or a node
+    does not see the folder.
+    """
+    check_installed("ray", extra="cluster", what="--cluster")
+    if address == "local":
+        with _token(folder):
+            pass
+        with LocalCluster(cores()):
+            yield Cluster(address)
+        return
+    with _joined(address) as cluster:
+        _check_nodes(cluster, folder)
+        yield cluster
+
+
+@contextmanager
+def _joined(address: str) -> Iterator[Cluster]:
+    where = _resolved(address)
+    with environment(_variables()):
+        import ray
+
+        if ray.is_initialized():
+            raise UserError("this process uses a Ray cluster already; call ray.shutdown() first")
+        try:
+            _init(address, where)
+            with _quiet():
+                yield Cluster(address)
+        finally:  # also if it could not connect: what is left of that would be used by the next attempt
+            with stop_signals_blocked():
+                ray.shutdown()
+
+
+def _init(address: str, where: str) -> None:
+    import ray
+
+    try:
+        with stop_signals_blocked():  # ray.init installs a handler of its own for SIGTERM
+            ray.init(address=where, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+    except SystemExit:
+        raise UserError(f"--cluster {address}: Ray's head node at {where} does not answer") from None
+    except Exception as error:
+        raise UserError(_refusal(address, str(error))) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Do not print the last lines of a node's log when it dies, where this version of Ray has the name used here."""
+    from ray._private import worker
+
+    before = getattr(worker, "print_to_stdstream", None)
+    worker.print_to_stdstream = lambda *arguments, **options: None
+    try:
+        yield
+    finally:
+        if before is not None:
+            worker.print_to_stdstream = before
+
+
+def _resolved(address: str) -> str:
+    """Return HOST:PORT of the head, after a look whether anything listens there. Raises UserError."""
+    where = address
+    if address == "auto":
+        where = os.environ.get("RAY_ADDRESS", "")
+        if not where:
+            with suppress(OSError):
+                where = (Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster").read_text().strip()
+        if not where:
+            start = "start one with `ray start --head`, or join one with `ray start --address=HOST:PORT`"
+            raise UserError(f"--cluster auto: this machine is not a node of a Ray cluster; {start}")
+    host, _, port = where.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as connection:
+            _check_protocol(connection)
+            return where
+    except (OSError, ValueError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        shown = f"--cluster {address}" + (f" ({where})" if where != address else "")
+        raise UserError(f"{shown}: no Ray cluster can be reached there: {reason}; expected the address that `ray start` prints") from None
+
+
+def _check_protocol(connection: socket.socket) -> None:
+    """Raise OSError if what listens there does not speak HTTP/2, as Ray's head does, or says nothing: Ray itself would wait for minutes."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return
+    connection.sendall(_GREETING)
+    answer = b""
+    while len(answer) < _HEADER:
+        if not (part := connection.recv(_HEADER - len(answer))):
+            break
+        answer += part
+    if answer[3:4] != _SETTINGS:
+        raise OSError("what listens there is not Ray's head")
+
+
+def _variables() -> dict[str, str]:
+    """Environment variables of this process while it is connected. Whether requests need a token must be said before ray is imported."""
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
+    if "RAY_AUTH_MODE" not in os.environ:
+        has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+        own["RAY_AUTH_MODE"] = "token" if has_token or (Path.home() / ".ray" / "auth_token").is_file() else "disabled"
+    return own
+
+
+def _refusal(address: str, text: str) -> str:
+    """Return the message for what ray.init raised."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = " ".join(lines[:6])[:600]
+    if "ersion mismatch" in text:
+        advice = "install the same versions of Ray and Python everywhere"
+    elif "uthenticat" in text or "token" in text:
+        advice = "the cluster wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+    else:
+        advice = "this machine must be a node of the cluster (`ray start --address=HOST:PORT`), and have its token if it wants one"
+    return f"--cluster {address}: cannot connect: {shown}; {advice}"
+
+
+def probe(token: Location | None) -> dict[str, Any]:
+    """Return what a node says about itself: its versions, the content of a file, and why it cannot read it or write beside it."""
+    found = {"versions": versions(), "token": "", "problem": ""}
+    if token is not None:
+        try:
+            found["token"] = token.read_text()
+            own = token.with_name(f"{token.name}_{token_hex(8)}")
+            own.write_text("")
+            own.unlink()
+        except OSError as error:
+            found["problem"] = str(error.strerror or error)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same on every node: package → version."""
+    known = package_versions()
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, "slm_lab": slm_lab.__version__, "torch": known["torch"], "numpy": known["numpy"]}
+
+
+def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
+    """Let every node run a task that reads a file from the folder, and writes another one. Raises UserError."""
+    import ray
+
+    with _token(folder) as token:
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(probe)
+        asked = {task.options(scheduling_strategy=on_node(node.id)).remote(token): node for node in cluster.nodes}
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
+        alive = {node.id for node in cluster.nodes}  # Ray lists a node for some seconds after its end
+        late = [one for one in late if asked[one].id in alive]
+        if late:
+            names = ", ".join(asked[one].name for one in late)
+            raise UserError(f"--cluster {cluster.address}: no answer from {names} within {_PROBE_SECONDS:g} s")
+        for one in ready:
+            found = _answer(cluster, asked[one], one, alive)
+            if found is not None and folder is not None and token is not None and (found["problem"] or found["token"] != token.name):
+                _raise_not_seen(cluster, asked[one], folder, found["problem"])
+
+
+@contextmanager
+def _token(folder: Location | None) -> Iterator[Location | None]:
+    """Write a file that contains its own, random name to the folder, or to the nearest one above it that exists, while the block runs."""
+    if folder is None:
+        yield None
+        return
+    where = folder
+    if isinstance(folder, Path):
+        where = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    token = where / f".slm_lab_{token_hex(16)}"
+    try:
+        token.write_text(token.name)
+    except OSError as error:
+        raise UserError(f"cannot write to {_shown(folder)}: {error.strerror or error}") from None
+    try:
+        yield token
+    finally:
+        with suppress(OSError):
+            token.unlink()
+
+
+def _shown(folder: Location) -> str:
+    return f"the data folder {folder}" if isinstance(folder, Path) else f"--storage {folder}"
+
+
+def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str) -> None:
+    if isinstance(folder, Path):
+        advice = "all nodes must see the same folder there: use a network file system, with --data-dir, or an object store, with --storage"
+    else:
+        advice = (
+            "all nodes must read and write there: use a URL that means the same store on each, and give each its package and credentials"
+        )
+    reason = f" ({problem})" if problem else ""
+    raise UserError(f"--cluster {cluster.address}: {node.name} cannot use {_shown(folder)}{reason}; {advice}")
+
+
+def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
+    """Return what a node says about itself; None if it has died meanwhile.
+
+    Raises UserError if it cannot run slm_lab, or has another version of what must be the same.
+    """
+    import ray
+
+    try:
+        found: dict[str, Any] = ray.get(answer)
+    except ray.exceptions.RayError as error:
+        if node.id not in alive:
+            return None
+        last = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+        raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last}") from None
+    own = versions()
+    other = [f"{name} {version} (here {own[name]})" for name, version in found["versions"].items() if version != own[name]]
+    if other:
+        raise UserError(f"--cluster {cluster.address}: {node.name} has other versions: {', '.join(other)}; install the same everywhere")
+    return found

@@ -1,0 +1,217 @@
+"""Checkpoints: one bundle of everything stateful, written atomically: a reader finds the old one or the new one, never a part.
+
+A bundle is a file of torch.save, a ZIP archive, followed by the CRC-32 of all its bytes (`_SEAL`): torch checks none of those inside.
+Programs that read ZIP archives, torch.load among them, ignore what follows.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+import numpy as np
+
+from slm_lab.experiment.files.storage import Location, StoredPath
+from slm_lab.experiment.plan import UserError
+
+VERSION = 4
+"""Version of the bundle's layout and of the encoding of observations; bundles of other versions are refused."""
+
+_SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
+_SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
+_CHUNK = 2**20
+_IN_MEMORY = 2**28
+"""Bytes above which the copy of a stored file is not kept in memory, but in a temporary file."""
+
+
+class BundleError(UserError):
+    """A checkpoint cannot be used; the message names the file and says why."""
+
+
+class _Sealed:
+    """A file to be written from its beginning to its end, which ends with the CRC-32 of what was written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.crc = file, 0
+
+    def write(self, data: bytes) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def seal(self) -> None:
+        self.file.write(b"\nslm_lab crc32 %08x\n" % self.crc)
+
+
+def save(path: Location, bundle: dict[str, Any]) -> None:
+    """Write `bundle` (tensors and plain Python) to `path` atomically. Raises OSError; `path` is then as it was.
+
+    The temporary file lies in the same folder, under a hidden name that matches no pattern of a checkpoint. A process
+    killed while writing leaves it behind; the next save overwrites it.
+    """
+    if isinstance(path, StoredPath):
+        path.replace(lambda file: _write(bundle, file))
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            _write(bundle, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):  # some file systems refuse to sync a folder; the file itself is on disk
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
+    sealed = _Sealed(file)
+    try:
+        _torch().save(bundle, sealed)
+        sealed.seal()
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
+        raise
+
+
+def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
+    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or of another program or version.
+
+    Every byte is checked first, so that a changed bit is never used; torch then reads the file from the system's cache.
+    With `mapped`, tensors are read from the file when they are used: it must not be overwritten until then (`save` replaces it). No effect
+    on a StoredPath.
+    """
+    import torch
+
+    try:
+        with _opened(path) as file:
+            if (damage := _damage(file)) is not None:
+                raise BundleError(f"{path} is damaged{damage}")
+            mapped = mapped and not isinstance(path, StoredPath)
+            bundle = torch.load(str(path) if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+    except BundleError:
+        raise
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # torch raises many kinds for a file of another program
+        raise BundleError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
+    if not isinstance(bundle, dict) or "version" not in bundle:
+        raise BundleError(f"{path} is not an slm_lab checkpoint")
+    if bundle["version"] != VERSION:
+        other = f"has version {bundle['version']} of the checkpoint format, and this slm_lab reads version {VERSION}"
+        raise BundleError(f"{path} {other}; use the version of slm_lab that wrote it, or train again")
+    return bundle
+
+
+@contextmanager
+def _opened(path: Location) -> Iterator[IO[bytes]]:
+    """Open a file for reading at any position; a stored one is copied, so that it is transferred once and in one piece."""
+    if not isinstance(path, StoredPath):
+        with path.open("rb") as file:
+            yield file
+        return
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as copy:
+        with path.reading() as stored:
+            shutil.copyfileobj(stored, copy, _CHUNK)
+        yield copy
+
+
+def _damage(file: IO[bytes]) -> str | None:
+    """Return what is damaged in a file of `save`, for a message, None if nothing is; leave the file at its beginning.
+
+    A file without a seal is one of an older version, or has a damaged seal: the checksums inside the archive are compared.
+    """
+    size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
+    file.seek(size)
+    seal = _SEAL.fullmatch(file.read())
+    file.seek(0)
+    if seal is not None and _crc(file, size) == int(seal[1], 16):
+        file.seek(0)
+        return None
+    found = _damaged_member(file)
+    file.seek(0)
+    return found or (None if seal is None else ": its content does not match its checksum (CRC-32)")
+
+
+def _crc(file: IO[bytes], size: int) -> int:
+    """Return the CRC-32 of the next `size` bytes."""
+    crc = 0
+    while size and (chunk := file.read(min(size, _CHUNK))):
+        crc, size = zlib.crc32(chunk, crc), size - len(chunk)
+    return crc
+
+
+def _damaged_member(file: IO[bytes]) -> str | None:
+    """Return which member of a ZIP archive is damaged, for a message, None if none is."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+            bad = bad or next((info.filename for info in archive.infolist() if info.external_attr), None)  # torch takes it for a folder
+    except Exception as error:  # zipfile raises many kinds, also ValueError, NotImplementedError and RuntimeError
+        return f" or not a checkpoint: it is no complete ZIP archive ({str(error) or type(error).__name__})"
+    return None if bad is None else f": its member '{bad}' does not match its checksum (CRC-32)"
+
+
+def rng_state(device: str) -> dict[str, Any]:
+    """Return the states of the process-wide generators of python, numpy, torch and, on cuda, the device."""
+    import torch
+
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    state = {"python": random.getstate(), "numpy": [kind, np.asarray(keys).tolist(), *rest], "torch": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: str) -> None:
+    """Restore the states of `rng_state`."""
+    import torch
+
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and device.startswith("cuda"):
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def to_tensors(tree: Any) -> Any:
+    """Return nested dicts, lists and tuples with each array as a tensor, as a bundle can hold it."""
+    return _mapped(tree, np.ndarray, lambda array: _torch().from_numpy(array))
+
+
+def to_arrays(tree: Any) -> Any:
+    """Return nested dicts, lists and tuples with each tensor as an array, which processes send as bytes (a tensor takes a descriptor)."""
+    return _mapped(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
+
+
+def _mapped(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    match tree:
+        case dict():
+            return {key: _mapped(value, kind, convert) for key, value in tree.items()}
+        case list() | tuple():
+            return type(tree)(_mapped(value, kind, convert) for value in tree)
+    return convert(tree) if isinstance(tree, kind) else tree
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

@@ -1,0 +1,175 @@
+"""The lock of a run folder: one run at a time writes to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.log import notice
+
+ORPHAN_SECONDS = 20.0
+"""Time that a child has to save its work after its parent died."""
+ENDED = "was killed or exited"
+"""What is known of a process that left its lock."""
+
+
+class _FileLock:
+    """A lock of the system (flock), which ends with the process that holds it, however it ends.
+
+    The file says who holds it, or who did last. Where the system or the file system has no such locks, nothing is locked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.fstat(self.fd)
+
+    def acquire(self, seconds: float = 0.0) -> bool:
+        """Wait up to `seconds` for the lock; return whether it is held."""
+        deadline = time.monotonic() + seconds
+        while not _lock(self.fd):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """The process that holds the lock, or was killed when it did."""
+        return _holder(self.fd)
+
+    @holder.setter
+    def holder(self, holder: dict[str, Any]) -> None:
+        content = json.dumps(holder).encode() if holder else b""
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, content, 0)
+
+    def release(self) -> None:
+        """Let other processes have the lock."""
+        if self.fd >= 0:
+            if self._open:
+                self.holder = {}
+            else:
+                with suppress(OSError):
+                    self.path.write_bytes(b"")
+            self.close()
+
+    def close(self) -> None:
+        if self._open:
+            os.close(self.fd)
+        self.fd = -1
+
+    @property
+    def _open(self) -> bool:
+        """Whether the descriptor is the lock's: an env may have closed it, and another file may have its number now."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), self._file)
+        except OSError:
+            return False
+
+
+class RunLock(_FileLock):
+    """Held by the process that trains a run. Waits for Sessions of a killed one, which save themselves and then end.
+
+    Raises UserError if another process holds it, OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            if not self.acquire(0.3):  # `in_use` of another process holds it while it looks
+                raise UserError(f"the run in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
+            self.killed: str | None = _shown(self.holder) if self.holder else None
+            """The process that held the lock before and did not release it."""
+            for other in sorted(path.parent.glob(f"{path.name}_*")):
+                self._wait_for(other)
+        except BaseException:
+            self.close()
+            raise
+        self.holder = {
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "began": datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
+
+    def _wait_for(self, path: Path) -> None:
+        lock = _FileLock(path)
+        try:
+            if lock.acquire():
+                return
+            notice(f"waiting for a session of {self.killed or 'the last start'} to save itself and end")
+            if not lock.acquire(ORPHAN_SECONDS + 5.0):
+                raise UserError(f"the run in {path.parent} is in use: a session of {self.killed or 'the last start'} has not ended")
+        finally:
+            lock.close()
+
+
+class SessionLock(_FileLock):
+    """Held by the process of a Session, or of a trial of a search, which may outlive a killed parent for some seconds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.acquire()
+
+
+def in_use(path: Path) -> bool:
+    """Return whether another process holds the lock of a run folder."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:  # no lock file: an older run
+        return False
+    try:
+        return not _lock(fd, shared=True)
+    finally:
+        os.close(fd)
+
+
+def unfinished(root: Path, lock: Path) -> str | None:
+    """Return a notice on a run whose process has ended without releasing the lock of its folder; None for other runs."""
+    try:
+        fd = os.open(lock, os.O_RDONLY)
+    except OSError:  # no lock file: an older run
+        return None
+    try:
+        holder = _holder(fd)
+        if not holder or not _lock(fd, shared=True):
+            return None
+    finally:
+        os.close(fd)
+    return f"{root} is unfinished: its last start, {_shown(holder)}, {ENDED}"
+
+
+def _holder(fd: int) -> dict[str, Any]:
+    try:
+        return dict(json.loads(os.pread(fd, 4096, 0)))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock a file without waiting; return whether it is locked. Also true on a platform without such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _shown(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('began')}"

@@ -1,0 +1,322 @@
+"""Every file name under the data folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from slm_lab.experiment.files.storage import Location, StoredPath
+
+DataMode = Literal["train", "eval"]
+_STAMP = "%Y_%m_%d_%H%M%S"
+_STAMP_PATTERN = r"\d{4}_\d{2}_\d{2}_\d{6}"
+_TRIAL_GRAPHS_IN_ROOT = ("mean_returns", "mean_returns_ma")
+
+
+def file_stem(spec_name: str) -> str:
+    """The spec's name as it stands in file names: anything but letters, digits, '.', '-' and '_' becomes '_'."""
+    return re.sub(r"[^\w.-]", "_", spec_name)
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.
+
+    What each policy of a Session has for itself (tables, graphs, checkpoints) is numbered s · P + p if meta.sampler trains P policies, and
+    named s{s}_p{p}.
+    """
+
+    root: Path
+    spec_name: str
+
+    @property
+    def stem(self) -> str:
+        return file_stem(self.spec_name)
+
+    @property
+    def spec(self) -> Path:
+        """The resolved spec, loadable again."""
+        return self.root / f"{self.stem}_spec.json"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with what the saved spec says: a process on another machine may not see the run's folder."""
+        known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
+        return {**self.__dict__, **known}
+
+    @cached_property
+    def policies(self) -> int:
+        """Policies of each Session, by the saved spec; 1 before it is saved."""
+        try:
+            return int(self._saved_meta()["sampler"]["num_policies"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 1
+
+    @cached_property
+    def checkpoint_dir(self) -> Location:
+        """Folder of the checkpoints: model_dir, or by the saved spec (meta.run) at a URL."""
+        try:
+            return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+            return self.model_dir
+
+    def _saved_meta(self) -> dict[str, Any]:
+        ((_, body),) = json.loads(self.spec.read_text(encoding="utf-8")).items()
+        meta: dict[str, Any] = body["meta"]
+        return meta
+
+    def _of(self, index: int) -> str:
+        """Name the Session, or policy of a Session, with this number."""
+        session, policy = divmod(index, self.policies)
+        return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
+
+    @property
+    def graph_dir(self) -> Path:
+        return self.root / "graph"
+
+    @property
+    def info_dir(self) -> Path:
+        return self.root / "info"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def model_dir(self) -> Path:
+        return self.root / "model"
+
+    def make_dirs(self) -> None:
+        """Make the folders inside `root`, which must exist. Raises OSError."""
+        for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
+            folder.mkdir(exist_ok=True)
+
+    def remove_temporaries(self) -> None:
+        """Remove what killed processes left of files that they were replacing; no process may be writing in the run folder."""
+        for folder in (self.root, self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
+            for path in folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
+    def trial_spec(self, t: int = 0) -> Path:
+        return self.root / f"{self.stem}_t{t}_spec.json"
+
+    def trial_metrics(self, t: int = 0) -> Path:
+        return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
+
+    def trial_graph(self, what: str, ext: str, t: int = 0, axis: str = "frames") -> Path:
+        """`what` (mean_returns, loss, …) over `axis`; the two that users open first lie in the root, the others in graph/."""
+        folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
+        return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
+
+    @property
+    def experiment_df(self) -> Path:
+        """The table of a search (CSV): one row per trial."""
+        return self.root / f"{self.stem}_experiment_df.csv"
+
+    def experiment_graph(self, what: str, ext: str) -> Path:
+        """The figure of a search: "" for metrics over keys, or what it shows of them."""
+        return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
+
+    def multi_trial_graph(self, what: str, ext: str) -> Path:
+        """`what` (mean_returns, mean_returns_ma) of all trials of a search over frames."""
+        return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
+
+    @property
+    def importance(self) -> Path:
+        """How much each key of a search matters."""
+        return self.root / f"{self.stem}_importance.json"
+
+    @property
+    def best_spec(self) -> Path:
+        """The spec of the best trial of a search, loadable again."""
+        return self.root / f"{self.stem}_best_spec.json"
+
+    def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
+        """The table of rows (CSV) of a Session, or of a policy."""
+        return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_df_{mode}.csv"
+
+    def session_metrics(self, s: int, t: int = 0) -> Path:
+        return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_metrics_scalar.json"
+
+    def session_graph(self, s: int, what: str, ext: str, mode: DataMode = "train", t: int = 0) -> Path:
+        return self.graph_dir / f"{self.stem}_t{t}_{self._of(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
+
+    def timeline(self, s: int, t: int = 0) -> Path:
+        """What each process of the sampler did in a window of a few iterations (CSV: process, kind, begin, end, in seconds)."""
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
+
+    def timeline_graph(self, s: int, ext: str, t: int = 0) -> Path:
+        """The same as bars over seconds."""
+        return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_timeline.{ext}"
+
+    def pbt(self, s: int, t: int = 0) -> Path:
+        """The rounds of population-based training (CSV): a line for each policy in each, with its hyperparameters."""
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
+
+    def session_log(self, s: int, t: int = 0) -> Path:
+        return self.log_dir / f"{self.stem}_t{t}_s{s}.log"
+
+    def tensorboard(self, s: int, t: int = 0) -> Path:
+        """Folder of the TensorBoard events of a Session, or of a policy."""
+        return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
+
+    def checkpoint(self, s: int, which: Literal["last", "best"] | int, t: int = 0) -> Location:
+        """The state of a Session ("last", which holds all its policies), or the weights of a policy: the best, or those at a frame."""
+        name = f"s{s // self.policies}" if which == "last" else self._of(s)
+        return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
+
+    def trial_checkpoint(self, t: int = 0) -> Location:
+        """The arrays that the Sessions share (meta.distributed)."""
+        return self.checkpoint_dir / f"{self.stem}_t{t}_ckpt-last.pt"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a process trains the run; says which."""
+        return self.root / ".lock"
+
+    def session_lock(self, s: int, t: int = 0) -> Path:
+        """Locked while a process of its own trains a Session."""
+        return self.root / (f".lock_t{t}_s{s}" if t else f".lock_s{s}")
+
+    def trial_lock(self, t: int) -> Path:
+        """Locked while a process runs a trial of a search."""
+        return self.root / f".lock_t{t}"
+
+    @property
+    def search_state(self) -> Path:
+        """The state of a search: its trials, what they reported, and the state of the proposer."""
+        return self.root / f"{self.stem}_search_state.json"
+
+    @property
+    def confirmation(self) -> Path:
+        """Folder of the run that trains the best trials of a search again; a trial has the same number in it."""
+        return self.root / "confirm"
+
+    def trial_log(self, t: int) -> Path:
+        """What a trial of a search would print on the screen."""
+        return self.log_dir / f"{self.stem}_t{t}.log"
+
+    def checkpoints(self, t: int) -> list[Path]:
+        """The checkpoint files of a trial."""
+        pattern = re.compile(re.escape(f"{self.stem}_t{t}_") + r"(?:s\d+(?:_p\d+)?_)?ckpt-\w+\.pt")
+        return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
+
+    def trials(self) -> list[int]:
+        """Indices of the trials of which a Session has a table."""
+        pattern = re.compile(re.escape(f"{self.stem}_t") + r"(\d+)_s\d+(?:_p\d+)?_session_df_train\.csv")
+        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
+        return sorted({int(match[1]) for match in found if match})
+
+    @property
+    def holds_trials(self) -> bool:
+        """Whether this is the folder of a search, or of its confirmation, whose trials have different values."""
+        return self.search_state.exists() or len(self.trials()) > 1
+
+    def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
+        """Numbers of the Sessions, or of their policies, that have a table."""
+        pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
+        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
+        return sorted(int(match[1]) * self.policies + int(match[2] or 0) for match in found if match)
+
+
+@dataclass(frozen=True)
+class ComparisonPaths:
+    """The files of a comparison of runs, in the folder `root`."""
+
+    root: Path
+
+    def table(self, ext: str) -> Path:
+        return self.root / f"compare_table.{ext}"
+
+    def graph(self, what: str, ext: str, axis: str = "frames") -> Path:
+        """`what` (mean_returns, grad_norm, …) over `axis`."""
+        return self.root / f"compare_graph_{what}_vs_{axis}.{ext}"
+
+
+def new_run(data_dir: Path, spec_name: str) -> RunPaths:
+    """Make the folder of a new run. Of two that begin in one second, the later takes the next free second. Raises OSError."""
+    paths = RunPaths(_new_folder(data_dir, file_stem(spec_name)), spec_name)
+    try:
+        paths.make_dirs()
+    except OSError:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
+    return paths
+
+
+def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
+    """Make the folder of a comparison: `out`, which may be there already, or a new one under the data folder. Raises OSError."""
+    if out is None:
+        return ComparisonPaths(_new_folder(data_dir, "compare"))
+    out.mkdir(parents=True, exist_ok=True)
+    return ComparisonPaths(out)
+
+
+def new_folder(data_dir: Path, name: str) -> Path:
+    """Make and return a new folder with the time in its name. Raises OSError."""
+    return _new_folder(data_dir, file_stem(name))
+
+
+def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
+    """Return the folders that `new_folder` made for a name, oldest first."""
+    pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")
+    return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
+
+
+def _new_folder(data_dir: Path, stem: str) -> Path:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    begin = datetime.now()
+    while True:
+        root = data_dir / f"{stem}_{begin.strftime(_STAMP)}"
+        try:
+            root.mkdir()
+        except FileExistsError:
+            begin += timedelta(seconds=1)
+        else:
+            return root
+
+
+def not_a_run(folder: Path | str) -> str:
+    """Return why a folder is not a run folder, for an error message."""
+    return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
+
+
+def run_paths_in(folder: Path) -> RunPaths | None:
+    """Return the paths of the run in this folder, identified by its spec file; None if it is not a run folder."""
+    specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # those of its trials are longer
+    return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
+
+
+def imported_run(folder: Path, spec_name: str) -> RunPaths:
+    """Return the paths of what retro_analyze makes of a run folder of SLM Lab, whose own files have the same names."""
+    return RunPaths(folder / "retro_analyze", spec_name)
+
+
+def runs(data_dir: Path, spec_name: str) -> list[Path]:
+    """Folders of this spec's runs, oldest first."""
+    if not data_dir.is_dir():
+        return []
+    pattern = re.compile(re.escape(file_stem(spec_name)) + f"_{_STAMP_PATTERN}")
+    return sorted(
+        path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not belongs_to_other_spec(path, spec_name)
+    )
+
+
+def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
+    """Names, as they stand in file names, of runs whose specs are `spec_name` with the values of variables appended."""
+    pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
+    found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
+    return sorted({match[1] for match in found if match})
+
+
+def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
+    """Whether a run folder is that of a spec whose name looks the same in file names: "a b" and "a+b" are both a_b there."""
+    try:
+        return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not written yet, or damaged: whoever loads it says so
+        return False

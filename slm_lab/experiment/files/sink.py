@@ -1,0 +1,372 @@
+"""Where the events and the state of a Session go: memory, or the files of a run folder."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, TypeVar
+
+from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, RowValues
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.storage import Location
+from slm_lab.lib.errors import NotWritable
+from slm_lab.lib.log import notice
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+CheckpointKind = Literal["last", "best"] | int
+"""The state of a Session; the best weights of a policy; its weights at a frame."""
+Spans = list[tuple[str, str, float, float]]
+"""(process, kind of work, begin, end) in seconds."""
+Position = dict[str, tuple[int, int]]
+"""Name of a table → its size in bytes, and the CRC-32 of its content."""
+_FORMATS = {"wall_t": ".3f", "fps": ".1f"}
+
+
+class RunSink(Protocol):
+    """Takes the events of a Session and keeps its state."""
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+
+    def open(self, table: int, frame: int = 0) -> None:
+        """Prepare for the rows of a table after `frame`, before training: loading TensorBoard takes a second."""
+
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
+        """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
+
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
+        """The newest such bundle; None if there is none that can be read."""
+
+    def save_shared(self, bundle: dict[str, Any]) -> None:
+        """Keep the arrays that several Sessions share, whole or not at all. Raises OSError."""
+
+    def position(self, session: int) -> Position:
+        """Make sure that the tables of a Session are on disk, and return where they end, for `rewind`. Raises OSError."""
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
+        """Cut the tables of a Session, which are not open, back to a position, or else to the rows up to a frame. Raises OSError."""
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        """The rows of a table that are complete, as text."""
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        """Append a row to a further table of a Session."""
+
+    def timeline(self, session: int, spans: Spans) -> None:
+        """Keep what each process of a Session did in a window of time. Raises OSError."""
+
+    def close(self) -> None:
+        """Release files."""
+
+
+class MemorySink:
+    """Keeps rows in memory and no state: what `Session.run` does by itself."""
+
+    def __init__(self) -> None:
+        self.row_events: list[Row] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Row):
+            self.row_events.append(event)
+
+    def table_rows(self, table: int, mode: Mode) -> list[RowValues]:
+        """The rows of a table."""
+        return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
+
+    def open(self, table: int, frame: int = 0) -> None: ...
+
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None: ...
+
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
+        return None
+
+    def save_shared(self, bundle: dict[str, Any]) -> None: ...
+
+    def position(self, session: int) -> Position:
+        return {}
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        return []
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None: ...
+
+    def timeline(self, session: int, spans: Spans) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LocalSink:
+    """Writes rows to CSV and TensorBoard and state to checkpoints in a run folder; hands every other event to `forward`.
+
+    A row is appended as soon as it is made, in a fixed format: equal numbers give equal bytes.
+    """
+
+    def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
+        self.paths, self.trial, self.forward = paths, trial, forward
+        self.tables: dict[Path, CsvTable] = {}
+        self.boards: dict[int, TensorBoard] = {}
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Row(table, mode, values):
+                texts = {name: _text(name, value) for name, value in values.items()}
+                self._append(self.paths.session_df(table, mode, self.trial), tuple(values), texts)
+                self._board(table).add_row(event)
+            case CheckpointWritten(table):
+                self._board(table).flush()
+                self.forward(event)
+            case _:
+                self.forward(event)
+
+    def open(self, table: int, frame: int = 0) -> None:
+        self._board(table, frame)
+
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
+        with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
+            state.save(path, bundle)
+
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
+        path = self.paths.checkpoint(table, which, self.trial)
+        try:
+            return state.load(path) if path.exists() else None
+        except state.BundleError as error:
+            notice(str(error))
+        except OSError as error:
+            notice(f"{path} cannot be read: {error.strerror or error}")
+        return None
+
+    def save_shared(self, bundle: dict[str, Any]) -> None:
+        with _writing(self.paths.trial_checkpoint(self.trial)) as path:
+            state.save(path, bundle)
+
+    def position(self, session: int) -> Position:
+        for table in self.tables.values():
+            table.sync()
+        return {path.name: self._end(path) for path in self._paths(session)}
+
+    def _end(self, path: Path) -> tuple[int, int]:
+        """Return the size of a table and the CRC-32 of its content."""
+        if (table := self.tables.get(path)) is not None:
+            return table.size, table.crc
+        if not path.exists():
+            return 0, 0
+        with path.open("rb") as file:
+            content = file.read(path.stat().st_size)  # what is no file on a disk has size 0, and may never end
+        return len(content), zlib.crc32(content)
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
+        for path in self._paths(session):
+            cut_table(path, frame if position is None else None, table_end(position or {}, path)[0])
+
+    def _paths(self, session: int) -> list[Path]:
+        """Tables of a Session: of training and evaluation of each policy, and of population-based training."""
+        paths, policies = self.paths, self.paths.policies
+        indices = range(session * policies, (session + 1) * policies)
+        modes: tuple[Mode, ...] = ("train", "eval")
+        return [*(paths.session_df(index, mode, self.trial) for index in indices for mode in modes), paths.pbt(session, self.trial)]
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        return complete_rows(self.paths.session_df(table, mode, self.trial))
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        self._append(self.paths.pbt(session, self.trial), columns, {column: _text(column, row[column]) for column in columns})
+
+    def timeline(self, session: int, spans: Spans) -> None:
+        with self.paths.timeline(session, self.trial).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("process", "kind", "begin", "end"))
+            writer.writerows((process, kind, f"{begin:.6f}", f"{end:.6f}") for process, kind, begin, end in spans)
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            with suppress(OSError):  # a row that could not be written, which has ended the Session already
+                table.file.close()
+        self.tables.clear()
+        for board in self.boards.values():
+            board.close()
+        self.boards.clear()
+
+    def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
+        if (table := self.tables.get(path)) is None:
+            with _writing(path):
+                self.tables[path] = table = CsvTable(path, columns)
+        table.append([row.get(column, "") for column in table.columns])
+
+    def _board(self, table: int, frame: int = 0) -> TensorBoard:
+        if table not in self.boards:
+            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame)
+        return self.boards[table]
+
+
+class CsvTable:
+    """A CSV file to which rows are appended.
+
+    Attributes:
+        columns: those given, or those of a file that is there already: one that an older version began keeps its own.
+        size, crc: of what is in the file, in bytes, and its CRC-32.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.file: IO[bytes] = path.open("ab+")
+        size = self.file.seek(0, os.SEEK_END)  # 0 for what is no file on a disk, which may never end
+        self.file.seek(0)
+        content = self.file.read(size)
+        self.size, self.crc = len(content), zlib.crc32(content)
+        self.columns = next(csv.reader([content.partition(b"\n")[0].decode()])) if content else columns
+        if not content:
+            self.append(columns)
+
+    def append(self, cells: Sequence[str]) -> None:
+        """Append a row. Raises OSError."""
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerow(cells)
+        line = text.getvalue().encode()
+        self.file.write(line)
+        self.file.flush()
+        self.size, self.crc = self.size + len(line), zlib.crc32(line, self.crc)
+
+    def sync(self) -> None:
+        """Wait until the rows are on disk. Raises OSError."""
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # not a file on a disk
+                raise
+
+
+_L = TypeVar("_L", bound=Location)
+
+
+@contextmanager
+def _writing(path: _L) -> Iterator[_L]:
+    """Raise NotWritable for an error that says that the folder is read-only."""
+    try:
+        yield path
+    except OSError as error:
+        if error.errno in _READ_ONLY:
+            raise NotWritable(f"cannot write {path}: {error.strerror}") from error
+        raise
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, if it is installed. A failure is a notice, never the end of the run.
+
+    Args: frame: of the last row; what lies after it in the folder is hidden.
+    """
+
+    def __init__(self, folder: Path, frame: int = 0) -> None:
+        self.writer: Any = None
+        if find_spec("tensorboard") is None:
+            return
+        import threading
+
+        if threading.excepthook is threading.__excepthook__:
+            threading.excepthook = _excepthook
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(folder), purge_step=frame + 1 if frame else None)
+        except Exception as error:
+            self._stop(error)
+
+    def add_row(self, row: Row) -> None:
+        """Add a scalar for each value of a row."""
+        scalars = {name: value for name, value in {**row.values, **row.scalars}.items() if name != "frame" and value is not None}
+        self._try(lambda writer: [writer.add_scalar(f"{row.mode}/{name}", value, row.values["frame"]) for name, value in scalars.items()])
+
+    def flush(self) -> None:
+        self._try(lambda writer: writer.flush())
+
+    def close(self) -> None:
+        self._try(lambda writer: writer.close())
+
+    def _try(self, write: Any) -> None:
+        if self.writer is not None:
+            try:
+                write(self.writer)
+            except Exception as error:
+                self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        self.writer = None
+        notice(f"TensorBoard stopped: {error}")
+
+
+def _excepthook(args: Any) -> None:
+    """Stay silent when a thread of TensorBoard fails: the next call of its writer reports it."""
+    import threading
+
+    if not type(args.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(args)
+
+
+def complete_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, [] if there is none; a last line without its end, which a killed process left, is cut off. Raises OSError."""
+    if not path.exists():
+        return []
+    with path.open("rb+") as file:
+        text = file.read()
+        end = text.rfind(b"\n") + 1
+        if end < len(text):
+            file.truncate(end)
+            os.fsync(file.fileno())
+    return list(csv.DictReader(text[:end].decode().splitlines()))
+
+
+def table_end(position: Mapping[str, tuple[int, int] | int], path: Path) -> tuple[int, int | None]:
+    """Return where a table ended when a checkpoint was saved, and its CRC-32 up to there; None if an older version saved it."""
+    end = position.get(path.name, 0)
+    return (end, None) if isinstance(end, int) else end
+
+
+def is_damaged(path: Path, size: int, crc: int | None) -> bool:
+    """Return whether a table has other content up to a size than was saved; not one that is missing or shorter. Raises OSError."""
+    if crc is None or not path.exists():
+        return False
+    with path.open("rb") as file:
+        content = file.read(size)
+    return len(content) == size and zlib.crc32(content) != crc
+
+
+def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
+    """Cut a table back to its rows up to a frame, or to a size in bytes; one without rows is removed. Raises OSError.
+
+    One that is shorter than the size has lost rows, which cannot be made again: that is a notice, and the rows that are complete stay.
+    """
+    if not path.exists():
+        if size:
+            notice(f"{path.name} is missing: its rows up to here are lost")
+        return
+    if frame is None and path.stat().st_size < size:
+        rows = complete_rows(path)
+        last = f"after frame {rows[-1]['frame']}" if rows else "up to here"
+        notice(f"{path.name} is shorter than it was when the checkpoint was saved: its rows {last} are lost")
+        size = path.stat().st_size
+    if frame is not None:
+        with path.open("rb") as file:
+            lines = file.read().splitlines(keepends=True)
+        kept = [line for line in lines[1:] if line.endswith(b"\n") and int(line.split(b",", 1)[0]) <= frame]
+        size = len(lines[0]) + sum(map(len, kept)) if kept else 0
+    if size == 0:
+        path.unlink()
+    elif path.stat().st_size > size:
+        os.truncate(path, size)
+
+
+def _text(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case int() | str():
+            return str(value)
+    return format(value, _FORMATS.get(name, ".8g"))

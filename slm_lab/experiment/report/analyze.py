@@ -1,0 +1,225 @@
+"""Write the metrics and figures of a trial from the tables of its Sessions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.files.paths import DataMode, RunPaths
+from slm_lab.experiment.plan import Stop, UserError
+from slm_lab.experiment.report.baseline import Baseline, known_baseline, measure_baseline
+from slm_lab.experiment.report.metrics import (
+    SESSION_METRICS,
+    Scalars,
+    Strengths,
+    consistency,
+    last_value,
+    mean_scalars,
+    session_metrics,
+)
+from slm_lab.experiment.report.one_net import ALL_WORKERS, distributed, own_windows
+from slm_lab.experiment.report.run import Run, Status, last_frame
+from slm_lab.experiment.report.sampler import draw_sampler, sampler_metrics
+from slm_lab.experiment.report.trial_figures import (
+    FRAMES,
+    GLOBAL_FRAMES,
+    POLICY_FRAMES,
+    Labels,
+    common_strengths,
+    draw_returns,
+    draw_strengths,
+    draw_tables,
+)
+from slm_lab.experiment.report.writer import Writer
+from slm_lab.spec.spec import Spec
+
+_NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
+EPISODES = "last 100 episodes"
+"""Those of which a row's total_reward is the mean."""
+_OWN_EPISODES = "last 100 episodes of each worker"
+"""The same in a distributed run of an older version."""
+
+
+def analyze_trial(
+    spec: Spec,
+    paths: RunPaths,
+    t: int = 0,
+    *,
+    failed: Mapping[int, str] | None = None,
+    stop: Stop | None = None,
+    recorded_baseline: float | None = None,
+    episodes: str = EPISODES,
+    complete: bool = False,
+) -> dict[str, Any]:
+    """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
+
+    Args:
+        failed: index of each failed Session → the cause. Their tables are drawn and have a metrics file that says "failed"; the metrics of
+            the trial and its means leave them out.
+        stop: that of a run which has just ended: when requested, Sessions may have been stopped, and the env's random baseline is not
+            measured. None: the tables alone tell which Sessions are done.
+        recorded_baseline: random baseline of the env to use if none is shipped or cached.
+        episodes: those of which a row's total_reward is the mean, for the figures.
+        complete: raise UserError if something cannot be written, because the disk is full, for example.
+
+    Unfinished runs are analyzed too; {} if there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
+    the trial's returns are those of evaluation. A table, file or figure that fails is a notice.
+
+    A baseline that is neither shipped, cached nor recorded is measured last, when everything else is written: at most 30 s, interrupted by
+    `stop`. The metrics and figures of strengths follow.
+
+    The metrics: final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
+    sample_efficiency, training_efficiency and stability as means over Sessions, consistency, random_baseline, frame (mean of the
+    Sessions' last), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last line
+    of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
+    if a Session trains several policies: policies and best_policy (see sampler_metrics), and the other means are over all policies of
+    all Sessions. Sessions that train one net are one experiment: its metrics are those of the rows of all workers over global frames,
+    failed ones included, frame is the last global frame, and there is no consistency.
+    """
+    trial = _Trial(spec, Run(paths, t), failed or {}, stop)
+    if not trial.train and not trial.failures:
+        return {}
+    baseline, writer = known_baseline(spec.env), Writer(paths.root)
+    if baseline is None and recorded_baseline is not None:
+        baseline = Baseline(recorded_baseline)
+    mean_return = baseline.mean_return if baseline else None
+    episodes = _OWN_EPISODES if own_windows(trial.train) else episodes
+    trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
+    metrics = trial.write_metrics(mean_return, writer)
+    with writer.drawing():
+        draw_tables(writer, trial.run, trial.labels, trial.mode)
+        draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
+    if baseline is None and trial.good and trial.has_returns and not trial.stop_requested:
+        mean_return = measure_baseline(spec.env, stop)
+        if mean_return is not None:
+            metrics = trial.write_metrics(mean_return, writer)
+            trial.labels = replace(trial.labels, baseline=mean_return)
+            with writer.drawing():
+                draw_returns(writer, trial.run, trial.labels, trial.mode)
+    if mean_return is not None:
+        with writer.drawing():
+            draw_strengths(writer, trial.run, trial.labels, trial.mode, trial.strengths(mean_return))
+    writer.close()
+    if complete and writer.reason:
+        raise UserError(f"cannot write the results of {paths.root}: {writer.reason}")
+    return metrics
+
+
+class _Trial:
+    """The tables of a trial, by index of the Session or of its policy (see RunPaths.session_df)."""
+
+    def __init__(self, spec: Spec, run: Run, failures: Mapping[int, str], stop: Stop | None) -> None:
+        self.spec, self.run, self.stop = spec, run, stop
+        self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
+        """Of the tables from which the metrics are made."""
+        self.failures = {s: failures[s] for s in sorted(failures)}
+        self.train, self.metric_tables = run.tables("train"), run.independent(self.mode)
+        self.distributed = distributed(self.train)
+        failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
+        self.good = [index for index in self.train if index not in failed_tables]
+        """Indices of the tables of Sessions that did not fail."""
+        env, frames = spec.env.name.rpartition(":")[2], POLICY_FRAMES if spec.policies > 1 else FRAMES
+        self.labels = Labels(
+            f"{spec.name} ({env}), trial {run.trial}",
+            {"train": EPISODES, "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
+            len(self.failures),
+            spec.policies,
+            spec.meta.max_session,
+            GLOBAL_FRAMES if self.distributed else frames,
+            failed_tables,
+            workers=self.distributed,
+        )
+
+    @property
+    def has_returns(self) -> bool:
+        return any(np.isfinite(table["total_reward"]).any() for table in self.metric_tables.values() if "total_reward" in table)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.stop is not None and self.stop.requested
+
+    def strengths(self, baseline: float | None) -> dict[int, Strengths]:
+        return {index: Strengths.from_table(table, baseline) for index, table in self.metric_tables.items()}
+
+    def write_metrics(self, baseline: float | None, writer: Writer) -> dict[str, Any]:
+        """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
+        policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
+        rows = {index: self._scalars(index, strengths) for index in self.train}
+        train = {index: self.train[index] for index in self.good}
+        metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.good, ALL_WORKERS)}
+        sessions = {index // policies for index in self.good}
+        failures = {str(s): _in_a_line(cause) for s, cause in self.failures.items()}
+        status = {index: self._status(index) for index in self.train}
+        may_be_missing = self.stop is None or self.stop_requested
+        stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
+        metrics: dict[str, Any] = {
+            **(mean_scalars([self._scalars(index, strengths) for index in metric_tables]) or _NO_SCALARS),
+            "consistency": None if self.distributed else consistency(common_strengths([strengths[index] for index in self.good])),
+            "random_baseline": baseline,
+            "sessions": len(sessions),
+            "status": "failed" if self.failures else "stopped" if stopped else "done",
+            **({"failed": len(self.failures), "failures": failures} if self.failures else {}),
+            **sampler_metrics(train, metric_tables, policies),
+        }
+        metrics = _finite(metrics)
+        writer.write("metrics file not written", (paths.trial_metrics(t), partial(_json, metrics)))
+        with_tables = {index // policies for index in rows}
+        rows |= {s * policies: _NO_SCALARS for s in self.failures if s not in with_tables}
+        for index, scalars in rows.items():
+            content: dict[str, Any] = {**scalars, "random_baseline": baseline, "status": status.get(index, "failed")}
+            if index // policies in self.failures:
+                content["failed"] = self.failures[index // policies] or "unknown cause"
+            writer.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
+        return metrics
+
+    def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
+        """Return the metrics of a table; of a worker of one net its frame alone, since it is no experiment of its own."""
+        frame = last_frame(self.train[index] if index in self.train else self.run.independent("train")[index])
+        if index not in self.metric_tables:
+            return {**_NO_SCALARS, "frame": frame}
+        return {
+            "final_return": last_value(self.metric_tables[index], "total_reward"),
+            "total_reward_ma": last_value(self.metric_tables[index], "total_reward_ma"),
+            **session_metrics(strengths[index]),
+            "frame": frame,
+        }
+
+    def _status(self, index: int) -> Status:
+        """Return how the table's Session ended; without `stop` by its last frame."""
+        if index not in self.good:
+            return "failed"
+        may_stop = self.stop is None or self.stop.requested
+        table, limit = self.train[index], self.spec.meta.max_seconds
+        if limit is not None and (last_value(table, "wall_t") or 0.0) >= limit:
+            return "done"
+        return "stopped" if may_stop and (last_frame(table) or 0) < self.spec.session_frames else "done"
+
+
+def _in_a_line(text: str) -> str:
+    """Return a cause in a line: the last of a traceback, and the frame if that is on a line of its own; else the first.
+
+    After the first line follows what a process printed before it died.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown cause"]
+    if "Traceback" not in text:
+        return " ".join([lines[0], *(line for line in lines[1:][-1:] if line.startswith("(at frame "))])
+    return " ".join(lines[-2:]) if lines[-1].startswith("(at frame ") else lines[-1]
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON content with None in place of numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode()

@@ -1,0 +1,204 @@
+"""Random baselines: the mean return of an agent that acts at random, the zero of every strength.
+
+Those of the envs in our specs ship in baselines.json (written by tools/baselines.py). Another env's is measured once, after the graphs
+of a run are written, with a fixed seed and a time limit, and cached in the user's cache folder: one file per env, written atomically and
+without a lock. Two runs that end together both measure, and neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slm_lab.experiment.execute.local.user_code import close_env, explained
+from slm_lab.experiment.files.paths import file_stem
+from slm_lab.experiment.plan import Stop
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.log import notice
+from slm_lab.spec.env import EnvSpec
+
+SHIPPED = Path(__file__).with_name("baselines.json")
+"""baseline_key → mean return."""
+EPISODES = 100
+TIME_LIMIT = 30.0
+"""Seconds that a measurement may add to a run."""
+_PLAYING = 0.9
+"""Part of the limit for episodes; the rest is for the last step and env.close(). An env that takes longer is left behind in its thread."""
+_SEED = 0
+_ENVS = 10
+"""Envs that step together; each contributes the same number of episodes, since the first to end are the short ones."""
+_MAX_STEPS = 300_000
+"""Vector steps after which an env without episode ends is given up: above ten of Atari's longest games (27,000 steps each)."""
+_OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
+"""Atari's arguments that change what an agent observes, not what a random one earns."""
+
+
+class Baseline(NamedTuple):
+    """A random agent's mean return; None if no episode ended."""
+
+    mean_return: float | None
+    episodes: int = EPISODES
+
+
+def known_baseline(spec: EnvSpec) -> Baseline | None:
+    """Return the baseline that is shipped or cached, None if it has to be measured. Takes no time and never raises."""
+    try:
+        key = baseline_key(spec)
+        shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+        return Baseline(shipped[key]) if key in shipped else _read_cache(_cache_file(spec, key))
+    except Exception:  # an env that cannot be found, a home that does not exist: measure_baseline says so
+        return None
+
+
+def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
+    """Measure the baseline and cache it. Takes at most `limit` seconds, even if the env blocks, and ends early once stop.requested.
+
+    Returns None, with a notice, if it cannot be measured or is interrupted. If time runs out, the mean is over fewer episodes.
+    """
+    begin = time.monotonic()
+    notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
+    interrupted = False
+    try:
+        baseline = _in_thread(spec, stop, begin, limit)
+    except KeyboardInterrupt:
+        interrupted = True
+    except Exception as error:
+        notice(f"cannot measure the random baseline of {spec.name}; strength metrics are omitted: {type(error).__name__}: {error}")
+        return None
+    if interrupted or (stop is not None and stop.requested):
+        notice(f"random baseline of {spec.name}: interrupted; strength metrics are omitted")
+        return None
+    if baseline is None:
+        notice(f"random baseline of {spec.name}: the env did not respond within {limit:g} s; strength metrics are omitted")
+        return None
+    file = _write_cache(spec, baseline)
+    if baseline.mean_return is None:
+        again = f"; to measure again, delete {file}" if file else ""
+        notice(
+            f"random baseline of {spec.name}: no episode ended within {time.monotonic() - begin:.0f} s; strength metrics are omitted{again}"
+        )
+    elif baseline.episodes < EPISODES:
+        notice(f"random baseline of {spec.name}: time limit of {limit:g} s reached; using the mean of {baseline.episodes} episodes")
+    return baseline.mean_return
+
+
+def baseline_key(spec: EnvSpec) -> str:
+    """Return the env and those arguments on which a random return depends: `LunarLander-v3 {"continuous": true}`."""
+    kwargs = spec.kwargs
+    if kwargs and spec.name.startswith("ALE/") and "obs_type" not in kwargs:
+        from slm_lab.env.atari import AtariSettings
+
+        defaults = vars(AtariSettings())
+        kwargs = {name: value for name, value in kwargs.items() if name not in _OBSERVATION_KEYS and value != defaults.get(name, ...)}
+    if spec.max_t is not None:
+        kwargs["max_t"] = spec.max_t
+    if spec.wrappers:
+        kwargs["wrappers"] = [wrapper.model_dump() for wrapper in spec.wrappers]
+    return f"{spec.name} {json.dumps(kwargs, sort_keys=True)}" if kwargs else spec.name
+
+
+def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
+    """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of at least `fewest` once `ended()`.
+
+    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or what the env raises.
+    """
+    from slm_lab.env.make import make_env
+
+    plain = spec.model_copy(update={"normalize_obs": False, "clip_obs": None, "channels": None})
+    env = make_env(plain, _SEED, num_envs=_ENVS, training=False)
+    returns: list[list[float]] = [[] for _ in range(_ENVS)]
+    wanted = EPISODES // _ENVS
+    try:
+        env.reset()
+        for _ in range(_MAX_STEPS):
+            if ended() and (complete := min(map(len, returns))) * _ENVS >= fewest:
+                wanted = complete  # each env still counts as much as the others
+                break
+            episodes = env.step(env.sample()).episodes
+            for episode in episodes:
+                returns[episode.env].append(episode.total_reward)
+            if episodes and all(len(of_env) >= wanted for of_env in returns):
+                break
+    finally:
+        close_env(env.close)
+    counted = [value for of_env in returns for value in of_env[:wanted]]
+    if not all(map(math.isfinite, counted)):
+        raise ValueError("an episode's return is not finite")
+    return Baseline(math.fsum(counted) / len(counted) if counted else None, len(counted))
+
+
+def cache_folder() -> Path:
+    """Return the folder of measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError without a home."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "slm_lab" / "baselines"
+
+
+def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
+    """Measure in a daemon thread, so that an env that blocks is left behind. Returns None if it blocks; raises what measuring raises."""
+    result: Future[Baseline] = Future()
+
+    def ended() -> bool:
+        return time.monotonic() > begin + _PLAYING * limit or (stop is not None and stop.requested)
+
+    def work() -> None:
+        try:
+            result.set_result(measure(spec, ended))
+        except BaseException as error:
+            result.set_exception(RuntimeError(text) if (text := explained(error)) is not None else error)
+
+    threading.Thread(target=work, name="random baseline", daemon=True).start()
+    while not wait([result], 0.05).done and time.monotonic() < begin + limit and not (stop is not None and stop.requested):
+        pass
+    return result.result() if result.done() else None
+
+
+def _cache_file(spec: EnvSpec, key: str) -> Path:
+    name = f"{file_stem(spec.name)}_{hashlib.sha256(key.encode() + _source(spec)).hexdigest()[:16]}"
+    return cache_folder() / f"{name}.json"
+
+
+def _read_cache(file: Path) -> Baseline | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        mean_return = content["mean_return"]
+        if mean_return is None or math.isfinite(mean_return):
+            return Baseline(None if mean_return is None else float(mean_return), int(content["episodes"]))
+    return None
+
+
+def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
+    """Write the baseline to the cache and return its file; None if that is impossible, which only costs the next run's time."""
+    try:
+        key = baseline_key(spec)
+        file = _cache_file(spec, key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps({"env": key, "episodes": baseline.episodes, "mean_return": baseline.mean_return}).encode())
+    except (OSError, RuntimeError) as error:
+        notice(f"cannot cache the random baseline: {error}")
+        return None
+    return file
+
+
+def _source(spec: EnvSpec) -> bytes:
+    """Return the files that define the env and its wrappers: part of the cache's key, since users edit the envs they write."""
+    from slm_lab.env.arguments import env_creator
+    from slm_lab.env.make import find_target
+
+    target, content = find_target(spec, 1), b""
+    makers: list[Any] = [wrap.wrapper for wrap in target.wraps]
+    if target.registration is not None:
+        makers.insert(0, env_creator(target.registration))
+    for maker in makers:
+        with suppress(TypeError, OSError):  # made by a partial, or in a C extension
+            content += Path(inspect.getsourcefile(maker) or os.devnull).read_bytes()
+    return content

@@ -1,0 +1,360 @@
+"""Several runs side by side: which are seeds of one setting, and the numbers of each setting.
+
+A seed is what was trained independently: a Session of a plain run, with all its policies, or all Sessions of a distributed run, which train
+one net.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
+from slm_lab.experiment.report.one_net import global_table
+from slm_lab.experiment.report.run import Run, Status, load_run, run_folders
+from slm_lab.experiment.report.statistics import Estimate, average, estimate, median_reached
+from slm_lab.lib.log import notice
+
+SOLVE_EPISODES = 10
+"""Least number of episodes whose mean return is compared with a threshold."""
+_SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
+"""Maximum number of keys in the name of a setting, and of letters of each value."""
+
+
+RULES = {
+    "evaluation": "rows of evaluation",
+    "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
+    "total_reward": "mean of the last 100 episodes, since these rows of an older version have no return_new",
+}
+"""What a threshold is judged on → description."""
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Results of one seed: the tables of its policies, or the one of its Session, or of all workers of one net."""
+
+    tables: list[Table]
+    status: Status = "done"
+    rows: Sequence[Table] = ()
+    """The tables as they were written, one of each worker; empty: as `tables`."""
+    evaluation: Sequence[Table] = ()
+    """Tables of evaluation that have rows."""
+
+    def curve(self, column: str, x_column: str) -> Curve:
+        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean if all have it.
+
+        The column "evaluation" is the return of the rows of evaluation.
+        """
+        if column == "evaluation":
+            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation]
+        else:
+            curves = [_curve(table, column, x_column) for table in self.tables]
+        if not curves:
+            return Curve(np.empty(0), np.empty(0))
+        return curves[0] if len(curves) == 1 else interpolate(curves).mean()
+
+    @property
+    def solved_by(self) -> str:
+        """What a threshold is judged on, a key of RULES: never a mean over episodes of long ago, if there is anything else."""
+        if self.evaluation:
+            return "evaluation"
+        return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
+
+    def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> float | None:
+        """Return the value of `x_column` at which the first table reached this return, None if none did.
+
+        Args: rule: what is judged: "evaluation", "return_new" or another column of the rows; "": `solved_by`.
+        """
+        if threshold is None:
+            return None
+        rule = rule or self.solved_by
+        if rule not in RULES or (rule == "total_reward" and self.solved_by != rule):
+            curves = [_curve(table, rule, x_column) for table in self.tables]
+        elif rule == "return_new":  # the rows of one worker count each episode of all workers once
+            curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
+        else:
+            curves = [_curve(table, "total_reward", x_column) for table in self.evaluation or self.rows or self.tables]
+        reached = [float(one.frame[one.value >= threshold][0]) for one in curves if (one.value >= threshold).any()]
+        return min(reached, default=None)
+
+    def final_return(self, metric: str = "total_reward") -> float | None:
+        """Return the last total_reward (or another column), mean over the tables; None if no episode ended."""
+        if metric == "evaluation":
+            rows = [curve(table, "total_reward").value for table in self._evaluation]
+        else:
+            rows = [curve(table, metric).value for table in self.tables]
+        return average(row[-1] for row in rows if len(row))
+
+    @property
+    def _evaluation(self) -> list[Table]:
+        """Tables of evaluation: one of all workers of one net together, whose rows are evaluations of that net at their global frames."""
+        return [global_table(dict(enumerate(self.evaluation)), "eval")] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
+
+    def grad_norm(self) -> float | None:
+        """Return the mean over rows and tables."""
+        rows = [curve(table, "grad_norm").value for table in self.tables]
+        return average(row.mean() for row in rows if len(row))
+
+    def updates_per_second(self) -> float | None:
+        """Return the optimizer steps per second of training, of all tables together; None if the time is unknown."""
+        steps = [curve(table, "opt_step", "wall_t") for table in self.tables]
+        known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of one env that differ in their seeds only, or have the same --label, drawn as one curve."""
+
+    name: str
+    runs: list[Run]
+
+    @cached_property
+    def all_seeds(self) -> list[SeedResult]:
+        return [seed for run in self.runs for seed in seeds_of(run)]
+
+    @property
+    def seeds(self) -> list[SeedResult]:
+        """The seeds to compare: those that are done, or all if none is."""
+        return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
+
+    @property
+    def status(self) -> str:
+        """How the seeds ended: "done", "1 failed (left out)", or if none is done "2 stopped"."""
+        each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
+        counts = Counter(status for status in each if status != "done")
+        left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
+        return f"{', '.join(f'{count} {status}' for status, count in counts.items())}{left_out}" if counts else "done"
+
+    @property
+    def sessions(self) -> int:
+        return sum(len(seed.rows) or 1 for seed in self.seeds)
+
+    @property
+    def distributed(self) -> bool:
+        return any(run.distributed for run in self.runs)
+
+    @property
+    def env(self) -> str:
+        """Name of the env, which all runs have in common."""
+        return self.runs[0].env
+
+    def aligned(self, column: str, x_column: str) -> Aligned:
+        """Return the seeds' curves, over the range that all seeds with points cover; value_SF is [seeds, F]."""
+        return interpolate([seed.curve(column, x_column) for seed in self.seeds])
+
+    def count(self) -> str:
+        """Return "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
+        count, policies = len(self.seeds), max(run.policies for run in self.runs)
+        of = f" of {self.sessions // count} sessions" if self.distributed else f" of {policies} policies" if policies > 1 else ""
+        return f"{count} seed{'s' if count != 1 else ''}{of}"
+
+
+def seeds_of(run: Run) -> list[SeedResult]:
+    """Return the seeds of a run that have rows."""
+    tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
+    if run.distributed:
+        rows = list(tables.values())
+        return [SeedResult([global_table(tables)], run.status, rows, list(evaluation.values()))] if tables else []
+    of_session: dict[int, list[int]] = {}
+    for index in tables:
+        of_session.setdefault(index // run.policies, []).append(index)
+    return [
+        SeedResult([tables[i] for i in own], run.sessions[s], evaluation=[evaluation[i] for i in own if i in evaluation])
+        for s, own in of_session.items()
+    ]
+
+
+def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
+    """Group the runs that `words` name: by their labels, or if there are none by what their specs say, seeds aside (see Run.settings).
+
+    A word is a run folder or a pattern of such; runs of mode dev and failed runs that only a pattern names are left out, with a notice.
+    Runs of different envs are different settings, also under one label. Specs of one name that differ are labelled by the keys that do:
+    "ppo_cartpole gamma=0.5".
+
+    Raises UserError. Runs of one label whose specs differ, and runs that failed or have not ended, are notices.
+    """
+    if not words:
+        raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
+    if labels and len(labels) != len(words):
+        runs = f"{len(words)} RUN{'s' if len(words) > 1 else ''}"
+        raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
+    if not all(label.strip() for label in labels):
+        raise UserError("--label is empty; expected a name for each RUN")
+    groups: dict[tuple[str, str, str], dict[Path, Run]] = {}
+    seen: set[Path] = set()
+    for index, word in enumerate(words):
+        for run in study_results(word) or _named_runs(word):
+            if not seeds_of(run):
+                raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")
+            folder = run.paths.root.resolve()
+            if folder in seen:
+                notice(f"{run.paths.root} is given more than once; duplicates are ignored")
+                continue
+            seen.add(folder)
+            content = "" if labels else json.dumps(run.settings(), sort_keys=True)
+            groups.setdefault((labels[index] if labels else run.name, run.env, content), {})[folder] = run
+    settings = _labelled({key: list(runs.values()) for key, runs in groups.items()})
+    for setting in settings:
+        _report_status(setting)
+        if differing := differing_keys([run.settings() for run in setting.runs]):
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            notice(f"the runs of '{setting.name}' differ in {', '.join(differing[:3])}{more}")
+    return settings
+
+
+def study_results(word: str) -> list[Run]:
+    """Return the results in the folder of a study, [] for another word. Raises UserError if there are none."""
+    from slm_lab.experiment.files.study_paths import study_in
+    from slm_lab.experiment.report.study_result import ResultRun
+
+    paths = study_in(Path(word))
+    if paths is None:
+        return []
+    files = sorted(paths.results.glob("*.json"))
+    if not files:
+        raise UserError(f"'{word}' is a study of which no run has ended")
+    return [ResultRun(file) for file in files]
+
+
+def _named_runs(word: str) -> list[Run]:
+    """Return the runs that a word names, without those of mode dev and failed ones if it is a pattern. Raises UserError."""
+    runs = [load_run(folder) for folder in run_folders(word)]
+    if Path(word).is_dir():
+        return runs
+    out = [run for run in runs if run.mode == "dev" or run.status == "failed"]
+    why = [f"{run.paths.root} ({'mode dev' if run.mode == 'dev' else 'failed'})" for run in out]
+    if out and len(out) == len(runs):
+        raise UserError(f"'{word}' matches only failed runs and runs of mode dev: {', '.join(why)}; name a run by its folder to compare it")
+    if out:
+        notice(f"left out: {', '.join(why)}; name a run by its folder to compare it")
+    return [run for run in runs if run not in out]
+
+
+def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
+    """Return a setting of each group: named as its key says, with the env or the differing keys if another group has that name."""
+    settings: list[Setting] = []
+    names: Counter[str] = Counter()
+    for (name, env, content), runs in groups.items():
+        alike = {key: others[0].settings() for key, others in groups.items() if key[0] == name}
+        label = f"{name} ({env})" if len({key[1] for key in alike}) > 1 else name
+        same_env = [own for key, own in alike.items() if key[1] == env]
+        if content and len(same_env) > 1:
+            label += f" {_difference(runs[0].settings(), differing_keys(same_env))}"
+        names[label] += 1
+        settings.append(Setting(label if names[label] == 1 else f"{label} ({names[label]})", runs))
+    return settings
+
+
+def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the paths at which specs differ, sorted; without keys that only some have because the names of components differ."""
+    keys = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+    sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+
+    def implied(key: str) -> bool:
+        own = [spec[key] for spec in specs if key in spec]
+        return len(own) < len(specs) and all(value == own[0] for value in own)
+
+    return [key for key in keys if key.endswith(".name") or not key.startswith(sections) or not implied(key)]
+
+
+def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
+    """Return a spec's values at the first of `keys`, each by the last part of its path if that is clear: "gamma=0.5 lr=0.1"."""
+    short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
+    counts = Counter(short.values())
+    shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
+    return " ".join([*shown, *(["…"] if len(keys) > _SHOWN_KEYS else [])])
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else "default" if value is None else json.dumps(value, separators=(",", ":"))
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
+
+
+def _report_status(setting: Setting) -> None:
+    any_done = any(seed.status == "done" for seed in setting.all_seeds)
+    outcome = "left out" if any_done else f"compared, since no seed of '{setting.name}' is done"
+    for run in setting.runs:
+        if run.status == "running":
+            notice(f"{run.paths.root}: the run has not ended; {outcome}")
+            continue
+        if (left := unfinished(run.paths.root, run.paths.lock)) is not None:
+            notice(left)
+        sessions = Counter(status for status in run.sessions.values() if status != "done")
+        for status, count in sessions.items():
+            notice(f"{run.paths.root}: {count} session{'s' if count > 1 else ''} {status}; {outcome}")
+
+
+class Summary(NamedTuple):
+    """The numbers of a setting, as the columns of the tables; None if unknown."""
+
+    name: str
+    env: str
+    seeds: int
+    sessions: int
+    status: str
+    """How its seeds ended (see Setting.status)."""
+    solved: int | None
+    """Seeds that reached the threshold; None without one."""
+    solved_by: str | None
+    """What that was judged on, see RULES; of seeds that differ in it all, joined by " and "."""
+    steps_to_threshold: Estimate | None
+    """Median over the seeds, in global frames; infinite if half of them did not solve. None without a threshold."""
+    seconds_to_threshold: Estimate | None
+    """The same since the start of training."""
+    final_return: Estimate | None
+    """Mean over seeds, like opt_steps_per_second and grad_norm."""
+    final_return_median: float | None
+    opt_steps_per_second: float | None
+    grad_norm: float | None
+
+
+def summarize(setting: Setting, threshold: float | None, metric: str = "total_reward") -> Summary:
+    """Return the numbers of a setting; a seed has solved once a table of it reaches `threshold` (see SeedResult.first_reached).
+
+    `metric`: the column of which final_return is the last value.
+    """
+    seeds = setting.seeds
+    steps = [seed.first_reached(threshold, "global_frame") for seed in seeds]
+    finals = [seed.final_return(metric) for seed in seeds]
+    return Summary(
+        name=setting.name,
+        env=setting.env,
+        seeds=len(seeds),
+        sessions=setting.sessions,
+        status=setting.status,
+        solved=None if threshold is None else sum(value is not None for value in steps),
+        solved_by=None if threshold is None else " and ".join(sorted({seed.solved_by for seed in seeds})),
+        steps_to_threshold=None if threshold is None else median_reached(steps),
+        seconds_to_threshold=None if threshold is None else median_reached([seed.first_reached(threshold, "wall_t") for seed in seeds]),
+        final_return=estimate(finals),
+        final_return_median=average(finals, np.median),
+        opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
+        grad_norm=average(seed.grad_norm() for seed in seeds),
+    )
+
+
+def recent_returns(table: Table, x_column: str) -> Curve:
+    """Return at each row the mean return of the newest episodes: of the row and of as many before it as have SOLVE_EPISODES together."""
+    counts = np.nan_to_num(table["epi_new"])
+    episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
+    # the last row before those that are needed: up to it there are at most that many episodes
+    before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
+    enough = before >= 0
+    number = episodes - np.append(0.0, episodes)[before]
+    mean = (total - np.append(0.0, total)[before]) / np.maximum(number, 1.0)
+    return _curve({**table, "recent": np.where(enough, mean, np.nan)}, "recent", x_column)
+
+
+def _curve(table: Table, column: str, x_column: str) -> Curve:
+    """Return the curve; the global frames of a Session that alone trains its net are its frames."""
+    return curve(table, column, "frame" if x_column == "global_frame" and x_column not in table else x_column)

@@ -1,0 +1,219 @@
+"""The description of a figure, from which render_html.py and render_png.py draw the same thing.
+
+A Figure has one Panel or more below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from slm_lab.experiment.report.curves import Curve
+
+MEAN_COLOUR = "#0072B2"
+SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+"""Okabe and Ito's palette, distinguishable with colour blindness too."""
+NEW_COLOUR = "#D55E00"
+"""Of the returns of new episodes, behind the mean return."""
+POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
+INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
+BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
+"""Opacity of bands and of faint lines."""
+_MAX_POINTS = 2000
+"""Longer lines are thinned evenly: a screen shows no more."""
+MAX_MARKERS = 25
+"""Lines of up to this many points have a marker at each; a single point would be invisible otherwise."""
+_MAX_TITLE = 90
+"""Characters."""
+BAND = "±1 standard deviation"
+MARK = "copied another policy's weights"
+EMPTY = "nothing to show: no episode has ended"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A highlighted point of a line."""
+
+    frame: float
+    value: float
+    text: str
+    """What happened there."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel."""
+
+    name: str
+    curve: Curve
+    colour: str = MEAN_COLOUR
+    band: tuple[np.ndarray, np.ndarray] | None = None
+    """Lower and upper edge of the band around the line, [points] each; None: no band."""
+    faint: bool = False
+    """Drawn thin and pale, as the lines behind a mean."""
+    steps: bool = False
+    """The value holds until the next point."""
+    dashed: bool = False
+    """Drawn thin, without markers: a level to compare with."""
+    marks: tuple[Mark, ...] = ()
+    group: str = ""
+    """Lines of a group have one entry in the legend, of this name."""
+
+    @property
+    def banded(self) -> bool:
+        return len(self.curve.frame) > 0 and self.band is not None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar."""
+
+    begin: float
+    end: float
+    middle: float
+    """Vertical position."""
+    thickness: float
+    text: str = ""
+    """Shown under the mouse pointer; none: nothing is shown."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars of one kind: one colour, one name in the legend."""
+
+    name: str
+    colour: str
+    bars: Sequence[Bar]
+    edge: float = 0.0
+    """Width of the white edge that separates neighbours."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over frames or `x_label`, and bars; those drawn later lie above."""
+
+    y_label: str
+    lines: list[Line] = field(default_factory=list)
+    core_range: bool = False
+    """Show the range of most values: the first quotients of small sums may be of another magnitude."""
+    x_label: str = "frames"
+    y_limits: tuple[float, float] | None = None
+    """The values to show; None: as the lines need."""
+    band: str = BAND
+    """What the band is."""
+    each: str = "sessions"
+    """What the faint lines are, if the PNG's legend counts them instead of naming each."""
+    bars: tuple[Bars, ...] = ()
+    rows: Mapping[str, float] = field(default_factory=dict)
+    """Name of a row of bars → its vertical position, in place of a numeric axis."""
+    x_max: float | None = None
+    """Right end of the horizontal axis; None: as the lines need."""
+    nothing: str = EMPTY
+    """Shown if there are neither points nor bars."""
+    best_last: bool = False
+    """Lines are ordered from the worst to the best; the legend lists the best first."""
+    height: int | None = None
+    """Pixels of the axes in the PNG; None: fills a picture of the standard size, or 150 if there are several panels."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.bars and not any(len(line.curve.frame) for line in self.lines)
+
+    @property
+    def one_band(self) -> bool:
+        """Whether the legend names the band; with several bands the title explains them."""
+        return sum(line.banded for line in self.lines) == 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A title above one panel or more; panels below each other have one horizontal axis and lines of the same names."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    subtitle: str = ""
+    left: float = 0.115
+    """Left end of the axes in the PNG, in widths of the picture."""
+
+    @property
+    def panel(self) -> Panel:
+        """The first panel, which most figures have alone."""
+        return self.panels[0]
+
+
+def y_range(panel: Panel) -> tuple[float, float]:
+    """Return the values to show, with a margin; (0, 1) for a panel without points."""
+    if panel.y_limits:
+        return panel.y_limits
+    values = _values(visible_lines(panel))
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    if panel.core_range:
+        core_low, core_high = _core(panel)
+        low, high = max(low, core_low), min(high, core_high)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def visible_lines(panel: Panel) -> list[Line]:
+    """Return the lines; with core_range each from where it stays within the range of most values.
+
+    At most the first half of a line is left out: outliers that come later are shown.
+    """
+    if not panel.core_range or not len(_values(panel.lines)):
+        return panel.lines
+    low, high = _core(panel)
+    return [_from_settled(line, low, high) for line in panel.lines]
+
+
+def _from_settled(line: Line, low: float, high: float) -> Line:
+    lower, upper = band_edges(line)
+    outside = np.flatnonzero((lower < low) | (upper > high))
+    early = outside[outside < len(lower) // 2]
+    return _select(line, np.arange(early[-1] + 1 if len(early) else 0, len(lower)))
+
+
+def _core(panel: Panel) -> tuple[float, float]:
+    """Return the range of most values of all lines, extended by its own size to both sides."""
+    low, high = np.percentile(_values(panel.lines), (15, 85))
+    return float(2 * low - high), float(2 * high - low)
+
+
+def _values(lines: list[Line]) -> np.ndarray:
+    return np.concatenate([np.empty(0), *(edge for line in lines for edge in band_edges(line))])
+
+
+def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and the upper edge of the band; without a band both are the line."""
+    return line.band or (line.curve.value, line.curve.value)
+
+
+def _select(line: Line, indices: np.ndarray) -> Line:
+    """Return the line with those of its points."""
+    band = line.band and (line.band[0][indices], line.band[1][indices])
+    return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), band=band)
+
+
+def shorten(title: str) -> str:
+    """Return a title that fits: its beginning names the spec, its end what is drawn."""
+    return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
+
+
+def thin(line: Line) -> Line:
+    count = len(line.curve.frame)
+    if count <= _MAX_POINTS:
+        return line
+    return _select(line, np.linspace(0, count - 1, _MAX_POINTS).round().astype(int))
+
+
+def format_tick(value: float, position: int | None) -> str:
+    """Return 1,500 0.25 2e-5: matplotlib's own format may move a power of ten out of the axis."""
+    if 0 < abs(value) < 0.001:
+        digits, _, power = f"{value:.2e}".partition("e")
+        text = f"{float(digits):g}e{int(power)}"
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return text.replace("-", "−", 1) if value < 0 else text

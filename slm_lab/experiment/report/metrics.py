@@ -1,0 +1,125 @@
+"""The metrics of docs/equations.md, as numbers and as curves over a Session.
+
+The strength s is total_reward minus the random baseline, at the rows that have a total_reward. A metric whose denominator is zero is
+None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve
+
+Scalars = dict[str, float | None]
+SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """The strength s at each row that has one, with its frame and optimizer step. All float64 [rows]."""
+
+    frame: np.ndarray
+    opt_step: np.ndarray
+    value: np.ndarray
+
+    @staticmethod
+    def from_table(table: Table, baseline: float | None) -> Strengths:
+        """Return the strengths of a table; none without a baseline."""
+        total_reward = table.get("total_reward", np.empty(0))
+        if baseline is None or not len(total_reward):
+            return Strengths(np.empty(0), np.empty(0), np.empty(0))
+        known = np.isfinite(total_reward)
+        opt_step = np.nan_to_num(table.get("opt_step", np.zeros(len(total_reward))))
+        return Strengths(table["frame"][known], opt_step[known], total_reward[known] - baseline)
+
+
+def session_metrics(strengths: Strengths) -> Scalars:
+    """Return the SESSION_METRICS of one Session."""
+    s = strengths.value
+    if not len(s):
+        return dict.fromkeys(SESSION_METRICS)
+    return {
+        "strength": float(s.mean()),
+        "max_strength": float(s.max()),
+        "final_strength": float(s[-1]),
+        "sample_efficiency": _last(efficiencies(s, strengths.frame)),
+        "training_efficiency": _last(efficiencies(s, strengths.opt_step)),
+        "stability": _last(stabilities(s)),
+    }
+
+
+def metric_curves(strengths: Strengths) -> dict[str, Curve]:
+    """Return curves over frames: the strengths, and the other metrics up to each row where they are defined."""
+    s = strengths.value
+    over_frames = {
+        "strengths": s,
+        "sample_efficiencies": efficiencies(s, strengths.frame),
+        "training_efficiencies": efficiencies(s, strengths.opt_step),
+        "stabilities": stabilities(s),
+    }
+    return {name: _finite(strengths.frame, value) for name, value in over_frames.items()}
+
+
+def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
+    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent`: frames or optimizer steps. NaN if the denominator is zero.
+
+    Rows before the first optimizer step have no training efficiency: both sums leave them out.
+    """
+    begun = spent > 0
+    return _ratio(np.cumsum(np.where(begun, _ratio(s, spent), 0.0)), np.cumsum(np.where(begun, s, 0.0)))
+
+
+def stabilities(s: np.ndarray) -> np.ndarray:
+    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN if a denominator is zero, so for N = 1."""
+    falls = np.cumsum(np.minimum(np.diff(s), 0.0))
+    return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
+
+
+def consistencies(strengths: Aligned) -> np.ndarray:
+    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population)."""
+    return 1.0 - 2.0 * _ratio(np.cumsum(strengths.std()), np.cumsum(strengths.mean().value))
+
+
+def consistency_curve(strengths: Aligned) -> Curve:
+    """Return the same over frames, where it is defined. `strengths` are at the frames that every Session has."""
+    return _finite(strengths.frame, consistencies(strengths))
+
+
+def consistency(strengths: Aligned) -> float | None:
+    """Return the consistency of a trial."""
+    return _last(consistencies(strengths))
+
+
+def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
+    """Return the mean of each metric over the Sessions that have it; the mean of counts (integers) is rounded to an integer."""
+    names = sessions[0] if sessions else {}
+    known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
+    return {name: _mean(values) if values else None for name, values in known.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    mean = float(np.mean(values))
+    return round(mean) if all(isinstance(value, int) for value in values) else mean
+
+
+def last_value(table: Table, column: str) -> float | None:
+    """Return the last known value of a column."""
+    return _last(curve(table, column).value)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    quotient = np.full(len(numerator), np.nan)
+    np.divide(numerator, denominator, out=quotient, where=denominator != 0)
+    return quotient
+
+
+def _finite(frame: np.ndarray, value: np.ndarray) -> Curve:
+    known = np.isfinite(value)
+    return Curve(frame[known], value[known])
+
+
+def _last(values: np.ndarray) -> float | None:
+    return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None

@@ -1,0 +1,204 @@
+"""The display of a running trial: one live table of all Sessions, or plain lines if there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import TracebackType
+from typing import IO, Self, cast
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.measure import Measurement
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from slm_lab.experiment.events import End, Event, Notice, Progress, RowValues
+from slm_lab.experiment.report.screen import Screen
+
+_LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
+"""Seconds: minimum between two plain lines of a Session; without a row, the delay of the first line and between later lines."""
+_WIDE = 16
+"""Maximum number of Sessions in the table; of more, only those that have not ended are shown."""
+
+_COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
+_DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
+"""Columns to leave out, in this order, if the terminal is narrow."""
+
+
+_QUEUED = "queued"
+
+
+@dataclass
+class _State:
+    """The latest state of a Session, or of one of its policies."""
+
+    frame: int = 0
+    fps: float = 0.0
+    row: RowValues = field(default_factory=dict)
+    status: str = "starts"
+    seconds_left: float = math.inf
+    line_due: float = 0.0
+    """When the next line can be printed for a row."""
+    quiet_due: float | None = None
+    """When a line is printed even without a row."""
+
+
+class ProgressDisplay:
+    """Shows frames, speed, total_reward, its moving average and the remaining time of each Session.
+
+    It refreshes when an event arrives, not by a thread of its own, which would take time from a Session in this process.
+    """
+
+    def __init__(
+        self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1, concurrent: int | None = None
+    ) -> None:
+        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
+        self.max_frame, self.policies = max_frame, policies
+        self.states = [_State() for _ in range(sessions * policies)]
+        """Of each Session, or of each policy of each Session."""
+        for state in self.states[(concurrent or sessions) * policies :]:
+            state.status = _QUEUED
+        self.said: set[str] = set()
+        self.begun = False
+        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+            self._refresh()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live:
+            self.live.transient = not self.begun  # a run that never began leaves no table
+            self.live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case Progress(table, frame, fps, row, seconds_left):
+                self.update(table, frame, fps, row, seconds_left)
+            case Notice(text):
+                self.notice(text)
+            case End(session, status, detail):
+                self.ended(session, status, detail)
+
+    def start(self, name: str) -> None:
+        """Say that the trial starts: it takes seconds until the first event."""
+        if not self.live:
+            self.say(f"starting {name} …")
+
+    def begin(self, text: str) -> None:
+        """Say what runs, once the first Session can begin."""
+        self.begun = True
+        self.say(text)
+
+    def update(self, index: int, frame: int, fps: float, row: RowValues | None, seconds_left: float = math.inf) -> None:
+        """Show that Session (or policy) `index` is at `frame`; `row` is its new row, if any; `fps` 0: not known yet."""
+        state, now = self.states[index], perf_counter()
+        state.frame, state.fps, state.seconds_left, state.status = frame, fps, seconds_left, ""
+        if state.quiet_due is None:
+            state.quiet_due = now + _FIRST_LINE
+        if row is not None:
+            state.row = row
+        if self.live:
+            self._refresh()
+        elif (row is not None and (now >= state.line_due or frame >= self.max_frame)) or now >= state.quiet_due:
+            state.line_due, state.quiet_due = now + _LINE_EVERY, now + _QUIET
+            self.say(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
+
+    def ended(self, index: int, status: str, detail: str) -> None:
+        """Show that Session `index` has ended."""
+        for state in self.states[index * self.policies : (index + 1) * self.policies]:
+            state.status = status
+        queued = [state for state in self.states if state.status == _QUEUED]
+        for state in queued[: self.policies]:  # its process starts now
+            state.status = "starts"
+        if self.live:
+            self._refresh()
+        if status == "failed":
+            self.say(f"session {index} failed: {detail.rstrip()}")
+
+    def _name(self, index: int) -> str:
+        """Name of the Session or policy with this index."""
+        session, policy = divmod(index, self.policies)
+        if self.policies == 1:
+            return f"session {session}"
+        return f"policy {policy}" if len(self.states) == self.policies else f"session {session} policy {policy}"
+
+    def notice(self, text: str) -> None:
+        """Print a notice once, however many Sessions report it."""
+        if text not in self.said:
+            self.said.add(text)
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print a line, above the live table."""
+        self.console.print(text, markup=False)
+
+    def _refresh(self) -> None:
+        if self.live:
+            self.live.update(self._table(), refresh=True)
+
+    def _table(self) -> Table:
+        """The table with as many columns as fit the terminal: no number is clipped."""
+        columns = list(_COLUMNS)
+        for dropped in _DROPPED:
+            table = self._table_of(columns)
+            if Measurement.get(self.console, self.console.options, table).minimum < self.console.width:
+                return table
+            columns.remove(dropped)
+        return self._table_of(columns)
+
+    def _table_of(self, columns: list[str]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in columns:
+            table.add_column("" if name == "bar" else name, justify="right", no_wrap=True)
+        begun = [index for index, state in enumerate(self.states) if state.status != "done"]
+        for index in range(len(self.states)) if len(self.states) <= _WIDE else begun[:_WIDE]:
+            cells = self._cells(index)
+            table.add_row(*(cells[name] for name in columns))
+        return table
+
+    def _cells(self, index: int) -> dict[str, RenderableType]:
+        state = self.states[index]
+        return {
+            "session": str(index) if self.policies == 1 else self._name(index),
+            "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
+            "frame": f"{state.frame:,}/{self.max_frame:,}",
+            "fps": _speed(state.fps),
+            "total_reward": number(state.row.get("total_reward")),
+            "total_reward_ma": number(state.row.get("total_reward_ma")),
+            "eta": state.status or self._eta(state),
+        }
+
+    def _line(self, state: _State) -> str:
+        rewards = (f"{name} {number(state.row.get(name))}" for name in ("total_reward", "total_reward_ma"))
+        return "  ".join((f"fps {_speed(state.fps)}", *rewards, f"eta {self._eta(state)}"))
+
+    def _eta(self, state: _State) -> str:
+        """Remaining time at the present speed, or until meta.max_seconds, as h:mm:ss."""
+        if state.fps <= 0:
+            return "-"
+        return duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
+
+
+def _speed(fps: float) -> str:
+    return f"{fps:,.0f}" if fps > 0 else "-"
+
+
+def duration(seconds: float) -> str:
+    """Format a time as m:ss or h:mm:ss."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def number(value: float | None) -> str:
+    """Format a number with four digits, or as many as its whole part has."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

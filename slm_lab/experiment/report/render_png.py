@@ -1,0 +1,214 @@
+"""Render a figure as PNG by matplotlib, of which only the canvas is loaded: the whole package takes seconds to import."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.report import figure as figures
+from slm_lab.experiment.report.figure import Figure, Line, Panel, format_tick
+from slm_lab.experiment.report.render_scatter import scatter_png
+from slm_lab.experiment.report.scatter import AnyFigure
+
+_WIDTH, _HEIGHT = 800, 450
+"""Pixels of a picture; the height is larger if panels have a height."""
+_RIGHT = 0.96
+"""Right end of the axes, in widths of the picture; Figure.left is the left one."""
+_ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
+"""Pixels above the legend, of a subtitle, and below all panels."""
+_PANEL, _BETWEEN = 150, 24
+"""Pixels of one of several panels, and between two."""
+_LEGEND_ROW = 20.25
+"""Pixels."""
+_LEGEND_LETTERS = 100
+"""Characters in a row of the legend; the line beside a name is as wide as _HANDLE characters."""
+_HANDLE = 6
+_MAX_NAMES = 3
+"""The legend counts more faint lines than this instead of naming each."""
+_TITLE_LETTERS = 76
+"""Characters of a title at full size; a longer one is smaller."""
+_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
+
+
+class PNGRenderer:
+    """Renders figures as PNG. Standard ones reuse one canvas: to make a new one takes longer than to draw."""
+
+    def __init__(self) -> None:
+        self._standard = _Canvas(_HEIGHT, 1)
+
+    def render(self, figure: AnyFigure) -> bytes:
+        if not isinstance(figure, Figure):
+            return scatter_png(figure)
+        panels, legend = figure.panels, _legend_of(figure.panels)
+        columns, rows = _legend_form(list(legend))
+        around = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1) + _BELOW
+        if len(panels) == 1 and panels[0].height is None:
+            return self._standard.draw(figure, [max(_HEIGHT - around, 0.3 * _HEIGHT)], legend, columns)
+        heights = [panel.height or _PANEL for panel in panels]
+        canvas = _Canvas(round(around + sum(heights) + _BETWEEN * (len(panels) - 1)), len(panels))
+        return canvas.draw(figure, heights, legend, columns)
+
+
+class _Canvas:
+    """A picture with a title, a legend and axes below each other."""
+
+    def __init__(self, height: int, panels: int) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as MatplotlibFigure
+
+        self.height = height
+        self.picture: Any = MatplotlibFigure(figsize=(_WIDTH / 100, height / 100), dpi=100, facecolor="white")  # hardly typed
+        self.canvas: Any = FigureCanvasAgg(self.picture)
+        self.title, self.subtitle = self._text(22.5, weight="bold"), self._text(46, size=10)
+        self.axes = [self._new_axes() for _ in range(panels)]
+        for axes in self.axes[:-1]:
+            axes.tick_params(labelbottom=False)
+
+    def draw(self, figure: Figure, heights: Sequence[float], legend: Mapping[str, Any], columns: int) -> bytes:
+        """Draw a figure, its panels `heights` pixels high, in place of the previous one, and return the PNG."""
+        from PIL import Image
+
+        title = figures.shorten(figure.title)
+        self.title.set_text(title)
+        self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
+        self.subtitle.set_text(figure.subtitle)
+        bottom = _BELOW + sum(heights) + _BETWEEN * len(heights)
+        for axes, panel, height in zip(self.axes, figure.panels, heights, strict=True):
+            bottom -= height + _BETWEEN
+            axes.set_position((figure.left, bottom / self.height, _RIGHT - figure.left, height / self.height))
+            _draw_panel(axes, panel, labelled=axes is self.axes[-1])
+            # fixed positions of the labels save the search for them; set_xlabel resets this one
+            axes.xaxis.set_label_coords((figure.left + _RIGHT) / 2, 23.4 / self.height, transform=self.picture.transFigure)
+        for old in self.picture.legends[:]:
+            old.remove()
+        if legend:
+            place = (figure.left - 0.0085, self.axes[0].get_position().y1)
+            handles, names = list(legend.values()), list(legend)
+            self.picture.legend(handles, names, loc="lower left", bbox_to_anchor=place, borderaxespad=0.2, ncols=columns, **_LEGEND)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # glyphs that the font lacks
+            self.canvas.draw()
+        content = BytesIO()
+        # without savefig and the alpha channel: a fifth faster
+        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
+        return content.getvalue()
+
+    def _text(self, below: float, **style: Any) -> Any:
+        """Make an empty text, centred at the given distance in pixels from the top."""
+        return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
+
+    def _new_axes(self) -> Any:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        axes = self.picture.add_axes((0.115, 0.1, 0.845, 0.8))
+        axes.grid(color=figures.GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(figures.GREY)
+        axes.tick_params(labelcolor=figures.INK, labelsize=9, bottom=False, left=False)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(format_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(format_tick))
+        axes.yaxis.set_label_coords(-0.104, 0.5)
+        return axes
+
+
+def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
+    """Draw a panel in place of what the axes showed; `labelled`: with the label of the horizontal axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    for artist in (*axes.lines, *axes.collections, *axes.texts, *axes.patches):
+        artist.remove()
+    if panel.rows:
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(list(panel.rows.values()), labels=list(panel.rows))
+        axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.set_xlabel(panel.x_label if labelled else "", color=figures.INK, size=10)
+    axes.set_ylabel(panel.y_label, color=figures.INK, size=10)
+    for kind in panel.bars:
+        lengths, begins = [bar.end - bar.begin for bar in kind.bars], [bar.begin for bar in kind.bars]
+        middles, thickness = [bar.middle for bar in kind.bars], [bar.thickness for bar in kind.bars]
+        edge = {"edgecolor": "white"} if kind.edge else {}
+        axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
+    names = _names(panel)
+    for line in map(figures.thin, figures.visible_lines(panel)):
+        colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
+        if line.banded:
+            axes.fill_between(line.curve.frame, *figures.band_edges(line), color=colour, alpha=figures.BAND_OPACITY, linewidth=0)
+        axes.plot(*line.curve, drawstyle="steps-post" if line.steps else "default", **_line_style(line, colour))
+    for line in panel.lines:
+        if line.marks:
+            axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
+    if panel.empty:
+        axes.text(0.5, 0.5, panel.nothing, transform=axes.transAxes, ha="center", color=figures.GREY)
+    last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
+    axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
+    axes.set_ylim(*figures.y_range(panel))
+
+
+_MARK_STYLE: dict[str, Any] = {"marker": "X", "s": 70, "edgecolor": figures.INK, "linewidth": 0.8, "zorder": 3}
+_MARK_SAMPLE: dict[str, Any] = {
+    "marker": "X",
+    "markersize": 8,
+    "color": "white",
+    "markeredgecolor": figures.INK,
+    "markeredgewidth": 0.8,
+    "lw": 0,
+}
+
+
+def _line_style(line: Line, colour: str) -> dict[str, Any]:
+    return {
+        "color": colour,
+        "alpha": figures.FAINT_OPACITY if line.faint else 1.0,
+        "linestyle": "--" if line.dashed else "-",
+        "linewidth": 1.0 if line.faint or line.dashed else 2.0,
+        "marker": "o" if len(line.curve.frame) <= figures.MAX_MARKERS and not line.dashed else "",
+        "markersize": 9 if len(line.curve.frame) == 1 else 2.5 if line.faint else 4,
+    }
+
+
+def _names(panel: Panel) -> dict[str, str]:
+    """Return the names of the lines → those of the legend, if many faint lines have one together."""
+    faint = [line.name for line in panel.lines if line.faint and not line.group]
+    together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
+    return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
+
+
+def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
+    """Return the names in the legend, each with the sample beside it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        for kind in panel.bars:
+            entries.setdefault(kind.name, Patch(color=kind.colour))
+        names = _names(panel)
+        lines = [line for line in figures.visible_lines(panel) if len(line.curve.frame)]
+        for line in lines:
+            colour = line.colour if names[line.name] == line.name else figures.GREY
+            entries.setdefault(names[line.name], Line2D([], [], **_line_style(line, colour)))
+        for line in lines if panel.one_band else ():
+            if line.banded:
+                entries.setdefault(panel.band, Patch(color=line.colour, alpha=figures.BAND_OPACITY, linewidth=0))
+        if any(line.marks for line in lines):
+            entries.setdefault(figures.MARK, Line2D([], [], **_MARK_SAMPLE))
+    return dict(reversed(entries.items())) if any(panel.best_last for panel in panels) else entries
+
+
+def _legend_form(names: list[str]) -> tuple[int, int]:
+    """Return the columns and rows of a legend of these names."""
+    columns = next((n for n in range(8, 1, -1) if _fits(names, n)), 1)
+    return columns, -(-len(names) // columns)
+
+
+def _fits(names: list[str], columns: int) -> bool:
+    """Whether the columns, which matplotlib fills one after another, as evenly as it can, fit beside each other."""
+    widths = [len(name) + _HANDLE for name in names]
+    return sum(max(column.tolist(), default=0) for column in np.array_split(widths, columns)) <= _LEGEND_LETTERS

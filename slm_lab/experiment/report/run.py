@@ -1,0 +1,328 @@
+"""Read a run folder: its spec, tables, metrics and status. Read only; the run may still be training.
+
+`read_columns` is the only CSV reader of the analysis. It uses numpy and the standard library: pandas takes 0.25 s to import, 6 % of a
+short run, so DataFrames are built only on request.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property
+from glob import glob, has_magic
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.paths import DataMode, RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.curves import Table, curve
+from slm_lab.experiment.report.one_net import distributed, independent
+from slm_lab.lib.log import notice
+from slm_lab.spec.report import Path as KeyPath
+from slm_lab.spec.report import nearest
+from slm_lab.spec.validate import models_at
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["done", "stopped", "failed", "running"]
+"""stopped: ended early on request, or killed; failed: a Session failed; running: a process trains it now."""
+_ASIDE = ("meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers")
+"""Beginnings of the paths of keys that do not change what is learned."""
+_COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
+
+
+class Run:
+    """One trial of a run folder. Files are read on first use and kept; make a new Run to see what was written since.
+
+    `train` and `eval` are pandas DataFrames; everything inside the analysis uses the numpy tables below them (`tables`), so that pandas is
+    imported only for a DataFrame.
+    """
+
+    def __init__(self, paths: RunPaths, trial: int = 0) -> None:
+        self.paths, self.trial = paths, trial
+        self._tables: dict[DataMode, dict[int, Table]] = {}
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.paths.root)!r}, {self.status})"
+
+    @property
+    def train(self) -> pd.DataFrame:
+        """The rows of training of all Sessions: columns session and policy, then those of the CSV files."""
+        return self._frame("train")
+
+    @property
+    def eval(self) -> pd.DataFrame:
+        """The rows of evaluation, in the same form."""
+        return self._frame("eval")
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the spec."""
+        return self._named_spec[0]
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The spec as saved. It is not validated, since another version may have written it. Raises UserError if it cannot be read."""
+        return self._named_spec[1]
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The trial's metrics, {} until they are written."""
+        return self._of_last_start(self.paths.trial_metrics(self.trial)) or {}
+
+    @cached_property
+    def status(self) -> Status:
+        """How the run ended."""
+        if in_use(self.paths.lock):
+            return "running"
+        if self._of_last_start(self.paths.trial_metrics(self.trial)) is None:
+            return "stopped"
+        if self.metrics.get("failed"):
+            return "failed"
+        status: Status = self.metrics.get("status", "done")
+        return status
+
+    @cached_property
+    def sessions(self) -> dict[int, Status]:
+        """Session index → how it ended, of Sessions with a table or a metrics file."""
+        with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
+        return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
+
+    @property
+    def policies(self) -> int:
+        """Number of policies that each Session trains."""
+        sampler = self.spec.get("meta", {}).get("sampler") or {}
+        return int(sampler.get("num_policies", 1))
+
+    @property
+    def env(self) -> str:
+        """Name of the env, without the module that registers it."""
+        return str(self.spec.get("env", {}).get("name", "?")).rpartition(":")[2]
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the Sessions train one net together."""
+        return distributed(self.tables("train"))
+
+    @property
+    def has_new_returns(self) -> bool:
+        """Whether the rows of training have return_new: not if an older version, or SLM Lab, wrote one of the tables."""
+        return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
+
+    def tables(self, mode: DataMode) -> dict[int, Table]:
+        """Tables by index (see RunPaths.session_df) of all Sessions that have one of training; one that cannot be read is a notice."""
+        if mode not in self._tables:
+            indices = self.paths.sessions("train", self.trial)
+            self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
+        return self._tables[mode]
+
+    def independent(self, mode: DataMode) -> dict[int, Table]:
+        """Return the tables of what was trained independently: of all workers of one net together (index ALL_WORKERS), else as `tables`."""
+        return independent(self.tables(mode), mode)
+
+    @cached_property
+    def mode(self) -> str:
+        """The mode of the run: "train" or "dev"."""
+        starts = self.spec.get("meta", {}).get("run") or {}
+        return str((starts[0] if isinstance(starts, list) else starts).get("mode", "train"))
+
+    @property
+    def spec_version(self) -> int:
+        """Version of the meaning of specs (see spec/saved.py) at the first start of the run."""
+        starts = self.spec.get("meta", {}).get("run") or {}
+        return int((starts[0] if isinstance(starts, list) else starts).get("spec_version", 1))
+
+    def settings(self) -> dict[str, Any]:
+        """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.
+
+        Absent keys have their defaults, so that a key that is newer than a run does not set it apart.
+        """
+        agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
+        spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
+        body = {**_with_defaults(spec, (), spec), "mode": self.mode}
+        aside = _ASIDE if body["meta"]["distributed"] else (*_ASIDE, "meta.max_session")
+        return {key: value for key, value in _flat(body) if not key.startswith(aside)}
+
+    @cached_property
+    def _named_spec(self) -> tuple[str, dict[str, Any]]:
+        file, of_trial = self.paths.spec, self.paths.trial_spec(self.trial)
+        if self.paths.search_state.is_file() and of_trial.is_file():
+            file = of_trial
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if {"agent", "env", "meta"} <= set(content):
+                folder = self.paths.root
+                raise UserError(f"'{folder}' is a run of SLM Lab; import it first with: slm-lab retro_analyze {shlex.quote(str(folder))}")
+            ((name, body),) = content.items()
+            return str(name), dict(body)
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
+
+    def _of_last_start(self, file: Path) -> dict[str, Any] | None:
+        """Return the content of a metrics file, None if it is older than the last start of a run that was continued."""
+        starts = self.spec.get("meta", {}).get("run")
+        if isinstance(starts, list) and len(starts) > 1 and file.is_file():
+            with suppress(ValueError, KeyError, TypeError):
+                if file.stat().st_mtime < datetime.fromisoformat(starts[-1]["began"]).timestamp():
+                    return None
+        return read_json(file)
+
+    def _session_status(self, s: int) -> Status:
+        """Return how Session `s` ended; without a metrics file as the run did."""
+        metrics = self._of_last_start(self.paths.session_metrics(s * self.policies, self.trial))
+        status: Status = self.status if metrics is None else metrics.get("status", "done")
+        return status
+
+    def _frame(self, mode: DataMode) -> pd.DataFrame:
+        import pandas as pd
+
+        frames = [
+            pd.DataFrame(
+                {"session": index // self.policies, "policy": index % self.policies}
+                | {name: _column(name, values) for name, values in table.items()}
+            )
+            for index, table in self.tables(mode).items()
+            if len(table["frame"])
+        ]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["session", "policy", "frame"])
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read the run in a folder. Raises UserError if it is not a run folder, holds several trials or an unreadable spec.
+
+    >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
+    >>> run.train.groupby("session").total_reward_ma.last(), run.metrics["strength"], run.spec["env"], run.status
+    """
+    folder = Path(folder)
+    paths = run_paths_in(folder) if folder.is_dir() else None
+    if paths is None:
+        children = sorted(folder.iterdir()) if folder.is_dir() else []
+        inside = next((path for path in children if path.is_dir() and run_paths_in(path)), None)
+        hint = f"; did you mean {inside}?" if inside else ""
+        raise UserError(not_a_run(folder) + hint)
+    trials = paths.trials()
+    if len(trials) > 1:
+        raise UserError(f"'{folder}' contains {len(trials)} trials; expected one")
+    run = Run(paths, trials[0] if trials else 0)
+    _ = run.spec  # read here, so that a damaged spec is an error at once
+    return run
+
+
+def run_folders(word: str) -> list[Path]:
+    """Return the folder `word`, or the run folders that match it as a pattern with *, ? or [. Raises UserError if there are none."""
+    if word and Path(word).is_dir():
+        return [Path(word)]
+    if word and has_magic(word):
+        found = sorted(path for path in map(Path, glob(word)) if path.is_dir() and run_paths_in(path))
+        if found:
+            return found
+        raise UserError(f"no run folder matches '{word}'")
+    parent = Path(word).parent
+    siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # a name without its timestamp
+    hint = f"; did you mean '{max(longer)}'?" if longer else nearest(Path(word).name, siblings, 0.5)
+    raise UserError(f"'{word}' is not a folder{hint}; expected a run folder, such as data/ppo_cartpole_2026_01_31_120000")
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a CSV file as text, {} if the file does not exist or is empty.
+
+    A file may still be written to, or its writer may have been killed: a last line without a newline is dropped, even if it looks
+    complete, and so is a line with a wrong number of cells.
+
+    Raises OSError if an existing file cannot be read.
+    """
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    reader = csv.reader(StringIO(text[: text.rfind("\n") + 1]))
+    names = next(reader, [])
+    rows = [row for row in reader if len(row) == len(names)]
+    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+
+
+def read_table(path: Path) -> Table:
+    """Return the rows of a Session's table that have a frame above 0. Raises OSError like read_columns."""
+    columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
+    frame = columns.get("frame")
+    if frame is None:
+        return no_rows()
+    return {name: values[frame > 0] for name, values in columns.items()}
+
+
+def no_rows() -> Table:
+    return {"frame": np.empty(0)}
+
+
+def numbers(cells: Sequence[str]) -> np.ndarray:
+    """Return cells as float64, NaN where a cell is not a number."""
+    return np.array([_number(cell) for cell in cells], dtype=np.float64)
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def last_frame(table: Table) -> int | None:
+    frame = curve(table, "frame").value
+    return int(frame[-1]) if len(frame) else None
+
+
+def _table(path: Path) -> Table:
+    try:
+        return read_table(path)
+    except Exception as error:
+        notice(f"cannot read {path.name}: {error}")
+        return no_rows()
+
+
+def _column(name: str, values: np.ndarray) -> np.ndarray:
+    """Return counts as int64 if all are known, other values as they are."""
+    return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file, None if it does not exist, {} with a notice if it cannot be read."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        notice(f"cannot read {path}: {error}")
+        return {}
+
+
+def _named(net: Any) -> Any:
+    """Return a saved net with its type as `name`, as its model calls it."""
+    return {"name": net["type"]} | {key: value for key, value in net.items() if key != "type"} if "type" in (net or ()) else net
+
+
+def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section at `path` of a saved spec with the defaults of the keys that it lacks."""
+    models = models_at(path, spec)
+    fields = models[0].model_fields if len(models) == 1 else {}
+    defaults = {key: field.default for key, field in fields.items() if field.default not in (None, PydanticUndefined)}
+    filled = {key: _with_defaults(value, (*path, key), spec) if isinstance(value, dict) else value for key, value in section.items()}
+    return {**to_jsonable_python(defaults, exclude_none=True), **filled}
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in body.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

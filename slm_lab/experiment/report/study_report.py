@@ -1,0 +1,413 @@
+"""The comparison at the end of a study, made from its result files alone: tables, figures and one page."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle
+
+import numpy as np
+
+from slm_lab.experiment.files.paths import file_stem
+from slm_lab.experiment.files.study_paths import StudyPaths
+from slm_lab.experiment.report.compare import RULES, Setting, seeds_of
+from slm_lab.experiment.report.compare_report import (
+    AXES,
+    BAND,
+    COLOURS,
+    MEDIANS,
+    csv_bytes,
+    estimate_text,
+    finite,
+    lines_with_bands,
+    number_text,
+    text_rows,
+    threshold_line,
+    variance_lines,
+)  # fmt: skip
+from slm_lab.experiment.report.curves import Curve
+from slm_lab.experiment.report.figure import Figure, Line, Panel
+from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.statistics import Estimate, average, difference, estimate, median_reached
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.experiment.report.trial_figures import GLOBAL_FRAMES
+from slm_lab.experiment.report.writer import Writer
+from slm_lab.spec.study import Study
+
+SCORES = {
+    "total_reward": "mean return of the last 100 episodes at the end",
+    "total_reward_ma": "mean of total_reward over the last 100 rows",
+    "return_new": "mean return of the episodes since the row before, at the end",
+    "evaluation": "mean return of the last evaluation",
+}
+"""Metric → what it is."""
+_Y_LABELS = {
+    "total_reward": "mean return (last 100 episodes)",
+    "total_reward_ma": "mean of the last 100 mean returns",
+    "return_new": "mean return (episodes since the last row)",
+    "evaluation": "mean return in evaluation",
+}
+_MORE = {
+    "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
+    "staleness": ("staleness", "updates by other workers meanwhile"),
+    "lock_wait": ("lock wait", "wait for the lock (ms)"),
+    "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
+}
+"""Other columns that are drawn if an entry has them → title, vertical axis."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of an entry in an env; None if unknown."""
+
+    env: str
+    entry: str
+    seeds: int
+    failed: int
+    """Runs that failed."""
+    score: float | None = None
+    """Mean of the metric over the seeds, with its 95 % interval."""
+    score_low: float | None = None
+    score_high: float | None = None
+    median: float | None = None
+    difference: float | None = None
+    """To the baseline's score, with its 95 % interval."""
+    difference_low: float | None = None
+    difference_high: float | None = None
+    solved: int | None = None
+    """Seeds that reached `solve`."""
+    solve_frames: float | None = None
+    """Median number of global frames after which it was reached, with its 95 % interval; infinite if fewer than half of the seeds did."""
+    solve_frames_low: float | None = None
+    solve_frames_high: float | None = None
+    solve_seconds: float | None = None
+    published: float | None = None
+    verdict: str = ""
+    """≥, ≈ (below, but the interval contains the published score) or below; "" without one."""
+    updates_per_second: float | None = None
+    grad_norm: float | None = None
+    grad_norm_variance: float | None = None
+    """Variance of the gradient norm over the rows of a seed, mean over the seeds."""
+    return_variance: float | None = None
+    """Variance of the score between the seeds."""
+    staleness: float | None = None
+    lock_wait: float | None = None
+    lag: float | None = None
+    """Mean age of the policy that acted, in gradient steps."""
+
+
+def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """Write the tables, figures and the page of a study; return the table as lines for the screen, and the files.
+
+    Args: failed: (entry, env) of each run that failed. A file that cannot be written is a notice.
+    """
+    found = study_settings(study, results)
+    if not found and not failed:
+        return ["no run has ended yet: there is nothing to compare"]
+    rows = study_rows(study, found, failed)
+    writer = Writer(paths.root)
+    markdown = markdown_table(study, rows)
+    figures = study_figures(study, found)
+    paths.graph("x", "png").parent.mkdir(exist_ok=True)
+    with writer.drawing():
+        writer.draw(figures, paths.graph)
+    plain = [finite(asdict(row)) for row in rows]
+    content = {"study": study.name, "metric": study.metric, "rows": plain}
+    writer.write("table not written", (paths.table("md"), lambda: markdown.encode()))
+    writer.write("table not written", (paths.table("json"), lambda: (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()))
+    writer.write("table not written", (paths.table("csv"), lambda: csv_bytes(plain)))
+    writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths).encode()))
+    writer.close()
+    shown = (paths.page, paths.table("md"))
+    return [*text_lines(study, rows), *(f"open {file}" if file == paths.page else str(file) for file in shown if file.is_file())]
+
+
+def study_settings(study: Study, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
+    """Return (env, entry) → the runs of it that have ended, in the order of the study."""
+    found: dict[tuple[str, str], list[ResultRun]] = {}
+    for env in study.envs:
+        for entry in study.entries:
+            own = [one for one in results if (one.content["env"], one.content["entry"]) == (env, entry)]
+            if own:
+                found[env, entry] = sorted(own, key=lambda one: int(one.content["random_seed"]))
+    return {key: Setting(key[1], list(runs)) for key, runs in found.items()}
+
+
+def study_rows(study: Study, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[Row]:
+    """Return the numbers of each entry in each env."""
+    rows = []
+    for env in study.envs:
+        base = found.get((env, study.spec.baseline or ""))
+        for entry in study.entries:
+            setting = found.get((env, entry))
+            count = sum(one == (entry, env) for one in failed)
+            if setting is not None:
+                rows.append(_row(study, env, setting, base, count))
+            elif count:
+                rows.append(Row(env, entry, 0, count, published=study.published(entry, env)))
+    return rows
+
+
+def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed: int) -> Row:
+    metric, solve, published = study.metric, study.solve(env), study.published(setting.name, env)
+    seeds = setting.all_seeds
+    finals = [seed.final_return(metric) for seed in seeds]
+    score = estimate(finals)
+    known = [value for value in finals if value is not None]
+    frames = [seed.first_reached(solve, "global_frame", metric) for seed in seeds]
+    seconds = [seed.first_reached(solve, "wall_t", metric) for seed in seeds]
+    reached = None if solve is None else median_reached(frames)
+    delta = None
+    if base is not None and base.name != setting.name:
+        delta = difference(*_samples(setting, base, metric, paired=study.spec.paired), paired=study.spec.paired)
+    norms = [curve for seed in seeds if len(curve := seed.curve("grad_norm", "frame").value)]
+    return Row(
+        env=env,
+        entry=setting.name,
+        seeds=len(seeds),
+        failed=failed,
+        score=score and score.value,
+        score_low=score and score.low,
+        score_high=score and score.high,
+        median=average(finals, np.median),
+        difference=delta and delta.value,
+        difference_low=delta and delta.low,
+        difference_high=delta and delta.high,
+        solved=None if solve is None else sum(value is not None for value in frames),
+        solve_frames=reached and reached.value,
+        solve_frames_low=reached and reached.low,
+        solve_frames_high=reached and reached.high,
+        solve_seconds=None if solve is None else median_reached(seconds).value,
+        published=published,
+        verdict=verdict(score, published),
+        updates_per_second=average(seed.updates_per_second() for seed in seeds),
+        grad_norm=average(seed.grad_norm() for seed in seeds),
+        grad_norm_variance=average(float(norm.var()) for norm in norms),
+        return_variance=float(np.var(known, ddof=1)) if len(known) > 1 else None,
+        staleness=_mean_of(setting, "staleness"),
+        lock_wait=_mean_of(setting, "lock_wait"),
+        lag=_mean_of(setting, "lag_mean"),
+    )
+
+
+def _samples(setting: Setting, base: Setting, metric: str, *, paired: bool) -> tuple[list[float], list[float]]:
+    """Return the scores to compare; paired: the mean of each random_seed that both have, in the same order."""
+    if not paired:
+        return _known(setting, metric), _known(base, metric)
+    of_seed = [_by_random_seed(one, metric) for one in (setting, base)]
+    common = sorted(of_seed[0].keys() & of_seed[1].keys())
+    return [of_seed[0][seed] for seed in common], [of_seed[1][seed] for seed in common]
+
+
+def _by_random_seed(setting: Setting, metric: str) -> dict[int, float]:
+    found = {}
+    for run in setting.runs:
+        assert isinstance(run, ResultRun)
+        mean = average(seed.final_return(metric) for seed in seeds_of(run))
+        if mean is not None:
+            found[int(run.content["random_seed"])] = mean
+    return found
+
+
+def _known(setting: Setting, metric: str) -> list[float]:
+    return [value for seed in setting.all_seeds if (value := seed.final_return(metric)) is not None]
+
+
+def _mean_of(setting: Setting, column: str) -> float | None:
+    curves = [seed.curve(column, "frame").value for seed in setting.all_seeds]
+    return average(float(values.mean()) for values in curves if len(values))
+
+
+def verdict(score: Estimate | None, published: float | None) -> str:
+    """Return "≥" for a score of at least the published one, "≈" if it is below, but its interval contains it, else "below"."""
+    if score is None or published is None:
+        return ""
+    if score.value >= published:
+        return "≥"
+    return "≈" if score.high is not None and score.high >= published else "below"
+
+
+# ---- figures
+
+
+def study_figures(study: Study, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
+    """Return figures of the metric over each axis, the variance between seeds and other columns, for each env."""
+    figures: dict[str, Figure] = {}
+    for env in study.envs:
+        settings = [setting for (own, _), setting in found.items() if own == env]
+        suffix = f"_{file_stem(env)}" if len(study.envs) > 1 else ""
+        for x in study.spec.x:
+            for name, figure in _figures(study, env, settings, x).items():
+                figures[f"{name}{suffix}"] = figure
+    return figures
+
+
+def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
+    shared = x == "frame" and any(setting.distributed for setting in settings)
+    axis = GLOBAL_FRAMES if shared else AXES[x]
+    metric = study.metric
+    colours = dict(zip(study.entries, cycle(COLOURS)))
+    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colours[one.name]) for one in settings]
+    columns: dict[str, tuple[str, str, str]] = {"returns": (f"return, {BAND}", _Y_LABELS[metric], metric)}
+    if metric == "evaluation":
+        columns["new_returns"] = (f"return in training, {BAND}", _Y_LABELS["return_new"], "return_new")
+    if x == study.spec.x[0]:
+        columns |= {name: (f"{title}, {BAND}", label, name) for name, (title, label) in _MORE.items()}
+    figures = {}
+    for name, (title, label, column) in columns.items():
+        of_settings = [setting.aligned(column, x) for setting in settings]
+        lines = lines_with_bands(styles, of_settings)
+        if lines:
+            level = threshold_line(of_settings, study.solve(env)) if column in (metric, "return_new") else []
+            figures[f"{name}_vs_{axis.name}"] = Figure(f"{env}: {title}", (Panel(label, [*level, *lines], x_label=axis.label),))
+        if name == "returns" and x == study.spec.x[0]:
+            spread = variance_lines(styles, of_settings)
+            if spread:
+                label = "variance of the mean return between seeds"
+                text = f"{env}: variance of the return between seeds"
+                figures[f"variance_vs_{axis.name}"] = Figure(text, (Panel(label, spread, x_label=axis.label),))
+    return figures
+
+
+# ---- tables
+
+
+def _cells(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the cells of the table; columns that no row has are left out."""
+    columns: dict[str, list[str]] = {
+        "env": [row.env for row in rows] if len(study.envs) > 1 else [],
+        "entry": [row.entry for row in rows],
+        "seeds": [f"{row.seeds}{f' ({row.failed} failed)' if row.failed else ''}" for row in rows],
+        "score": [_interval(row, "score") for row in rows],
+        "median": [number(row.median) for row in rows],
+    }
+    if study.spec.baseline is not None:
+        shown = ["baseline" if row.entry == study.spec.baseline else _interval(row, "difference", sign="+") for row in rows]
+        columns[f"difference to {study.spec.baseline}"] = shown
+    if any(row.solved is not None for row in rows):
+        columns["solved"] = ["-" if row.solved is None else f"{row.solved} of {row.seeds}" for row in rows]
+        columns["global frames to solve"] = [_interval(row, "solve_frames") for row in rows]
+        columns["seconds to solve"] = [number_text(row.solve_seconds) for row in rows]
+    if any(row.published is not None for row in rows):
+        columns["published"] = ["" if row.published is None else f"{number(row.published)} {row.verdict}".strip() for row in rows]
+    for title, values in {
+        "updates/s": [row.updates_per_second for row in rows],
+        "gradient norm": [row.grad_norm for row in rows],
+        "its variance": [row.grad_norm_variance for row in rows],
+        "staleness": [row.staleness for row in rows],
+        "lock wait (ms)": [row.lock_wait for row in rows],
+        "policy lag (steps)": [row.lag for row in rows],
+    }.items():
+        if any(value is not None for value in values):
+            columns[title] = [number_text(value) for value in values]
+    kept = {title: cells for title, cells in columns.items() if cells}
+    return list(kept), [list(line) for line in zip(*kept.values(), strict=True)]
+
+
+def _interval(row: Row, name: str, sign: str = "") -> str:
+    value, low, high = (getattr(row, column) for column in (name, f"{name}_low", f"{name}_high"))
+    return estimate_text(None if value is None else Estimate(value, low, high), sign)
+
+
+def markdown_table(study: Study, rows: Sequence[Row]) -> str:
+    """Return the table as Markdown, with a line on what its columns are."""
+    head, lines = _cells(study, rows)
+    table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
+    return "\n".join([*table, "", explanation(study, rows)]) + "\n"
+
+
+def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
+    """Return the table for the terminal."""
+    head, lines = _cells(study, rows)
+    return [*text_rows([head, *lines]), explanation(study, rows)]
+
+
+def explanation(study: Study, rows: Sequence[Row]) -> str:
+    """Return what the columns of the table are."""
+    parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: 95 % interval (Student's t)."]
+    if study.spec.baseline is not None:
+        how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
+        parts.append(f"Difference to {study.spec.baseline}: {how}.")
+    if any(row.solved is not None for row in rows):
+        judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
+        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {MEDIANS}.")
+    if any(row.published is not None for row in rows):
+        signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"
+        parts.append(f"Beside a published score, {signs}.")
+    return " ".join(parts)
+
+
+def _levels(study: Study) -> str:
+    levels = {env: study.solve(env) for env in study.envs}
+    known = {level for level in levels.values() if level is not None}
+    return (
+        number(known.pop())
+        if len(known) == 1
+        else ", ".join(f"{number(level)} ({env})" for env, level in levels.items() if level is not None)
+    )
+
+
+def findings(study: Study, rows: Sequence[Row]) -> list[str]:
+    """Return what the rows show, in sentences: differences to the baseline, then when the entries solved."""
+    return [*_differences(study, rows), *_solved(study, rows)]
+
+
+def _where(study: Study, row: Row) -> str:
+    return f" in {row.env}" if len(study.envs) > 1 else ""
+
+
+def _differences(study: Study, rows: Sequence[Row]) -> Iterator[str]:
+    base = study.spec.baseline
+    for row in rows:
+        if row.difference is None or row.difference_low is None or row.difference_high is None:
+            continue
+        interval = f"95 % interval of the difference {number(row.difference_low)} to {number(row.difference_high)}"
+        if row.difference_low <= 0.0 <= row.difference_high:
+            yield f"{row.seeds} seeds do not tell the scores of {row.entry} and {base} apart{_where(study, row)} ({interval})."
+        else:
+            way = "above" if row.difference > 0.0 else "below"
+            yield f"{row.entry} scored {number(abs(row.difference))} {way} {base}{_where(study, row)} ({interval})."
+
+
+def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        if row.solved is None or row.solve_frames is None:
+            continue
+        level, frames = number(study.solve(row.env)), row.solve_frames
+        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {frames:,.0f} global frames"
+        yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
+
+
+def page(study: Study, rows: Sequence[Row], figures: Mapping[str, Figure], paths: StudyPaths) -> str:
+    """Return one HTML page: findings, table, and the figures side by side, each a link to its interactive page."""
+    head, lines = _cells(study, rows)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    table = f"<table><tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>{body}</table>"
+    shown = "".join(
+        f'<a href="graph/{graph}.html"><img src="graph/{graph}.png" alt="{html.escape(figure.title)}" loading="lazy"></a>'
+        for name, figure in figures.items()
+        for graph in [paths.graph(name, "png").stem]
+    )
+    said = "".join(f"<li>{html.escape(line)}</li>" for line in findings(study, rows))
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(study.name)}</title>
+<style>
+body {{ font: 15px/1.5 Inter, Helvetica, Arial, sans-serif; color: #333; margin: 1.5rem auto; max-width: 1200px; padding: 0 1rem; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; white-space: nowrap; font-size: 14px; }}
+th, td {{ text-align: left; padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid #e3e3e3; }}
+.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1rem; margin-top: 1.5rem; }}
+img {{ width: 100%; height: auto; }}
+small {{ color: #777; }}
+</style></head><body>
+<h1>{html.escape(study.name)}</h1>
+<ul>{said}</ul>
+<div class="wide">{table}</div>
+<p><small>{html.escape(explanation(study, rows))}</small></p>
+<div class="figures">{shown}</div>
+</body></html>
+"""

@@ -1,0 +1,155 @@
+"""The result of a run of a study: one small JSON file, from which all tables and figures can be made again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.files.paths import DataMode, RunPaths
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.curves import Table
+from slm_lab.experiment.report.run import Run, Status, load_run
+from slm_lab.lib.files import replace_file, sealed, unsealed
+from slm_lab.lib.processor import processor
+
+VERSION = 1
+MAX_ROWS = 100
+"""Longer tables are thinned: consecutive rows become one."""
+_COLUMNS = (
+    "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "total_reward", "total_reward_ma", "grad_norm", "staleness",
+    "lock_wait", "lag_mean",
+)  # fmt: skip
+_OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
+_DIGITS = 5
+"""Significant digits that are kept, of counts all."""
+
+
+def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: float | None = None) -> None:
+    """Write the result of a run that has ended.
+
+    Args:
+        identity: entry, env, random_seed, digest, settings and spec_version.
+        seconds: that the run took, analysis included; None: unknown, as of a run that was continued.
+
+    Raises OSError.
+    """
+    starts = run.spec.get("meta", {}).get("run") or [{}]
+    last = starts[-1] if isinstance(starts, list) else starts
+    content = {
+        "version": VERSION,
+        **identity,
+        "status": run.status,
+        "spec_name": run.name,
+        "policies": run.policies,
+        "seconds": seconds,
+        "versions": last.get("versions", {}),
+        "git": last.get("git"),
+        "processor": _model(processor()),
+        "sessions": {str(index): status for index, status in run.sessions.items()},
+        "failures": run.metrics.get("failures", {}),
+        "train": _tables(run, "train"),
+        "eval": _tables(run, "eval"),
+    }
+    replace_file(file, (json.dumps(sealed(content), ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
+
+
+def _model(description: str) -> str:
+    """Return the model's name in a description of the processor, or its first line."""
+    lines = description.splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, lines[0] if lines else "")
+
+
+def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]]:
+    columns = _COLUMNS if mode == "train" else _OF_EVALUATION
+    return {
+        str(index): {name: [_rounded(value) for value in values.tolist()] for name, values in thin(table).items() if name in columns}
+        for index, table in run.tables(mode).items()
+        if len(table["frame"])
+    }
+
+
+def thin(table: Table, rows: int = MAX_ROWS) -> Table:
+    """Return a table with at most `rows` rows: consecutive ones become one with their last values and the mean of their new episodes."""
+    count = len(table["frame"])
+    if count <= rows:
+        return table
+    ends = np.unique(np.linspace(-1, count - 1, rows + 1).round().astype(int))[1:]
+    begins = np.append(0, ends[:-1] + 1)
+    thinned = {name: values[ends] for name, values in table.items()}
+    if "epi_new" in table and "return_new" in table:
+        counts = np.nan_to_num(table["epi_new"])
+        episodes, total = (np.add.reduceat(values, begins) for values in (counts, counts * np.nan_to_num(table["return_new"])))
+        thinned |= {"epi_new": episodes, "return_new": np.where(episodes > 0, total / np.maximum(episodes, 1.0), np.nan)}
+    return thinned
+
+
+def _rounded(value: float) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else float(f"{value:.{_DIGITS}g}")
+
+
+class ResultRun(Run):
+    """A run as its result file describes it, for the analysis of runs. Raises UserError if the file cannot be read."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self.content = unsealed(json.loads(file.read_text(encoding="utf-8")))
+            if (version := self.content["version"]) != VERSION:
+                raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
+            super().__init__(RunPaths(file, str(self.content["entry"])))
+            for mode in ("train", "eval"):
+                tables = self.content[mode]
+                self._tables[mode] = {
+                    int(index): {name: np.array(values, dtype=np.float64) for name, values in table.items()}
+                    for index, table in tables.items()
+                }
+                for index in set(self.content["train"]) - set(tables):
+                    self._tables[mode][int(index)] = {"frame": np.empty(0)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            again = "delete it to have it made again from the run's folder, or the run repeated"
+            raise UserError(f"{file} cannot be read as a result of a study: {error}; {again}") from None
+
+    @property
+    def policies(self) -> int:
+        return int(self.content["policies"])
+
+    @property
+    def env(self) -> str:
+        return str(self.content["env"])
+
+    @cached_property
+    def mode(self) -> str:
+        return "train"
+
+    @cached_property
+    def status(self) -> Status:
+        status: Status = self.content["status"]
+        return status
+
+    @cached_property
+    def sessions(self) -> dict[int, Status]:
+        return {int(index): status for index, status in self.content["sessions"].items()}
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return {"failures": self.content["failures"]}
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.content["settings"])
+
+    @cached_property
+    def _named_spec(self) -> tuple[str, dict[str, Any]]:
+        return str(self.content["entry"]), {}
+
+
+def result_of_folder(file: Path, folder: Path, identity: Mapping[str, Any]) -> None:
+    """Write the result of the run in a folder. Raises UserError if it is not a run folder."""
+    write_result(file, load_run(folder), identity)

@@ -1,0 +1,310 @@
+"""The figures of a Session and of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from slm_lab.experiment.files.paths import DataMode
+from slm_lab.experiment.report.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
+from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, NEW_COLOUR, POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.report.metrics import Strengths, consistency_curve, metric_curves
+from slm_lab.experiment.report.one_net import ALL_WORKERS
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.writer import Writer
+from slm_lab.experiment.training.observers.base import info_column
+
+Curves = dict[str, Curve]
+"""Name of a figure → the curve of one table in it."""
+
+BASELINE = "random baseline"
+"""Name of its line."""
+RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
+NEW = "new_returns"
+"""Curve that is drawn behind that of mean_returns, and has no figure of its own."""
+_NEW_NAME = "episodes since the last row"
+_VISIBLE = 0.02
+"""Least difference that a curve of new episodes is drawn for, as a share of the range of the returns."""
+_POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
+"""Names of figures with a curve per policy → those with a curve per table."""
+_TRAINING_COLUMNS = ("loss", "entropy", "explore_var")
+"""Columns, and names of their figures."""
+_DISTRIBUTED_COLUMNS = ("grad_norm", "staleness", "lock_wait")
+"""Those of Sessions that train one net together."""
+_CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
+_TEXTS = {
+    "mean_returns": ("mean return", "mean return ({episodes})"),
+    "mean_returns_ma": ("mean return, moving average", "mean return, moving average (last 100 rows)"),
+    "policy_returns": ("mean return of each policy", "mean return ({episodes})"),
+    "policy_returns_ma": ("moving average of each policy", "mean return, moving average (last 100 rows)"),
+    "loss": ("loss", "loss"),
+    "entropy": ("entropy", "entropy of the policy (nats)"),
+    "explore_var": ("explore_var", "explore_var"),
+    "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
+    "staleness": ("staleness", "staleness (updates by others, pull to push)"),
+    "lock_wait": ("waiting time for the lock", "waiting time of an update for the lock (ms)"),
+    "strengths": ("strength", "strength (mean return above random)"),
+    "sample_efficiencies": ("sample efficiency", "sample efficiency (1 / frame)"),
+    "training_efficiencies": ("training efficiency", "training efficiency (1 / optimizer step)"),
+    "stabilities": ("stability", "stability"),
+    "consistencies": ("consistency", "consistency"),
+}
+"""What is drawn, in the title and along the vertical axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis."""
+
+    name: str
+    """In file names."""
+    column: str
+    label: str
+
+
+FRAMES = Axis("frames", "frame", "frames")
+GLOBAL_FRAMES = Axis("global_frames", "global_frame", "global frames (of all workers together)")
+"""If the Sessions train one net."""
+POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
+"""If a Session trains several policies."""
+WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
+"""Additional axis for the returns if the Sessions train one net."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Titles and names in the figures of a trial."""
+
+    title: str
+    """Spec, env and trial."""
+    episodes: Mapping[DataMode, str]
+    """The episodes over which a return is the mean."""
+    failed: int = 0
+    """Number of failed Sessions, which the means of the trial leave out."""
+    policies: int = 1
+    """Number of policies of each Session."""
+    sessions: int = 1
+    """Number of Sessions of the trial."""
+    frames: Axis = FRAMES
+    failed_tables: Set[int] = frozenset()
+    """Indices of the tables of failed Sessions."""
+    baseline: float | None = None
+    """The env's random baseline, a line in figures of returns; None: not known."""
+    workers: bool = False
+    """The Sessions train one net."""
+
+    def describe(self, index: int) -> str:
+        """Return the Session, and its policy, that the table of this index belongs to."""
+        if self.workers:
+            return f"all workers{self.missing}" if index == ALL_WORKERS else f"worker {index}"
+        session, policy = divmod(index, self.policies)
+        return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
+
+    def name(self, index: int) -> str:
+        """Return the same for a legend."""
+        name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
+        return f"{name} (failed)" if index in self.failed_tables else name
+
+    @property
+    def each(self) -> str:
+        """What the tables belong to."""
+        return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
+
+    @property
+    def missing(self) -> str:
+        """Return ", 1 failed", or with several policies ", 1 session failed"."""
+        sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
+        return f", {self.failed}{sessions} failed" if self.failed else ""
+
+    def count(self, tables: int) -> str:
+        """Return "2 sessions, 1 failed", or "6 policies, 1 session failed"."""
+        return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else self.each[:-1]}{self.missing}"
+
+
+def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
+    """Draw what needs no random baseline; `mode` is that of the tables from which the metrics are made."""
+    train, metric_tables, graph = run.tables("train"), run.independent(mode), partial(run.paths.trial_graph, t=run.trial)
+    returns = {index: return_curves(table) for index, table in metric_tables.items()}
+    draw_returns(writer, run, labels, mode)
+    if labels.workers:
+        for columns in (_DISTRIBUTED_COLUMNS, _TRAINING_COLUMNS):
+            figures = worker_figures(learning_curves(train, columns, "global_frame"), labels, each=columns is _DISTRIBUTED_COLUMNS)
+            writer.draw(figures, graph)
+        over = {index: return_curves(table, WALL_CLOCK.column) for index, table in metric_tables.items()}
+        writer.draw(trial_figures(over, labels, mode, WALL_CLOCK), partial(graph, axis=WALL_CLOCK.name))
+        return
+    learning = learning_curves(train, _TRAINING_COLUMNS)
+    writer.draw(trial_figures(learning, labels, "train"), graph)
+    writer.draw(policy_figures(returns, labels, mode), graph)
+    for index, table in train.items():
+        _draw_session(writer, run, index, returns[index], labels, mode)
+        _draw_session(writer, run, index, learning[index], labels, "train")
+        if mode == "eval":
+            _draw_session(writer, run, index, return_curves(table), labels, "train")
+
+
+def draw_returns(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
+    """Draw the returns of the trial over frames."""
+    returns = {index: return_curves(table) for index, table in run.independent(mode).items()}
+    writer.draw(trial_figures(returns, labels, mode), partial(run.paths.trial_graph, t=run.trial))
+
+
+def draw_strengths(writer: Writer, run: Run, labels: Labels, mode: DataMode, strengths: Mapping[int, Strengths]) -> None:
+    """Draw strengths and the metrics made of them."""
+    graph, curves = partial(run.paths.trial_graph, t=run.trial), {index: metric_curves(one) for index, one in strengths.items()}
+    common = common_strengths([one for index, one in strengths.items() if index not in labels.failed_tables])
+    writer.draw(trial_figures(curves, labels, mode), graph)
+    writer.draw(consistency_figures(common, labels, mode), graph)
+    for index, one in curves.items() if not labels.workers else ():
+        _draw_session(writer, run, index, one, labels, mode)
+
+
+def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: Labels, mode: DataMode) -> None:
+    drawn = session_figures(index, curves, labels, mode)
+    writer.draw(drawn, partial(run.paths.session_graph, index, mode=mode, t=run.trial))
+
+
+def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: str = "frame") -> dict[int, Curves]:
+    """Return the curves of each table that describe its updates; without waits for the lock if there are none.
+
+    With those of training also the entries of `info` (meta.log_info).
+    """
+    waits = any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values())
+    infos = dict.fromkeys(name for table in tables.values() for name in table if name.startswith(info_column("")))
+    names = [name for name in columns if name != "lock_wait" or waits] + (list(infos) if columns is _TRAINING_COLUMNS else [])
+    return {index: {name: curve(table, name, over) for name in names} for index, table in tables.items()}
+
+
+def worker_figures(tables: Mapping[int, Curves], labels: Labels, *, each: bool) -> dict[str, Figure]:
+    """Return figures of the mean over the workers of one net over global frames; with `each` and the curve of each worker."""
+    if each:
+        return trial_figures(tables, labels, "train", GLOBAL_FRAMES)
+    good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
+    means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
+    return trial_figures({ALL_WORKERS: means}, labels, "train")
+
+
+def return_curves(table: Table, over: str = "frame") -> Curves:
+    """Return the curves of RETURNS, and that of the new episodes of each row."""
+    return {name: curve(table, column, over) for name, column in (RETURNS | {NEW: "return_new"}).items()}
+
+
+def session_figures(index: int, curves: Curves, labels: Labels, mode: DataMode) -> dict[str, Figure]:
+    """Return the figures of those curves that have points."""
+    suffix = ", evaluation" if mode == "eval" else ""
+    titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
+    figures = {}
+    for name, one in curves.items():
+        if len(one.frame) and name != NEW:
+            lines = _with_new(name, [Line(labels.name(index), one)], [curves], labels.episodes[mode])
+            figures[name] = _figure(name, lines, titled, mode)
+    return figures
+
+
+def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, axis: Axis | None = None) -> dict[str, Figure]:
+    """Return figures of each table's curves and their mean ± one standard deviation.
+
+    Returns over frames are always drawn, other figures only if there are points.
+    """
+    figures = {}
+    for name in next(iter(tables.values()), {}):
+        if name == NEW:
+            continue
+        lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
+        good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
+        lines = _with_new(name, lines, good, labels.episodes[mode])
+        if lines or (name in RETURNS and axis is not WALL_CLOCK):
+            figures[name] = _figure(name, lines, labels, mode, axis)
+    return figures
+
+
+def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode) -> dict[str, Figure]:
+    """Return figures of the returns with a curve per policy, ± one standard deviation over several Sessions; {} for one policy."""
+    figures: dict[str, Figure] = {}
+    for name, of_table in _POLICY_RETURNS.items() if labels.policies > 1 else ():
+        lines = []
+        for policy in range(labels.policies):
+            own = {index: one[of_table] for index, one in tables.items() if index % labels.policies == policy}
+            curves = [one for index, one in own.items() if len(one.frame) and index not in labels.failed_tables]
+            together = align_or_interpolate(curves, min(len(curves), 2))
+            aligned = together if len(together.frame) else align(curves)
+            band = aligned.band() if len(curves) > 1 else None
+            colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
+            line = [Line(f"policy {policy}", aligned.mean(), colour, band)] if len(aligned.frame) else []
+            good = [one for index, one in tables.items() if index % labels.policies == policy and index not in labels.failed_tables]
+            lines += _with_new(of_table, line, good, labels.episodes[mode])
+        figure = _figure(name, lines, labels, mode)
+        several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
+        figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
+    return figures
+
+
+def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
+    """Return the strengths at the frames that all tables with strengths have."""
+    curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
+    return align_or_interpolate(curves, len(curves))
+
+
+def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict[str, Figure]:
+    """Return the consistency over Sessions, or over their policies; {} for one alone, of which it says nothing."""
+    one, count = consistency_curve(common), len(common.value_SF)
+    if count < 2 or not len(one.frame):
+        return {}
+    return {"consistencies": _figure("consistencies", [Line(f"over {labels.count(count)}", one)], labels, mode)}
+
+
+def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
+    """Return a line of each table and their mean, which leaves out those of failed Sessions.
+
+    The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over global frames each
+    worker has another grid, and the mean goes over the range that all cover.
+    """
+    good = {index: one for index, one in curves.items() if index not in labels.failed_tables}
+    name = f"mean of {labels.count(len(good))}"
+    faint = [
+        Line(labels.name(index), one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
+        for order, (index, one) in enumerate(curves.items())
+    ]
+    if len(good) == 1:
+        ((index, one),) = good.items()
+        failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
+        return [*failed, Line(name if labels.failed and not labels.workers else labels.name(index), one)]
+    aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()), 2)
+    return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
+
+
+def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], episodes: str) -> list[Line]:
+    """Return the lines of a figure with the returns of new episodes behind the last, the mean return, if they differ visibly.
+
+    Args:
+        tables: those whose mean is drawn.
+        episodes: those that the mean return is over.
+    """
+    new = [one[NEW] for one in tables if NEW in one and len(one[NEW].frame)] if name == "mean_returns" else []
+    if not new or not lines or lines[-1].faint:
+        return lines
+    *others, main = lines
+    curve = align_or_interpolate(new, min(len(new), 2)).mean()
+    if not len(curve.frame):
+        return lines
+    apart = np.abs(curve.value - np.interp(curve.frame, *main.curve)).max()
+    if apart <= _VISIBLE * np.ptp(np.concatenate([curve.value, main.curve.value])):
+        return lines
+    colour = NEW_COLOUR if main.colour == MEAN_COLOUR else main.colour
+    behind = Line(_NEW_NAME, curve, colour, faint=True, group=_NEW_NAME)
+    return [*others, behind, replace(main, name=f"{main.name} ({episodes})")]
+
+
+def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis | None = None) -> Figure:
+    key = name.removeprefix(info_column(""))
+    what, y_label = _TEXTS.get(name, (key, f"{key} at the end of episodes (last 100 episodes)"))
+    y_label = "mean return" if any(line.name == _NEW_NAME for line in lines) else y_label.format(episodes=labels.episodes[mode])
+    if labels.baseline is not None and lines and (name in RETURNS or name in _POLICY_RETURNS):
+        frame = max(float(line.curve.frame[-1]) for line in lines)
+        across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))
+        lines = [Line(BASELINE, across, GREY, dashed=True), *lines]
+    panel = Panel(y_label, lines, name in _CORE_RANGE, (axis or labels.frames).label, each=labels.each)
+    return Figure(f"{labels.title}: {what}", (panel,))

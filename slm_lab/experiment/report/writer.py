@@ -1,0 +1,68 @@
+"""Write files and figures atomically: a file is complete or absent, and one that cannot be written never ends a run."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html
+from slm_lab.experiment.report.render_png import PNGRenderer
+from slm_lab.experiment.report.scatter import AnyFigure
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.log import notice
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Writer:
+    """Writes files below `root`. A failure is a notice; once nothing can be written the rest is skipped and counted in one notice."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.reason = root, ""
+        self._png: PNGRenderer | None = None
+        self._missing: Counter[str] = Counter()
+
+    def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
+        """Make and write the `files` of one item; `what` ("graph not drawn") counts it when nothing can be written, None does not."""
+        for path, content in files:
+            if self.reason:
+                break
+            try:
+                replace_file(path, content())
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (*_FULL, *_READ_ONLY):
+                    self.reason = "disk full" if error.errno in _FULL else f"the folder cannot be written to ({error.strerror})"
+                else:
+                    notice(f"{path.name} failed: {type(error).__name__}: {error}")
+        if self.reason and what:
+            self._missing[what] += 1
+
+    def draw(self, figures: Mapping[str, AnyFigure], path: Callable[[str, str], Path]) -> None:
+        """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), with the script that the pages share."""
+        if self._png is None:
+            self._png, script = PNGRenderer(), self.root / PLOTLY_JS
+            if not script.exists() or script.stat().st_size != len(plotly_js()):
+                self.write(None, (script, plotly_js))
+        for name, figure in figures.items():
+            html, png = path(name, "html"), path(name, "png")
+            source = "/".join([".."] * len(html.parent.relative_to(self.root).parts) + [PLOTLY_JS])
+            self.write("graph not drawn", (html, partial(render_html, figure, source)), (png, partial(self._png.render, figure)))
+
+    @contextmanager
+    def drawing(self, what: str = "graphs") -> Iterator[None]:
+        """End the block at an error, with a notice that names `what`."""
+        try:
+            yield
+        except Exception as error:
+            notice(f"cannot draw {what}: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Report in one notice what was skipped, and why."""
+        if self.reason:
+            kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
+            notice(f"{self.reason}: {', '.join(kinds)}")

@@ -1,0 +1,1 @@
+"""The experiments: trial, search and study."""

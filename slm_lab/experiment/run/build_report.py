@@ -1,0 +1,165 @@
+"""What `check --build` reports of a spec: the size of its nets and memories, and about how long training takes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from time import perf_counter
+
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.env.outcome import InvalidOutcome
+from slm_lab.experiment.collect.workers.shared import rollout_bytes
+from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.files.sink import MemorySink
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.report.progress import duration
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.observers.base import Observer, ObserverContext
+from slm_lab.lib.records import Episode, Metrics, ObservationPart, ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+_SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
+"""Maximum seconds of a measurement; the seconds and updates after which it ends earlier."""
+
+
+class _Speed(Observer):
+    """Times updates, or steps if the agent does not learn."""
+
+    def __init__(self, context: ObserverContext) -> None:
+        super().__init__(context)
+        self.learns = context.spec.agent.algorithm.learns
+        self.begin = perf_counter()
+        self.marks: list[tuple[float, int]] = []
+        """Time and frame of each."""
+
+    def on_update(self, metrics: Metrics) -> None:
+        self._mark()
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if not self.learns:
+            self._mark()
+
+    def _mark(self) -> None:
+        self.marks.append((perf_counter(), self.context.clock.frame))
+
+    @property
+    def enough(self) -> bool:
+        return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
+
+    def frames_per_second(self) -> float | None:
+        """Return the speed over whole updates; None if there was none."""
+        if not self.marks:
+            return None
+        (begin, first), (end, last) = self.marks[0] if len(self.marks) > 1 else (self.begin, 0), self.marks[-1]
+        return (last - first) / max(end - begin, 1e-9)
+
+
+def build_report(session: Session) -> str:
+    """Return one line on a Session that is built; train it for at most 3 s to measure its speed, without the user's observers."""
+    spec, algorithm = session.spec, session.agent.algorithm
+    flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
+    stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
+    if spec.meta.sampler is not None:
+        stored += rollout_bytes(spec, session.info)
+    memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
+    sizes = [f"{name} {_size(nbytes)}" for name, nbytes in memories.items() if nbytes]
+    numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time(session)])
+    return f"observation: {observation_text(spec, session.info.observation)}; {numbers}"
+
+
+def observation_text(spec: Spec, observation: ObservationSpace) -> str:
+    """Return what the nets take an observation for: "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
+    net = spec.agent.net
+    if net is None:
+        return observation.text
+    parts = [_part_text(part, getattr(net, "normalize", True)) for part in observation.parts or (observation,)]
+    return f"{'; '.join(parts)}, {net.name}"
+
+
+def _part_text(part: ObservationPart | ObservationSpace, normalize: bool) -> str:
+    name = f"{part.name}: " if isinstance(part, ObservationPart) else ""
+    if len(part.shape) != 3 or part.divisor == 1.0:
+        return name + part.text
+    return f"{name}{part.text}{' → 0 to 1' if normalize else ' (agent.net.normalize is false: not divided)'}"
+
+
+def _measured_time(session: Session) -> str:
+    try:
+        return _time(session.spec, session.plan, measure(session))
+    except InvalidOutcome as error:
+        raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
+    except Exception as error:  # the env's
+        last = cause(error).rstrip().rpartition("\n")[2]
+        return f"time unknown: {last}"
+
+
+def measure(session: Session) -> float | None:
+    """Train for a few updates, at most 3 s, and return the frames per second of each policy; None if there was no update."""
+    for learner in session.learners:
+        learner.add_observers([_Speed])
+    speed = session.learners[0].user_observers[0]
+    assert isinstance(speed, _Speed)
+    assert session.source is not None
+    session.sink = MemorySink()
+    timer = threading.Timer(_SECONDS, _request, [session])
+    timer.daemon = True
+    timer.start()
+    try:
+        session.begin()
+        speed.begin = perf_counter()
+        for experience in session.source:
+            session.learners[experience.policy].step(experience)
+            if speed.enough:
+                break
+    finally:
+        timer.cancel()
+    return speed.frames_per_second()
+
+
+def quick(spec: Spec) -> Spec:
+    """Return the spec with updates that begin as soon as they can, for a measurement."""
+    batch = getattr(spec.agent.memory, "batch_size", 1)
+    if not spec.agent.training_start or spec.agent.training_start <= batch:
+        return spec
+    algorithm = spec.agent.algorithm.model_copy(update={"training_start_step": batch})
+    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"algorithm": algorithm})})
+
+
+def _request(session: Session) -> None:
+    session.stop.requested = True
+
+
+def expected_seconds(session: Session) -> float:
+    """Return about how many seconds the run of a Session's spec trains, from a measurement of at most 3 s; NaN if that is not possible."""
+    try:
+        speed = measure(session)
+    except Exception:  # the env's
+        speed = None
+    return math.nan if speed is None else _seconds(session.spec, session.plan, speed)
+
+
+def _seconds(spec: Spec, plan: Plan, speed: float) -> float:
+    seconds = min(spec.session_frames / speed, spec.meta.max_seconds or math.inf)
+    return seconds * -(-spec.meta.max_session // plan.concurrent_sessions(spec.meta))
+
+
+def _time(spec: Spec, plan: Plan, speed: float | None) -> str:
+    frames, sessions, concurrent = spec.session_frames, spec.meta.max_session, plan.concurrent_sessions(spec.meta)
+    several = f" × {sessions} sessions, {concurrent} at a time" if sessions > 1 else ""
+    if speed is None:
+        return f"time unknown: no update within {_SECONDS:g} s"
+    limit = spec.meta.max_seconds or math.inf
+    seconds = _seconds(spec, plan, speed)
+    ended = " (meta.max_seconds)" if frames / speed > limit else ""
+    evaluation = ", without evaluation" if spec.meta.rigorous_eval else ""
+    return f"about {duration(seconds)}{ended} for {frames:,} frames{several} ({speed:,.0f} frames/s{evaluation})"
+
+
+def _size(nbytes: float) -> str:
+    """Format a number of bytes."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.3g} GiB"

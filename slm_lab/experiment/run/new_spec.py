@@ -1,0 +1,332 @@
+"""The command new: a commented spec for an env, like an algorithm or another spec."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from slm_lab.agent.policy.fit import fits
+from slm_lab.env.make import make_env, supported_keys
+from slm_lab.env.single import quiet_gymnasium
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.run.spec_text import spec_text
+from slm_lab.experiment.training.resolve import check_clear
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.env_ids import KNOWN, current_id, short_name, unavailable_reason
+from slm_lab.spec.extension import ExtensionError, find_model, is_extension
+from slm_lab.spec.loader import SPEC_FOLDER, load_spec, raw_specs, spec_summaries
+from slm_lab.spec.other_names import OTHER_ALGORITHMS
+from slm_lab.spec.recommended import complete
+from slm_lab.spec.report import closest, nearest
+from slm_lab.spec.spec import Spec
+from slm_lab.spec.text import parse_json
+
+_FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
+"""Kind of env → frames to train for. Algorithms with a replay buffer need about half as many, but for Atari."""
+_OTHER_FRAMES = {False: 500_000, True: 1_000_000}
+"""The same for other envs: without images, with images."""
+_ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
+"""Kind of env → parallel envs of algorithms without a replay buffer; else 8."""
+_MAX_T = 200
+"""Steps of an episode in those of Gymnasium's toy envs that have no time limit."""
+_SESSIONS = 2
+_IN_FRAMES = frozenset(
+    {"frame", "start_step", "end_step", "alpha_anneal_frames", "T_max", "T_0", "step_size", "total_iters", "total_steps"}
+)
+"""Keys, at any depth, that change with env.max_frame."""
+_CONV = frozenset({"ConvNet", "DuelingConvNet"})
+_LABELS = {"SoftActorCritic": "SAC", "ActorCritic": "A2C", "Reinforce": "REINFORCE", "DoubleDQN": "DDQN"}
+"""agent.name of algorithms that are known by another name."""
+_DISCRETE_PDTYPES = frozenset({"Categorical", "Argmax", "GumbelSoftmax"})
+_VARIABLE = re.compile(r".*\$\{[^}]*\}.*")
+
+
+@dataclass(frozen=True)
+class NewSpec:
+    """A spec that was written."""
+
+    name: str
+    spec: Spec
+
+    @property
+    def summary(self) -> str:
+        """What it trains."""
+        agent, net = self.spec.agent, self.spec.agent.net
+        with_net = f", {net.name}" if net is not None else ""
+        return f"{self.name}: {agent.algorithm.name} on {self.spec.env.name} for {self.spec.env.max_frame:,} frames{with_net}"
+
+
+def write_new_spec(file: Path, name: str | None, env: str, like: str | None = None) -> NewSpec:
+    """Write a commented spec for the env to a new file.
+
+    Args:
+        name: of the spec; None: made of algorithm and env.
+        env: a Gymnasium id, or package.module:EnvId.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME, whose agent is taken over as far as it fits; None: PPO.
+
+    Raises UserError, SpecError; nothing is written then, and an existing file is never changed.
+    """
+    if file.suffix.lower() in (".yaml", ".yml"):
+        raise UserError(f"{file}: a new spec is JSON with comments; choose a FILE that ends in .json")
+    if file.exists():
+        raise UserError(f"{file} exists already and is not changed; choose another FILE")
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}")
+    if (current := current_id(env)) != env:
+        notice(f"--env {env}: '{env}' is now '{current}'")
+    if (reason := unavailable_reason(current)) is not None:
+        raise UserError(f"--env {env}: {reason}")
+    template = _template(like)
+    env_section, info = _probe(current)
+    _check_fits(template, env, info)
+    body = _body(template, env_section, info)
+    label = body["agent"]["name"]
+    name = name or f"{label.lower()}_{short_name(env)}"
+    short = load_spec({name: body}, name)
+    spec = complete(short, info.observation.has_images, info.action.kind)
+    text = spec_text(spec, f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train")
+    written = load_spec(parse_json(text), name)  # the recommended and the given values are checked together
+    try:
+        with file.open("x"):  # claims the name: another process that comes first is not overwritten
+            pass
+    except FileExistsError:
+        raise UserError(f"{file} exists already and is not changed; choose another FILE") from None
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror or error}") from None
+    try:
+        replace_file(file, text.encode())
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise UserError(f"cannot write {file}: {error.strerror or error}") from None
+    return NewSpec(name, written)
+
+
+@dataclass(frozen=True)
+class _Template:
+    """What a new spec is made like."""
+
+    source: str
+    """As given on the command line."""
+    model: type[AlgorithmSpec]
+    agent: dict[str, Any]
+    env: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def _template(like: str | None) -> _Template:
+    """Look up an algorithm or a spec. Raises UserError, SpecError."""
+    word = like or "PPO"
+    if (name := _algorithm_name(word)) is not None:
+        return _Template(word, ALGORITHMS[name], {"algorithm": {"name": name}}, {}, {})
+    if is_extension(word) and not Path(word.rpartition(":")[0]).suffix:
+        return _Template(word, _extension(word, f"--like {word}"), {"algorithm": {"name": word}}, {}, {})
+    raw = _without_variables(_raw_spec(word))
+    sections = [raw.get(key) if isinstance(raw.get(key), dict) else {} for key in ("agent", "env", "meta")]
+    agent, env, meta = (dict(section or {}) for section in sections)
+    algorithm = agent.get("algorithm")
+    name = str(algorithm.get("name")) if isinstance(algorithm, dict) else ""
+    model = _extension(name, f"--like {word}") if is_extension(name) else ALGORITHMS.get(name)
+    if model is None:
+        raise UserError(f"--like {word}: its algorithm '{name}' is unknown; expected one of {', '.join(ALGORITHMS)}")
+    return _Template(word, model, agent, env, meta)
+
+
+def _algorithm_name(word: str) -> str | None:
+    """Return the algorithm of that name here or elsewhere; None if there is none. Raises UserError for one that needs more keys."""
+    by_name = {name.lower(): name for name in ALGORITHMS}
+    if (name := by_name.get(word.lower())) is not None:
+        return name
+    other = OTHER_ALGORITHMS.get(word.upper().replace("-", ""))
+    if other is not None and "," in other:
+        raise UserError(f"--like {word}: slm_lab calls it {other}; give a spec that ships (slm-lab list specs --search {word.lower()})")
+    return other
+
+
+def _extension(name: str, where: str) -> type[AlgorithmSpec]:
+    try:
+        found: Any = find_model(name, AlgorithmSpec)
+    except ExtensionError as error:
+        raise UserError(f"{where}: {error}") from None
+    model: type[AlgorithmSpec] = found
+    return model
+
+
+def _raw_spec(word: str) -> dict[str, Any]:
+    """Return the spec that a name, FILE:NAME or a FILE with one spec refers to. Raises UserError, SpecError."""
+    file, _, name = word.rpartition(":")
+    if file or Path(word).suffix:
+        file, name = (file, name) if file else (word, "")
+        specs = raw_specs(file)
+        if not name and len(specs) == 1:
+            (name,) = specs
+        if name not in specs:
+            which = f"has no spec '{name}'" if name else "holds several specs"
+            raise UserError(f"--like {word}: {file} {which}{nearest(name, specs) or f'; expected FILE:NAME, NAME of {_some(specs)}'}")
+        return _as_dict(specs[name], word)
+    shipped = {name: file for file, name, *_ in spec_summaries()}
+    if word not in shipped:
+        near = closest(word, [*ALGORITHMS, *OTHER_ALGORITHMS, *shipped], 0.5)
+        hint = (
+            f"; did you mean '{near}'?" if near else f"; expected an algorithm ({', '.join(ALGORITHMS)}), a spec that ships, or FILE:NAME"
+        )
+        raise UserError(f"--like {word}: unknown algorithm or spec{hint}")
+    return _as_dict(raw_specs(SPEC_FOLDER / shipped[word])[word], word)
+
+
+def _some(names: Mapping[str, Any]) -> str:
+    return ", ".join(list(names)[:10])
+
+
+def _as_dict(raw: Any, word: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise UserError(f"--like {word}: the spec must be an object")
+    return deepcopy(raw)
+
+
+def _without_variables(value: Any) -> Any:
+    """Return the value without entries that a --set variable would fill."""
+    if isinstance(value, dict):
+        return {key: _without_variables(item) for key, item in value.items() if not _is_variable(item)}
+    return value
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, str) and _VARIABLE.fullmatch(value) is not None
+
+
+def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
+    """Build the env once; return its section as far as the env decides it, and its spaces. Raises SpecError."""
+    section: dict[str, Any] = {"name": name}
+    try:
+        env = make_env(EnvSpec(name=name, max_frame=1), 0, num_envs=1, training=False)
+    except SpecError:
+        if not (keys := _supported_keys(name)):
+            raise
+        section["obs_keys"] = keys
+        env = make_env(EnvSpec(name=name, max_frame=1, obs_keys=keys), 0, num_envs=1, training=False)
+    info = env.info
+    close_env(env.close)
+    check_clear(name, info.observation)
+    if KNOWN.get(name) == "toy_text" and gym.spec(name).max_episode_steps is None:
+        section["max_t"] = _MAX_T
+    return section, info
+
+
+def _supported_keys(name: str) -> list[str] | None:
+    """Return the parts of the observation to keep if agents support some of them only."""
+    try:
+        with quiet_gymnasium():
+            env = gym.make(name, disable_env_checker=True)
+            env.close()
+    except Exception:  # make_env has said why
+        return None
+    return supported_keys(env.observation_space)
+
+
+def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
+    """Raise UserError if the algorithm cannot act in the env."""
+    if fits(template.model, info.action):
+        return
+    fitting = [name for name, model in ALGORITHMS.items() if model.learns and fits(model, info.action)]
+    kind, which = info.action.kind.replace("_", "-"), template.agent["algorithm"]["name"]
+    bounds = "" if info.action.bounded or info.action.kind != "continuous" else " without bounds"
+    raise UserError(
+        f"--like {template.source}: {which} does not support the {kind} actions{bounds} of {env}; use one of {', '.join(fitting)}"
+    )
+
+
+def _kind(name: str) -> str:
+    """Return the kind of an env: classic_control, …, atari; "" for envs of other packages."""
+    return "atari" if name.startswith("ALE/") else KNOWN.get(name, "")
+
+
+def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
+    """Return the spec as it would stand in a file, with a net only if that of the template fits."""
+    images, kind = info.observation.has_images, _kind(env_section["name"])
+    agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env
+    old_name = str(old.get("name", ""))
+    alike = bool(old) and _kind(old_name) == kind != "" and _has_images(template) == images
+    recommended = _recommended_env(template.model, kind, images, info)
+    frames = old.get("max_frame") if alike or old_name == env_section["name"] else None
+    if not isinstance(frames, int | float):
+        frames = recommended["max_frame"]
+    if isinstance(before := old.get("max_frame"), int | float) and before != frames:
+        agent = _rescaled(agent, frames / before)
+        meta.pop("log_frequency", None)
+    env = {**env_section, "num_envs": recommended["num_envs"], "max_frame": int(frames)}
+    taken = ("num_envs", "reward_scale", *(("normalize_obs", "normalize_reward", "clip_obs", "clip_reward") if alike else ()))
+    env |= {key: old[key] for key in taken if key in old} if old else {key: recommended[key] for key in recommended if key not in env}
+    if "sampler" in meta:
+        del env["num_envs"]  # that of its workers
+    agent["name"] = agent.get("name") or _label(template.model, agent["algorithm"]["name"])
+    nets = [key for key in ("net", "critic_net") if agent.get(key) is not None]
+    fit = all(_net_fits(agent[key], images, alike) for key in nets)
+    for key in nets:
+        if not fit:
+            del agent[key]  # also one that fits: recommended nets of actor and critics belong together
+        elif info.action.kind != "continuous":
+            agent[key].pop("log_std_init", None)
+    pdtype = agent["algorithm"].get("action_pdtype")
+    if pdtype is not None and (pdtype in _DISCRETE_PDTYPES) != (info.action.kind == "discrete"):
+        del agent["algorithm"]["action_pdtype"]
+    for key in ("run", "random_seed"):
+        meta.pop(key, None)
+    meta = {"max_session": _SESSIONS, "log_frequency": max(500, min(10_000, int(frames) // 100)), **meta}
+    return {"agent": {"name": agent.pop("name"), **agent}, "env": env, "meta": meta}
+
+
+def _recommended_env(model: type[AlgorithmSpec], kind: str, images: bool, info: EnvInfo) -> dict[str, Any]:
+    """Return num_envs, max_frame, and for the policy gradient in MuJoCo normalisation."""
+    frames = _OTHER_FRAMES[True] if images and kind != "atari" else _FRAMES.get(kind, _OTHER_FRAMES[images])
+    if not model.on_policy:
+        return {"num_envs": 1, "max_frame": frames if kind == "atari" else frames // 2}
+    env: dict[str, Any] = {"num_envs": _ON_POLICY_ENVS.get(kind, 8), "max_frame": frames}
+    if kind == "mujoco" and model.has_critic:
+        env |= {"normalize_obs": True, "normalize_reward": True}
+    return env
+
+
+def _has_images(template: _Template) -> bool:
+    return _is_conv(template.agent.get("net"))
+
+
+def _is_conv(net: Any) -> bool:
+    """Return whether a net as it stands in a file is one for images."""
+    return isinstance(net, dict) and (net.get("name") in _CONV or (net.get("name") == "TorchArcNet" and "Conv" in json.dumps(net)))
+
+
+def _net_fits(net: Any, images: bool, alike: bool) -> bool:
+    """Return whether the template's net suits the observations; a user's, or one with fixed input sizes, only those of a like env."""
+    if not isinstance(net, dict) or _is_conv(net) != images:
+        return False
+    any_size = "Lazy" in json.dumps(net) if net.get("name") == "TorchArcNet" else not is_extension(net.get("name"))
+    return any_size or alike
+
+
+def _rescaled(value: Any, ratio: float) -> Any:
+    """Return a section with the frames of its schedules in proportion to another max_frame."""
+    if not isinstance(value, dict):
+        return value
+    scaled = {key: _rescaled(item, ratio) for key, item in value.items()}
+    return {
+        key: max(int(item * ratio), int(key != "start_step")) if key in _IN_FRAMES and isinstance(item, int | float) else item
+        for key, item in scaled.items()
+    }
+
+
+def _label(model: type[AlgorithmSpec], name: str) -> str:
+    return _LABELS.get(name, name.rpartition(":")[2])

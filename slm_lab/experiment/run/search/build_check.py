@@ -1,0 +1,62 @@
+"""Check before a search that the envs and agents of its values can be built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.resolve import with_seed
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.report import Path, show, show_path
+from slm_lab.spec.search import SearchKey, settings, walk
+from slm_lab.spec.search_space import SearchSpace
+from slm_lab.spec.spec import Spec
+
+_MOST_VALUES = 20
+"""Values of a choice that are built."""
+
+
+def check_builds(space: SearchSpace, plan: Plan) -> None:
+    """Build env and agent with each value of each key (of a range: with both ends), other keys as they stand in the spec.
+
+    Raises SpecError with a problem for each value that can be loaded, but not built. A value that is valid only together with other
+    values of other keys is skipped. No processes are started: no rollout workers, no shared nets.
+    """
+    problems: list[Problem] = []
+    built: set[str] = set()
+    for key, value, spec in _variants(space):
+        lone = spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
+        text = json.dumps({part: body for part, body in dump_spec(lone)[lone.name].items() if part != "meta"}, sort_keys=True, default=str)
+        if text in built:
+            continue
+        built.add(text)
+        shown, place = show(key.args[value] if key.has_options else value), f"search.{show_path(key.where)}"
+        try:
+            Session(with_seed(lone, 0), plan=plan).build().close()
+        except SpecError as error:
+            problems += [Problem(place, f"invalid value {shown}: {problem}", problem.code) for problem in error.problems]
+        except UserError as error:
+            problems.append(Problem(place, f"invalid value {shown}: {error}"))
+    if problems:
+        raise SpecError(space.spec.name, problems)
+
+
+def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
+    for key, above in walk(space.search_keys):
+        for value in key.candidates()[:_MOST_VALUES]:
+            pins = {**above, key.where: value}
+            roots = [root for root in space.search_keys if root.where in pins]
+            choose = partial(_pinned_or_first, pins)
+            try:
+                yield key, value, space.apply({one.text: chosen for one, chosen in settings(roots, choose)})
+            except SpecError:  # valid with other values of other keys, see search_check
+                continue
+
+
+def _pinned_or_first(pins: Mapping[Path, Any], key: SearchKey) -> Any:
+    return pins.get(key.where, key.candidates()[0])

@@ -1,0 +1,61 @@
+"""Confirmation: the best trials of a search are trained again with seeds that the search has not used.
+
+The best of many trials is partly the luckiest one. The trials are trained in a run folder of their own inside that of the search.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.report.run import read_json
+from slm_lab.experiment.report.statistics import estimate
+from slm_lab.experiment.run.search.search_state import TrialState
+from slm_lab.lib.files import replace_file
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.spec import Spec
+
+SESSIONS = 4
+"""Seeds of a confirmed trial."""
+_STREAM = 1_000_003
+"""Entry of the SeedSequence that separates the seeds of confirmations from those of trials."""
+
+
+def fresh_seed(random_seed: int) -> int:
+    """Return the random_seed of the confirmations of a search."""
+    return int(np.random.SeedSequence([random_seed, _STREAM]).generate_state(1)[0]) & 0x7FFFFFFF
+
+
+def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
+    """Return the spec with another random_seed and SESSIONS Sessions; with meta.distributed the number of Sessions is kept."""
+    sessions = spec.meta.max_session if spec.meta.distributed else SESSIONS
+    meta = spec.meta.model_copy(update={"random_seed": random_seed, "max_session": sessions, "search_scheduler": None})
+    return spec.model_copy(update={"meta": meta, "search": None})
+
+
+def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
+    """Return the confirmations of the best `count` trials: those in `known`, to which missing ones are appended."""
+    have = {one.trial for one in known}
+    known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
+    best = {trial.trial for trial in ranked[:count]}
+    return [one for one in known if one.trial in best]
+
+
+def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
+    """Make the run folder of the confirmations, if it is not there yet. Raises OSError."""
+    runs = RunPaths(paths.confirmation, paths.spec_name)
+    runs.root.mkdir(exist_ok=True)
+    runs.make_dirs()
+    runs.remove_temporaries()
+    replace_file(runs.spec, (json.dumps(dump_spec(spec), indent=2, ensure_ascii=False) + "\n").encode())
+    return runs
+
+
+def interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
+    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session."""
+    files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
+    found = estimate([(read_json(file) or {}).get(metric) for file in files])
+    return None if found is None or found.low is None or found.high is None else (found.low, found.high)

@@ -1,0 +1,196 @@
+"""Which running trials continue: Tune's schedulers, called directly. Tune is imported when one is made, since that takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from slm_lab.experiment.run.search.search_state import TrialState
+from slm_lab.experiment.session.resume import may_change
+from slm_lab.lib.log import notice
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.search_space import SearchSpace, Values
+from slm_lab.spec.spec import Spec
+
+_OPTIONS, _SAMPLES = 20, 200
+"""Most values of a key that count as options, which have an order; draws from the space in which they are counted."""
+_PERTURBATIONS = 10
+"""Perturbations over the frames of a trial, without meta.search_scheduler."""
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """A trial is to continue with the state of a better one and with new values."""
+
+    source: int
+    values: Values
+
+
+Decision = Literal["stop"] | TakeOver
+Reports = Iterable[tuple[TrialState, int, float]]
+"""(trial, frame, metric) of an earlier start of the search, in order."""
+
+
+class Scheduler(Protocol):
+    """Decides from intermediate metrics which trials continue."""
+
+    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+        """Take the metric of a running trial at a frame; return a decision; None: the trial continues."""
+
+    def complete(self, trial: TrialState) -> None:
+        """Take a trial that has ended."""
+
+
+class _TuneTrial:
+    """What Tune's schedulers use of a trial."""
+
+    def __init__(self, trial: TrialState) -> None:
+        self.trial_id, self.config, self.evaluated_params = str(trial.trial), trial.values, dict(trial.values)
+        self.experiment_tag, self.status, self.finished = "", "RUNNING", False
+        self.run_metadata = SimpleNamespace(checkpoint_manager=SimpleNamespace(checkpoint_config=SimpleNamespace(num_to_keep=None)))
+
+    def is_finished(self) -> bool:
+        return self.finished
+
+
+class Asha:
+    """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): ray.tune.schedulers.ASHAScheduler.
+
+    At grace_period · reduction_factor^k frames, k = 0, 1, …, a trial continues if its metric is among the best 1 / reduction_factor of
+    those that other trials had there before it.
+    """
+
+    def __init__(self, grace_period: int, reduction_factor: float, max_frame: int, reports: Reports = ()) -> None:
+        from ray.tune.schedulers import ASHAScheduler
+
+        self._asha: Any = ASHAScheduler(
+            time_attr="frame", metric="metric", mode="max", max_t=max_frame, grace_period=grace_period, reduction_factor=reduction_factor
+        )
+        self._trials: dict[int, _TuneTrial] = {}
+        for trial, frame, metric in reports:
+            self.report(trial, frame, metric)
+
+    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+        known = self._trials.get(trial.trial)
+        if known is None:
+            known = self._trials[trial.trial] = _TuneTrial(trial)
+            self._asha.on_trial_add(None, known)
+        return "stop" if self._asha.on_trial_result(None, known, {"frame": frame, "metric": metric}) == self._asha.STOP else None
+
+    def complete(self, trial: TrialState) -> None: ...
+
+
+class Pbt:
+    """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): ray.tune.schedulers.PopulationBasedTraining.
+
+    Each `interval` frames, a trial among the worst quarter of those that run takes over the state of one of the best quarter; each of its
+    values is that of the other times 0.8 or 1.2, within the range that is searched (the neighbour among options), or sampled again with
+    probability 0.25.
+    """
+
+    def __init__(self, space: SearchSpace, interval: int, seed: int, reports: Reports = ()) -> None:
+        self._space, self._rng = space, np.random.default_rng(seed)
+        self._controller = SimpleNamespace(search_alg=None, get_trials=list)
+        self._decision: Decision | None = None
+        self._ranges: dict[str, tuple[float, float]] = {}
+        """Smallest and largest draw of the keys without options."""
+        self._trials: dict[int, _TuneTrial] = {}
+        self._pbt: Any = self._make(interval)
+        for trial, frame, metric in reports:
+            self.report(trial, frame, metric)
+
+    def _make(self, interval: int) -> Any:
+        """Return Tune's scheduler, whose decision to exploit is taken here instead of by Tune's controller."""
+        from ray.tune.schedulers import PopulationBasedTraining
+
+        def exploit(scheduler: Any, trial: _TuneTrial, controller: Any, upper: list[_TuneTrial], lower: list[_TuneTrial]) -> None:
+            if trial in lower:
+                source = upper[int(self._rng.integers(len(upper)))]
+                values, _ = scheduler._get_new_config(trial, source)
+                self._decision = TakeOver(int(source.trial_id), values)
+
+        scheduler = type("_Scheduler", (PopulationBasedTraining,), {"_checkpoint_or_exploit": exploit})
+        return scheduler(
+            time_attr="frame",
+            metric="metric",
+            mode="max",
+            perturbation_interval=interval,
+            hyperparam_mutations=self._mutations(),
+            custom_explore_fn=self._valid,
+            log_config=False,
+        )
+
+    def _mutations(self) -> dict[str, Any]:
+        """Return, by key, its options in order, or a function that draws a value."""
+        draws = [self._space.sample(self._rng) for _ in range(_SAMPLES)]
+        found: dict[str, Any] = {}
+        for key in self._space.keys:
+            options = {repr(draw[key]): draw[key] for draw in draws}
+            known = list(options.values())
+            numbers = all(isinstance(value, int | float) for value in known)
+            if len(known) <= _OPTIONS:
+                found[key] = sorted(known) if numbers else known
+            else:
+                found[key], self._ranges[key] = self._drawing(key), (min(known), max(known))
+        return found
+
+    def _drawing(self, key: str) -> Callable[[], Any]:
+        return lambda: self._space.sample(self._rng)[key]
+
+    def _valid(self, values: Values) -> Values:
+        """Return perturbed values within their ranges, or new ones if they are not valid in the spec."""
+        values = values | {key: min(max(values[key], low), high) for key, (low, high) in self._ranges.items()}
+        try:
+            self._space.apply(values)
+        except SpecError:
+            return self._space.sample(self._rng)
+        return values
+
+    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+        known = self._trials.get(trial.trial)
+        if known is None:
+            known = self._trials[trial.trial] = _TuneTrial(trial)
+            self._pbt.on_trial_add(self._controller, known)
+        known.config, self._decision = trial.values, None
+        self._pbt.on_trial_result(self._controller, known, {"frame": frame, "metric": metric})
+        return self._decision
+
+    def complete(self, trial: TrialState) -> None:
+        if trial.trial in self._trials:
+            self._trials[trial.trial].finished = True
+
+
+def check_pbt(spec: Spec, space: SearchSpace) -> None:
+    """Raise SpecError for a searched key that cannot change while a trial runs, or that exists only together with values of others."""
+    draw = space.sample(np.random.default_rng(0))
+    problems = [
+        Problem(f"search.{key}", "population-based training changes values while a trial runs, which is not possible for this key")
+        for key in space.keys
+        if not may_change(key)
+    ]
+    problems += [
+        Problem(f"search.{key}", "population-based training does not support keys inside a value of another key")
+        for key in space.keys
+        if key not in draw
+    ]
+    if problems:
+        raise SpecError(spec.name, problems)
+
+
+def make_scheduler(spec: Spec, space: SearchSpace, reports: Reports) -> Scheduler | None:
+    """Return the scheduler of a search, with the reports of an earlier start; None if all trials run to their end."""
+    wanted, frames = spec.meta.search_scheduler, spec.session_frames
+    if spec.meta.search_algorithm == "pbt":
+        interval = max(1, frames // _PERTURBATIONS) if wanted is None else wanted.grace_period
+        return Pbt(space, interval, spec.meta.random_seed or 0, reports)
+    if wanted is None:
+        return None
+    if wanted.grace_period >= frames:
+        grace = f"meta.search_scheduler.grace_period {wanted.grace_period:,}"
+        notice(f"{grace} is not below the {frames:,} frames of a trial: no trial is stopped early")
+        return None
+    return Asha(wanted.grace_period, wanted.reduction_factor, frames, reports)

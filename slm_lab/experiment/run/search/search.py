@@ -1,0 +1,393 @@
+"""Search: an experiment whose trials differ in the values of the keys that the spec's search block names."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, shared_server, use_start_method
+from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.execute.ray.connect import connected
+from slm_lab.experiment.execute.ray.local_cluster import LocalCluster, check_installed
+from slm_lab.experiment.files.lock import ENDED, RunLock
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.provenance import provenance
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
+from slm_lab.experiment.report.trial_record import TrialRecord
+from slm_lab.experiment.run.search import confirm as confirming
+from slm_lab.experiment.run.search.build_process import check_builds_in_process
+from slm_lab.experiment.run.search.proposer import make_proposer
+from slm_lab.experiment.run.search.resources import Resources, available_cores, trial_resources
+from slm_lab.experiment.run.search.schedule import TakeOver, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.search_state import SearchState, TrialState, best_first
+from slm_lab.experiment.run.search.search_table import SearchTable, result_lines, shown_values
+from slm_lab.experiment.run.search.stage import Stage, final_metric
+from slm_lab.experiment.run.search.trial_pool import TrialPool
+from slm_lab.experiment.run.search.trial_worker import TrialJob
+from slm_lab.experiment.run.trial import check_writable, load_analysis, notices_to
+from slm_lab.experiment.session.resume import differences, run_in, start_history
+from slm_lab.experiment.training.resolve import with_seed
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.rng import draw_seed
+from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.search_space import SearchSpace, Values
+from slm_lab.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.report.search_report import SearchSummary
+
+_NOTHING = "stopped before the first trial; nothing was written"
+_MAY_CHANGE = re.compile(
+    r"meta\.(max_trial|search_resources\b.*|search_scheduler\b.*|search_keep|save_interval|checkpoint_frequency|stall_\w+|max_restart)"
+)
+"""Keys that may be changed when a search is continued."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found."""
+
+    paths: RunPaths
+    records: list[TrialRecord]
+    summary: SearchSummary
+
+
+class Search:
+    """Runs trials with proposed values, as many at a time as the machine allows, until meta.max_trial of them have ended.
+
+    Each is a full Trial of its Sessions, and its files are those of any trial, numbered t. The state of the search is saved in its run
+    folder whenever a trial begins or ends.
+
+    Args:
+        confirm: number of best trials to train again with new seeds, and 4 Sessions each; they are ranked by that.
+        common_seeds: all trials have the same seeds, so that they differ by their values alone.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        plan: Plan | None = None,
+        *,
+        confirm: int = 0,
+        common_seeds: bool = False,
+        paths: RunPaths | None = None,
+        state: SearchState | None = None,
+        lock: RunLock | None = None,
+    ) -> None:
+        check_spec(spec)
+        self.plan = plan or Plan()
+        self._drawn = spec.meta.random_seed is None
+        self.spec = with_seed(spec, draw_seed())
+        self.paths, self._lock = paths, lock
+        """The files of the search, once there are some."""
+        self._continued = state is not None
+        self._confirm, self._common_seeds = confirm, common_seeds
+        self.space = SearchSpace(self.spec)
+        self.state = state or self._new_state()
+        self.state.confirm = max(confirm, self.state.confirm)
+
+    @classmethod
+    def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
+        """Return the search that continues the one in a folder: ended trials stay as they are, running ones are continued.
+
+        Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
+
+        Raises SpecError for the saved spec; UserError if the folder holds no search, it is in use, or cannot be continued like this.
+        """
+        paths = run_in(folder)
+        if not paths.search_state.exists():
+            missing = paths.search_state.name
+            raise UserError(f"'{folder}' is not the folder of a search: it has no {missing}; train@ continues a training run")
+        try:
+            lock = RunLock(paths.lock)
+        except OSError as error:
+            raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
+        try:
+            saved = load_spec(paths.spec, paths.spec_name)
+            spec = load_spec(paths.spec, paths.spec_name, sets) if sets else saved
+            state = SearchState.load(paths.search_state)
+            _check_changes(saved, spec, state, paths)
+            return cls(spec, replace(plan or Plan(), data_dir=paths.root.parent), confirm=confirm, paths=paths, state=state, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def run(self, stop: Stop | None = None) -> SearchResult:
+        """Run the search and write its files.
+
+        Raises UserError or SpecError before anything is written; TrialFailed if every trial failed; Interrupted (a KeyboardInterrupt) after
+        Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved themselves and what there is has been analysed.
+        """
+        stop = stop or Stop()
+        try:
+            with stop_on_signal(stop), server_in_use():
+                result = self._run(stop)
+        except KeyboardInterrupt as error:
+            where = _NOTHING if self.paths is None else f"interrupted; continue it with search@{self.paths.root.name}"
+            raise Interrupted(str(error) or where, stop.number) from None
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        if all(record.status == "failed" for record in result.records):
+            raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
+        return result
+
+    def _new_state(self) -> SearchState:
+        from slm_lab.experiment.report.baseline import known_baseline
+
+        baseline = known_baseline(self.spec.env)
+        metric = self.spec.meta.search_metric or ("total_reward_ma" if baseline is None else "final_strength")
+        return SearchState(metric, None if baseline is None else baseline.mean_return, self._common_seeds)
+
+    def _run(self, stop: Stop) -> SearchResult:
+        meta = self.spec.meta
+        use_start_method(meta.start_method)
+        check_installed("ray", *(["optuna"] if meta.search_algorithm == "optuna" else []))
+        check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
+        self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
+        algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # of the first values
+        proposer = make_proposer(self.space, algorithm, meta.random_seed or 0)
+        if self.state.proposer:
+            proposer.load_state_dict(self.state.proposer)
+        self._proposer = proposer
+        if meta.search_algorithm == "pbt":
+            check_pbt(self.spec, self.space)
+        table = SearchTable(self.state.metric)
+        with table, notices_to(table):
+            begin = perf_counter()
+            ensure_server()  # it loads torch while Ray starts
+            table.say(f"{self.spec.name}: starting Ray …")
+            if self._drawn:
+                table.notice(f"no meta.random_seed given; using {meta.random_seed}")
+            address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
+            self.plan = replace(self.plan, cluster=None)
+            if address not in (None, "local"):
+                with connected(address, folder) as joined:
+                    table.say(str(joined))
+                    nodes, gpus = [node.cores for node in joined.nodes], sum(node.gpus for node in joined.nodes)
+                    self._share = trial_resources(self.spec, self.plan, self.space.trials, gpus * (self.plan.device != "cpu"), nodes)
+                    self._in_cluster(table, stop, begin, {})
+                return self._analyze(table, stop)
+            with LocalCluster(available_cores(self.spec, self.plan), 0 if self.plan.device == "cpu" else None) as cluster:
+                self._share = trial_resources(self.spec, self.plan, self.space.trials, cluster.gpus or 0)
+                self._in_cluster(table, stop, begin, shared_server())
+        return self._analyze(table, stop)
+
+    def _in_cluster(self, table: SearchTable, stop: Stop, begin: float, server: Mapping[str, Any]) -> None:
+        share = self._share
+        pool = TrialPool(share.concurrent, share.cores, share.gpus, server)
+        try:
+            if not self._continued:
+                check_builds_in_process(self.spec, self.plan)
+            if stop.requested:
+                raise KeyboardInterrupt
+            paths = self._open()
+            threading.Thread(target=load_analysis, daemon=True).start()
+            self._say_what_runs(table, share, perf_counter() - begin)
+            self._search_stage(pool, paths, table).run(stop)
+            if self.state.confirm and not stop.requested:
+                self._confirm_stage(pool, paths, table, stop)
+        finally:
+            pool.close()
+
+    def _open(self) -> RunPaths:
+        """Make the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
+        import ray
+
+        new = self.paths is None
+        try:
+            paths = self.paths or new_run(self.plan.data_dir, self.spec.name)
+            try:
+                self._lock = self._lock or RunLock(paths.lock)
+                paths.make_dirs()
+                paths.remove_temporaries()
+                history = [] if new else start_history(paths.spec)
+                start = provenance({"backend": f"ray {ray.__version__}"}, "search") | ({} if new else {"continues": len(self.state.trials)})
+                meta = self.spec.meta.model_copy(update={"run": [*history, start]})
+                text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
+                replace_file(paths.spec, text.encode(), sync=True)
+                self.state.save(paths.search_state)
+            except BaseException:
+                if new:
+                    shutil.rmtree(paths.root, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        self.paths = paths
+        return paths
+
+    def _say_what_runs(self, table: SearchTable, share: Resources, seconds: float) -> None:
+        assert self.paths is not None
+        meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
+        trials = f"{self.space.trials} trials ({algorithm}), {share.concurrent} at a time"
+        sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
+        table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
+        table.say(f"{self.paths.root}")
+        if self._continued:
+            ended = sum(trial.ended for trial in self.state.trials)
+            running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
+            killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, {ENDED}; "
+            table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
+
+    def _search_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable) -> Stage:
+        state = self.state
+        scheduler = make_scheduler(self.spec, self.space, [(state.trials[t], frame, metric) for t, frame, metric in state.reports])
+
+        def propose(trial: int) -> Values | None:
+            values = self._proposer.ask(trial)
+            state.exhausted = values is None
+            return values
+
+        def report(trial: TrialState, frame: int, metric: float) -> None:
+            state.reports.append((trial.trial, frame, metric))
+
+        def end(trial: TrialState) -> None:
+            trial.metric = final_metric(trial, state.metric)
+            failed = trial.status == "failed"
+            self._proposer.tell(trial.trial, None if failed else trial.metric)
+            self._prune(paths)
+
+        def take_over(trial: TrialState, decision: TakeOver) -> None:
+            state.exploits.append({"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values})
+            new = shown_values(decision.values)
+            table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
+
+        def save() -> None:
+            state.proposer = self._proposer.state_dict()
+            state.save(paths.search_state)
+
+        return Stage(
+            state.trials,
+            self.space.trials,
+            pool,
+            lambda trial: self._job(paths, trial),
+            save,
+            table,
+            self._share.concurrent,
+            self.spec.session_frames,
+            propose=propose,
+            on_report=report,
+            on_end=end,
+            on_take_over=take_over,
+            scheduler=scheduler,
+            exhausted=state.exhausted,
+        )
+
+    def _job(self, paths: RunPaths, trial: TrialState) -> TrialJob:
+        after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
+        spec, state = self.space.apply(trial.values), self.state
+        sets: tuple[str, ...] = ()
+        if self.spec.meta.search_algorithm == "pbt":
+            after = min(after, trial.frame)
+            spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"save_interval": 0.0})})
+            sets = tuple(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
+        plan = replace(self.plan, jobs=self._share.sessions)
+        return TrialJob(spec, paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
+
+    def _confirm_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
+        """Train the best trials again, with other seeds."""
+        state = self.state
+        if state.confirm_seed is None:
+            state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed or 0)
+        chosen = confirming.choose(best_first(state.trials), state.confirm, state.confirmations)
+        if not chosen:
+            return
+        confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)
+        share = trial_resources(confirmed, self.plan, len(chosen), int(self._share.gpus > 0), self._share.nodes)
+        runs = confirming.open_run(paths, confirmed)
+        table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
+
+        def job(trial: TrialState) -> TrialJob:
+            spec = confirming.confirmation_spec(self.space.apply(trial.values), state.confirm_seed or 0)
+            plan = replace(self.plan, jobs=share.sessions, common_seeds=True)
+            return TrialJob(spec, runs, trial.trial, plan, state.metric, state.baseline)
+
+        def end(trial: TrialState) -> None:
+            trial.metric = final_metric(trial, state.metric)
+
+        lock = RunLock(runs.lock)
+        try:
+            stage = Stage(
+                chosen,
+                len(chosen),
+                pool,
+                job,
+                lambda: state.save(paths.search_state),
+                table,
+                share.concurrent,
+                confirmed.session_frames,
+                on_end=end,
+                exhausted=True,
+            )
+            stage.run(stop)
+        finally:
+            lock.release()
+
+    def _prune(self, paths: RunPaths) -> None:
+        """Remove the checkpoints of trials that are not among the best."""
+        keep = self.spec.meta.search_keep
+        if keep == "all":
+            return
+        best = {trial.trial for trial in best_first(self.state.trials)[: max(keep, self.state.confirm)]}
+        for trial in self.state.trials:
+            if trial.ended and trial.trial not in best:
+                for file in paths.checkpoints(trial.trial):
+                    file.unlink(missing_ok=True)
+
+    def records(self) -> list[TrialRecord]:
+        """Return what is known of each trial."""
+        state, paths = self.state, self.paths
+        assert paths is not None
+        confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
+        intervals = {t: confirming.interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
+        return [
+            TrialRecord(
+                trial.trial,
+                trial.values,
+                {key: value for key, value in trial.metrics.items() if value is None or isinstance(value, int | float)},
+                trial.metric,
+                trial.frame,
+                trial.seconds,
+                "running" if trial.status == "waiting" else trial.status,
+                self.spec.meta.random_seed,
+                confirmed[trial.trial].metric if trial.trial in confirmed else None,
+                intervals.get(trial.trial),
+                trial.cause,
+            )
+            for trial in state.trials
+        ]
+
+    def _analyze(self, table: SearchTable, stop: Stop) -> SearchResult:
+        from slm_lab.experiment.report.search_report import write_search
+
+        assert self.paths is not None
+        for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
+            lock.unlink(missing_ok=True)  # of trials and Sessions, which have ended
+        records = self.records()
+        with notices_to(table):
+            summary = write_search(self.paths, self.spec, records, self.state.metric)
+        for line in result_lines(self.state, summary):
+            table.say(line)
+        unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
+        if stop.requested and (unfinished or len(records) < self.space.trials):
+            raise KeyboardInterrupt
+        return SearchResult(self.paths, records, summary)
+
+
+def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
+    """Raise UserError for a change that a continued search does not allow."""
+    changes = differences(saved, spec)
+    problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _MAY_CHANGE.fullmatch(path)]
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise UserError(f"{paths.root}: the search has begun and cannot be continued with another value of:{listed}\nstart a new search")
+    if "meta.max_trial" in changes and spec.meta.max_trial < len(state.trials):
+        known = len(state.trials)
+        raise UserError(f"meta.max_trial={spec.meta.max_trial}: the search has {known} trials already; expected {known} or more")

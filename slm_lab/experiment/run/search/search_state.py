@@ -1,0 +1,126 @@
+"""The state of a search: one JSON file in the run folder, replaced atomically, from which a killed search continues."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.files import replace_file, sealed, unsealed
+from slm_lab.spec.search_space import Values
+
+VERSION = 1
+ATTEMPTS = 2
+"""Times that a trial is started before it counts as failed; starts that ended with the search itself do not count."""
+
+TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
+"""waiting: proposed, or to be retried; stopped: by the scheduler."""
+
+
+@dataclass
+class TrialState:
+    """What is known of a trial."""
+
+    trial: int
+    values: Values
+    status: TrialStatus = "waiting"
+    failures: int = 0
+    """Starts that failed."""
+    frame: int = 0
+    """The last frame that every Session has reached."""
+    seconds: float = 0.0
+    """Time that it has run, over all starts."""
+    metric: float | None = None
+    """Of the last report; at its end that of its metrics."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    """Why it failed."""
+    take_over: int | None = None
+    """Trial whose checkpoints it continues from at its next start (population-based training)."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("finished", "stopped", "failed")
+
+
+def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
+    """Return the trials that have a metric and did not fail: finished ones before stopped ones, each best first."""
+    known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
+    return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
+
+
+@dataclass
+class SearchState:
+    """The trials of a search, and what it takes to continue it."""
+
+    metric: str
+    """Name of the metric that is maximised."""
+    baseline: float | None
+    """Random baseline of the env, which strengths need."""
+    common_seeds: bool
+    trials: list[TrialState] = field(default_factory=list)
+    reports: list[tuple[int, int, float]] = field(default_factory=list)
+    """(trial, frame, metric) in the order in which they arrived: the scheduler's state is made from them."""
+    exploits: list[dict[str, Any]] = field(default_factory=list)
+    """Of population-based training: trial, frame, the trial whose state it took over, and its new values."""
+    exhausted: bool = False
+    """The proposer has nothing left to propose."""
+    proposer: dict[str, Any] = field(default_factory=dict)
+    confirm: int = 0
+    """Number of best trials to train again."""
+    confirm_seed: int | None = None
+    """The random_seed of these."""
+    confirmations: list[TrialState] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write the state. Raises OSError."""
+        content = sealed(_encoded({"version": VERSION, **asdict(self)}))
+        replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
+
+    @classmethod
+    def load(cls, path: Path) -> SearchState:
+        """Read the state. Raises UserError if the file is damaged or of another version."""
+        try:
+            content = _decoded(unsealed(json.loads(path.read_text(encoding="utf-8"))))
+            version = content.pop("version")
+            if version == VERSION:
+                for name in ("trials", "confirmations"):
+                    content[name] = [TrialState(**one) for one in content[name]]
+                return cls(**content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{path} cannot be read: {error}; the search cannot be continued") from None
+        raise UserError(f"{path} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
+
+
+def _encoded(value: Any) -> Any:
+    """Return plain Python as what JSON can hold; bytes, tuples and dicts whose keys are not all strings as an object with one key."""
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, tuple):
+        return {"$tuple": [_encoded(one) for one in value]}
+    if isinstance(value, list):
+        return [_encoded(one) for one in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _encoded(one) for key, one in value.items()}
+        return {"$items": [[_encoded(key), _encoded(one)] for key, one in value.items()]}
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$bytes": text}:
+            return base64.b64decode(text)
+        case {"$tuple": items}:
+            return tuple(_decoded(one) for one in items)
+        case {"$items": items}:
+            return {_decoded(key): _decoded(one) for key, one in items}
+    return {key: _decoded(one) for key, one in value.items()}

@@ -1,0 +1,182 @@
+"""Run trials concurrently until all have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.run.search.reports import metric_of
+from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
+from slm_lab.experiment.run.search.search_state import ATTEMPTS, TrialState
+from slm_lab.experiment.run.search.search_table import SearchTable, Totals
+from slm_lab.experiment.run.search.trial_pool import TrialPool
+from slm_lab.experiment.run.search.trial_worker import Outcome, TrialJob, Update
+from slm_lab.spec.base import SpecError
+from slm_lab.spec.search_space import Values
+
+_SAVE_EVERY = 2.0
+"""Seconds between two saves of the state because of reports; a trial that begins or ends is saved at once."""
+
+
+@dataclass
+class Stage:
+    """Runs trials until `target` of them have ended, or a stop is requested."""
+
+    trials: list[TrialState]
+    """All trials so far; `run` appends those that `propose` returns."""
+    target: int
+    pool: TrialPool
+    make_job: Callable[[TrialState], TrialJob]
+    """Raises SpecError if the combination of values is invalid."""
+    save: Callable[[], None]
+    """Called to save the state of the search."""
+    table: SearchTable
+    concurrent: int
+    max_frame: int
+    propose: Callable[[int], Values | None] = lambda trial: None
+    """Values of a new trial; None if there is nothing left to propose."""
+    on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
+    on_end: Callable[[TrialState], None] = lambda trial: None
+    on_take_over: Callable[[TrialState, TakeOver], None] = lambda trial, decision: None
+    scheduler: Scheduler | None = None
+    stopping: dict[int, Decision] = field(default_factory=dict)
+    """Trials that the scheduler has stopped and that have not ended yet, and why."""
+    exhausted: bool = False
+    _begun: dict[int, float] = field(default_factory=dict)
+    """Trial → when its seconds were last counted."""
+    _save_due: float = 0.0
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.trials, self.target, self.concurrent, self.max_frame)
+
+    @property
+    def free(self) -> bool:
+        """Whether another trial can be started."""
+        return self.pool.idle > 0 and len(self.pool.running) < self.concurrent
+
+    def run(self, stop: Stop) -> None:
+        """Run to the end. After a stop request no trial begins, and those that run save themselves."""
+        for trial in self.trials:
+            if trial.status == "running":  # when an earlier start of the search ended
+                trial.status = "waiting"
+        asked = False
+        while True:
+            if stop.requested and not asked:
+                asked = True
+                self.table.notice("saving checkpoints (Ctrl-C again quits without saving)")
+                for index in self.pool.running:
+                    self.pool.stop(index)
+            while not stop.requested and self.free and (waiting := self._next()) is not None:
+                self._start(waiting)
+            if not self.pool.running:
+                break
+            for job, update in self.pool.events(0.25):
+                self._handle(job, update, stop)
+            self._count_seconds()
+            if monotonic() >= self._save_due:
+                self._save_due = monotonic() + _SAVE_EVERY
+                self.save()
+            self.table.show(self.totals)
+        self.save()
+
+    def _next(self) -> TrialState | None:
+        """Return the next trial to start, a new one if none waits."""
+        for trial in self.trials:
+            if trial.status == "waiting":
+                return trial
+        if self.exhausted or len(self.trials) >= self.target:
+            return None
+        values = self.propose(len(self.trials))
+        if values is None:
+            self.exhausted = True
+            self.target = len(self.trials)
+            return None
+        self.trials.append(TrialState(len(self.trials), values))
+        return self.trials[-1]
+
+    def _start(self, trial: TrialState) -> None:
+        try:
+            job = self.make_job(trial)
+        except SpecError as error:
+            self._end(trial, Outcome("failed", cause=str(error), retry=False))
+            return
+        trial.status = "running"
+        self._begun[trial.trial] = monotonic()
+        self.save()  # before the trial writes a file
+        self.pool.start(job)
+
+    def _handle(self, job: TrialJob, update: Update, stop: Stop) -> None:
+        trial = next(one for one in self.trials if one.trial == job.trial)
+        trial.frame = max(trial.frame, update.frame)
+        trial.take_over = None
+        for frame, metric in update.reports:
+            trial.metric = metric
+            self.on_report(trial, frame, metric)
+            decision = self.scheduler.report(trial, frame, metric) if self.scheduler is not None else None
+            if decision is not None and update.outcome is None and trial.trial not in self.stopping:
+                self.stopping[trial.trial] = decision
+                self.pool.stop(trial.trial)
+        if update.outcome is not None:
+            self._count_seconds()
+            del self._begun[trial.trial]
+            decision = self.stopping.pop(trial.trial, None)
+            if update.outcome.status == "stopped" and isinstance(decision, TakeOver):
+                self._take_over(trial, decision)
+                return
+            if update.outcome.status == "stopped" and decision is None and stop.requested:
+                return  # search@ continues it
+            self._end(trial, update.outcome)
+
+    def _take_over(self, trial: TrialState, decision: TakeOver) -> None:
+        """Let a trial continue with the state of a better one and with other values."""
+        source = next(one for one in self.trials if one.trial == decision.source)
+        if source.status == "running" and source.frame < self.max_frame:
+            trial.values, trial.take_over, trial.frame = decision.values, decision.source, source.frame
+            self.on_take_over(trial, decision)
+        trial.status = "waiting"
+        self.save()
+
+    def _end(self, trial: TrialState, outcome: Outcome) -> None:
+        trial.metrics = outcome.metrics
+        if outcome.lost:
+            trial.status = "waiting"
+            self.table.say(f"trial {trial.trial}: {outcome.cause}; it continues on another one")
+            self.save()
+            return
+        if outcome.status == "failed":
+            trial.failures += 1
+            trial.cause = outcome.cause
+            if outcome.retry and trial.failures < ATTEMPTS:
+                trial.status = "waiting"
+                self.table.say(f"trial {trial.trial} failed and is retried: {_last_line(outcome.cause)}")
+                self.save()
+                return
+            trial.status = "failed"
+        else:
+            trial.status = outcome.status
+        if self.scheduler is not None:
+            self.scheduler.complete(trial)
+        self.on_end(trial)
+        self.save()
+        self.table.ended(trial, self.totals)
+
+    def _count_seconds(self) -> None:
+        now = monotonic()
+        for trial in self.trials:
+            if trial.trial in self._begun:
+                trial.seconds += now - self._begun[trial.trial]
+                self._begun[trial.trial] = now
+
+
+def final_metric(trial: TrialState, name: str) -> float | None:
+    """Return the metric of a trial that has ended: that of its metrics, or of its last report if it has none."""
+    value = metric_of(trial.metrics, name)
+    return trial.metric if value is None else value
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "unknown cause"

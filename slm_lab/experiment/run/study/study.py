@@ -1,0 +1,461 @@
+"""Run a study: what is missing of its runs, several at a time, and then the comparison."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from slm_lab.experiment.execute.local.child import Target
+from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, use_start_method
+from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.execute.local.supervisor import Child, Died, Message, Supervisor
+from slm_lab.experiment.execute.ray.runs import ClusterRun, ClusterRuns, Ended, Sent
+from slm_lab.experiment.files.lock import ENDED, RunLock
+from slm_lab.experiment.files.paths import RunPaths, new_folder
+from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, about_study, run_name
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, session_processes
+from slm_lab.experiment.report.study_result import ResultRun, result_of_folder
+from slm_lab.experiment.run.study.adopt import adopted_runs, changes, key_of
+from slm_lab.experiment.run.study.study_run import RunJob, check_in_process, has_failed, run_in_process
+from slm_lab.experiment.run.study.study_table import RunState, StudyTable
+from slm_lab.experiment.run.trial import check_writable, notices_to
+from slm_lab.lib.files import replace_file, sealed
+from slm_lab.lib.limits import cores
+from slm_lab.spec.saved import SPEC_VERSION
+from slm_lab.spec.study import Study, StudyRun, changed_meaning, differing
+
+VERSION = 1
+ATTEMPTS = 2
+"""Times that a run is started before it counts as failed; starts that ended with the study itself do not count."""
+STOP_SECONDS = 120.0
+"""Time that a run has to save and analyse itself after a stop."""
+_POLL = 0.5
+
+
+class StudyExperiment:
+    """Run the missing runs of a study, and compare all.
+
+    Args:
+        paths: the folder of a study that is continued; None: a new one in plan.data_dir.
+        adopt: patterns of finished run folders of `train` that count as runs of the study where settings and seed agree.
+        target: what the process of a run does.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        plan: Plan | None = None,
+        *,
+        paths: StudyPaths | None = None,
+        adopt: Sequence[str] = (),
+        target: Target = run_in_process,
+    ) -> None:
+        self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
+        self.states = [RunState(run) for run in study.runs]
+        self._lock: RunLock | None = None
+
+    def run(self, stop: Stop | None = None) -> StudyPaths:
+        """Run what is missing, write the comparison, and return the files.
+
+        Raises UserError or SpecError before anything is written; Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when
+        the runs under way have saved themselves; TrialFailed at the end if a run failed.
+        """
+        stop = stop or Stop()
+        try:
+            with stop_on_signal(stop), server_in_use():
+                self._run(stop)
+        except KeyboardInterrupt as error:
+            where = "interrupted; nothing was written"
+            if self.paths is not None:
+                where = f"interrupted; continue it with: {self.study.source} {self.study.name} study@{self.paths.root}"
+            raise Interrupted(str(error) or where, stop.number) from None
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        assert self.paths is not None
+        failed = [state for state in self.states if state.status == "failed"]
+        if failed:
+            names = "; ".join(f"{state.run.name}: {_last_line(state.cause)}" for state in failed[:3])
+            raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
+        return self.paths
+
+    def _run(self, stop: Stop) -> None:
+        study = self.study
+        check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
+        use_start_method(study.runs[0].spec.meta.start_method)
+        adopted = adopted_runs(self.study, self.adopt)
+        concurrent, jobs = self._concurrency()
+        table = StudyTable(self.states, concurrent)
+        with table, notices_to(table), Supervisor(stall_notice=None) as supervisor:
+            ensure_server()
+            if self.paths is not None:
+                self._take_lock(self.paths)
+            known = {} if self.paths is None else self._known(self.paths)
+            missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
+            ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
+            gpus = 0 if ended and not missing else self._check_builds(supervisor, missing, stop)
+            concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
+            paths = self._open()
+            self._set_aside(paths, known, table)
+            self._read_states(paths, known, adopted)
+            table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
+            table.say(f"{paths.root}")
+            if self._lock is not None and self._lock.killed is not None:
+                table.say(f"the last start, {self._lock.killed}, {ENDED}")
+            table.say(table.summary())
+            with self._runner(supervisor) as (runner, on_cluster):
+                concurrent, jobs = on_cluster or (concurrent, jobs)
+                table.concurrent = concurrent
+                self._run_missing(runner, paths, table, concurrent, jobs, gpus, stop)
+            interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
+            for lock in paths.root.glob(f"{paths.lock.name}_*"):  # of runs, which have ended
+                lock.unlink(missing_ok=True)
+            self._report(paths, table)
+            if interrupted:
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def _runner(self, supervisor: Supervisor) -> Iterator[tuple[Supervisor | ClusterRuns, tuple[int, int | None] | None]]:
+        """Yield what starts runs; on a cluster also how many there are at a time, and the Sessions at a time of each."""
+        if self.plan.cluster is None:
+            yield supervisor, None
+            return
+        from slm_lab.experiment.execute.ray.connect import connected
+
+        assert self.paths is not None
+        with connected(self.plan.cluster, self.paths.root) as cluster:
+            nodes = cluster.nodes
+            most = int(max(node.cores for node in nodes))
+            widest = self._widest(most)
+            cluster.check_fits("a run", widest)
+            room = sum(int(node.cores // widest) for node in nodes)
+            concurrent = 1 if "wall_t" in self.study.spec.x else min(room, self.plan.jobs or room, len(self.study.runs))
+            gpus = 0.0
+            if self.plan.device != "cpu" and any(node.gpus for node in nodes):
+                gpus = max((gpu_share(run) for run in self.study.runs), default=0.0)
+            runs = ClusterRuns(widest, gpus)
+            try:
+                yield runs, (concurrent, widest)
+            finally:
+                runs.close()
+
+    def _widest(self, limit: int) -> int:
+        """Return the cores of the run that needs most, with as many Sessions at a time as `limit` cores allow."""
+        widest = 1
+        for run in self.study.runs:
+            meta = run.spec.meta
+            each = meta.max_session if meta.distributed else min(meta.max_session, max(1, limit // session_processes(meta)))
+            widest = max(widest, each * session_processes(meta))
+        return widest
+
+    def _concurrency(self) -> tuple[int, int | None]:
+        """Return the runs at a time, and the Sessions at a time of each."""
+        limit = self.plan.jobs or cores()
+        widest = self._widest(limit)
+        one = "wall_t" in self.study.spec.x
+        concurrent = 1 if one else max(1, limit // widest)
+        return min(concurrent, len(self.study.runs)), max(1, limit // concurrent)
+
+    # ---- files
+
+    def _take_lock(self, paths: StudyPaths) -> None:
+        try:
+            self._lock = RunLock(paths.lock)
+        except UserError as error:
+            raise UserError(str(error).replace("the run in", "the study in", 1)) from None
+        except OSError as error:
+            raise UserError(f"cannot write to the folder of the study, {paths.root}: {error.strerror or error}") from None
+
+    def _open(self) -> StudyPaths:
+        """Make the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
+        new = self.paths is None
+        try:
+            paths = self.paths or StudyPaths(new_folder(self.plan.data_dir.absolute(), self.study.name), self.study.name)
+            try:
+                if new:
+                    self._take_lock(paths)
+                for folder in (paths.runs, paths.results):
+                    folder.mkdir(exist_ok=True)
+                content = {
+                    self.study.name: dict(self.study.raw),
+                    "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)},
+                }
+                replace_file(paths.study, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(), sync=True)
+            except BaseException:
+                if new:
+                    shutil.rmtree(paths.root, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        self.paths = paths
+        return paths
+
+    def _known(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
+        """Return (digest, random_seed) → folder of the runs that there are, as the study's runs with the same settings have them.
+
+        A run is known by its folder or by its result. Raises UserError for a study of another version.
+        """
+        version = about_study(paths).get("version", VERSION)
+        if version != VERSION:
+            raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
+        found = {}
+        for name in sorted(
+            {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
+        ):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written: nothing was trained
+                identity = self._identity(paths, RunFolder(paths.runs / name))
+                found[self._current(identity)] = RunFolder(paths.runs / name)
+        return found
+
+    def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
+        """Return entry, env, random_seed, digest, settings and spec_version of a run.
+
+        Files of earlier versions have no spec_version; that of the saved spec counts, or 1 if there is only a result.
+        """
+        from slm_lab.experiment.report.run import Run
+
+        file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
+        identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if "spec_version" not in identity:
+            versions = []
+            for start in folder.starts() if folder.root.is_dir() else ():
+                with suppress(UserError):  # its spec cannot be read
+                    versions.append(Run(start).spec_version)
+            identity["spec_version"] = min(versions, default=1)
+        return identity
+
+    def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
+        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys.
+
+        Return a digest that matches no run of the study if a key had another meaning when the run was trained.
+        """
+        seed = int(identity["random_seed"])
+        if changed_meaning(identity["settings"], identity["spec_version"]):
+            return f"{identity['digest']}, version {identity['spec_version']} of specs", seed
+        for run in self.study.runs:
+            alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
+            if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
+                return key_of(run)
+        return str(identity["digest"]), seed
+
+    def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
+        """Move runs aside whose entry, env and seed are wanted with other settings."""
+        wanted = {(run.entry, run.env, run.random_seed): run for run in self.study.runs}
+        digests = {key_of(run) for run in self.study.runs}
+        said: set[tuple[str, str]] = set()
+        for key, folder in list(known.items()):
+            identity = self._identity(paths, folder)
+            run = wanted.get((identity["entry"], identity["env"], identity["random_seed"]))
+            if key in digests or run is None:
+                continue
+            del known[key]
+            paths.aside.mkdir(exist_ok=True)
+            for file in (folder.root, paths.result(folder.root.name)):
+                if file.exists():
+                    shutil.move(file, _free(paths.aside / file.name))  # results that are kept elsewhere can be on another disk
+            if (run.entry, run.env) not in said:
+                said.add((run.entry, run.env))
+                changed = changes(identity["settings"], run.settings) + changed_meaning(identity["settings"], identity["spec_version"])
+                table.say(
+                    f"{run.entry}, {run.env}: changed ({', '.join(changed)}); its runs are repeated, the old ones are in {paths.aside}"
+                )
+
+    def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
+        """Set the status of each run by its files, and take over adopted runs."""
+        self._folders: dict[tuple[str, int], RunFolder] = {}
+        for state in self.states:
+            run, key = state.run, key_of(state.run)
+            folder = known.get(key, RunFolder(paths.runs / run_name(run)))
+            self._folders[key] = folder
+            identity = {
+                "entry": run.entry,
+                "env": run.env,
+                "random_seed": run.random_seed,
+                "digest": run.digest,
+                "settings": dict(run.settings),
+                "spec_version": SPEC_VERSION,
+            }
+            file = paths.result(folder.root.name)
+            if key in adopted and not file.is_file():
+                result_of_folder(file, adopted[key], {**identity, "adopted": str(adopted[key])})
+            if folder.root.is_dir() or not file.is_file():
+                folder.root.mkdir(exist_ok=True)
+                if not folder.identity.is_file() or self._identity(paths, folder) != identity:  # new, or another label or a newer key
+                    _write(folder.identity, identity)
+                state.failures = sum(map(has_failed, folder.starts()))
+            if file.is_file():
+                content = ResultRun(file).content
+                if any(content.get(name) != value for name, value in identity.items()):
+                    _write(file, sealed({**content, **identity}))
+                state.status, state.share, state.seconds = "done", 1.0, content["seconds"]
+            elif state.failures >= ATTEMPTS:
+                state.status, state.cause = "failed", f"it failed {state.failures} times; remove {folder.root} to try again"
+
+    # ---- processes
+
+    def _check_builds(self, supervisor: Supervisor, missing: Sequence[RunState], stop: Stop) -> int:
+        """Build env and agent of each entry in each env once, in a process of its own; return the number of GPUs. Raises SpecError."""
+        specs = {state.run.digest: state.run for state in missing}
+        child = supervisor.start(
+            "check", check_in_process, list(specs.values()), replace(self.plan, jobs=None), f"{self.study.source} {self.study.name}"
+        )
+        while True:
+            for event in supervisor.events(_POLL):
+                match event:
+                    case Message(_, "valid", (gpus,)):
+                        supervisor.kill(child)
+                        return int(gpus)
+                    case Message(_, "user_error", (error,)):
+                        supervisor.kill(child)
+                        raise error
+                    case Died():
+                        raise UserError(f"the check of the specs failed: it {event.reason}\n{event.output}")
+            if stop.requested:
+                supervisor.kill(child)
+                raise KeyboardInterrupt
+
+    def _run_missing(
+        self,
+        supervisor: Supervisor | ClusterRuns,
+        paths: StudyPaths,
+        table: StudyTable,
+        concurrent: int,
+        jobs: int | None,
+        gpus: int,
+        stop: Stop,
+    ) -> None:
+        slots: dict[Child | ClusterRun, int] = {}
+        running: dict[Child | ClusterRun, RunState] = {}
+        outcomes: dict[Child | ClusterRun, tuple[str, str]] = {}
+        stopped = False
+        while True:
+            if stop.requested and not stopped:
+                stopped = True
+                table.say("stopping: the runs under way save themselves …")
+                supervisor.stop(STOP_SECONDS)
+            for state in self.states if not stopped else ():
+                if len(running) >= concurrent:
+                    break
+                if state.status == "waiting":
+                    slot = next(slot for slot in range(concurrent) if slot not in slots.values())
+                    child = self._start(supervisor, paths, state, jobs, slot % gpus if gpus else 0)
+                    running[child], slots[child] = state, slot
+            if not running:
+                return
+            for event in supervisor.events(_POLL):
+                match event:
+                    case Message(child, "outcome", (status, cause)) | Sent(child, "outcome", (status, cause)):
+                        outcomes[child] = status, cause
+                    case Message(child, "failed", (cause,)) | Sent(child, "failed", (cause,)):
+                        outcomes[child] = "failed", cause
+                    case Ended(child, reason, lost):
+                        status, cause = outcomes.pop(child, ("stopped" if lost else "failed", f"the process of the run {reason}"))
+                        if lost:
+                            table.say(f"{running[child].run.name}: {reason}; it continues on another one")
+                        del slots[child]
+                        self._end(running.pop(child), status, cause, table)
+                    case Died(child, reason, output, _):
+                        status, cause = outcomes.pop(child, ("failed", f"the process of the run {reason}\n{output}".strip()))
+                        del slots[child]
+                        self._end(running.pop(child), status, cause, table)
+            for state in running.values():
+                state.share = max(state.share, self._share(state.run))
+            table.show()
+
+    def _start(
+        self, supervisor: Supervisor | ClusterRuns, paths: StudyPaths, state: RunState, jobs: int | None, gpu: int
+    ) -> Child | ClusterRun:
+        folder = self._folders[key_of(state.run)]
+        state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
+        state.begun_at = state.share
+        name = folder.root.name
+        job = RunJob(state.run.spec, folder, paths.result(name), paths.lock_of(name), self.plan.device, gpu, jobs)
+        return supervisor.start(state.run.name, self._target, job)
+
+    def _end(self, state: RunState, status: str, cause: str, table: StudyTable) -> None:
+        state.cause = cause
+        if status == "done":
+            state.status, state.share = "done", 1.0
+            state.seconds = perf_counter() - state.began if state.begun_at == 0.0 else None
+        elif status == "stopped":
+            state.status = "waiting"
+            return
+        else:
+            state.failures += 1
+            state.status = "failed" if state.failures >= ATTEMPTS or status == "invalid" else "waiting"
+            state.share = 0.0
+            if state.status == "waiting":
+                return table.say(f"{state.run.name}: failed, is tried again: {_last_line(cause)}")
+        table.ended(state)
+
+    def _share(self, run: StudyRun) -> float:
+        """Return the share of its frames that a run has trained."""
+        folder = self._folders[key_of(run)]
+        starts = folder.starts() if folder.root.is_dir() else []
+        frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
+        meta = run.spec.meta
+        return min(1.0, frames / (run.spec.session_frames * meta.max_session))
+
+    def _report(self, paths: StudyPaths, table: StudyTable) -> None:
+        from slm_lab.experiment.report.study_report import write_report
+
+        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
+        failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
+        for line in write_report(self.study, paths, results, failed):
+            table.say(line)
+
+
+def gpu_share(run: StudyRun) -> float:
+    """Return the share of a GPU that a run takes, 0 if its net computes on the CPU."""
+    spec = run.spec
+    return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
+
+
+def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
+    """Return how many of `concurrent` runs at a time fit the GPUs, of which a run on one takes meta.search_resources.gpu."""
+    share = max(map(gpu_share, runs), default=0.0)
+    return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    replace_file(file, (json.dumps(content, ensure_ascii=False) + "\n").encode(), sync=True)
+
+
+def _frames(paths: RunPaths) -> int:
+    """Return the frames in the last rows of a run's tables."""
+    return sum(_last_frame(paths.session_df(index)) for index in paths.sessions())
+
+
+def _last_frame(file: Path) -> int:
+    with suppress(OSError, ValueError, IndexError), file.open("rb") as table:
+        column = table.readline().decode().rstrip().split(",").index("frame")
+        table.seek(max(0, file.stat().st_size - 4096))
+        line = table.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+        return int(float(line.split(b",")[column]))
+    return 0
+
+
+def _free(path: Path) -> Path:
+    """Return a path that does not exist yet."""
+    return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
+
+
+def _size(study: Study) -> str:
+    """Return how many runs a study has, as a product if each entry has the same seeds."""
+    axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
+    own = any(entry.random_seed for entry in study.spec.entries)
+    return _count(len(study.runs), "runs") if own else " × ".join(_count(number, name) for name, number in axes.items())
+
+
+def _count(number: int, plural: str) -> str:
+    return f"{number} {plural if number != 1 else {'entries': 'entry'}.get(plural, plural[:-1])}"
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].strip() if text.strip() else "unknown cause"

@@ -1,0 +1,350 @@
+"""Trial: the Sessions of one spec, run side by side, then measured and drawn together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from secrets import token_hex
+from time import perf_counter
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from slm_lab.experiment.events import End
+from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, start_method, use_start_method
+from slm_lab.experiment.execute.local.interrupt import restore_handlers, stop_on_signal
+from slm_lab.experiment.execute.local.user_code import build_errors, exits_raised
+from slm_lab.experiment.files.lock import RunLock
+from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
+from slm_lab.experiment.files.provenance import provenance
+from slm_lab.experiment.files.storage import StoredPath
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
+from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
+from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
+from slm_lab.experiment.run.job import Job
+from slm_lab.experiment.run.trial_result import TrialResult
+from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
+from slm_lab.experiment.training.observers.base import ObserverFactory
+from slm_lab.experiment.training.observers.user import check_factories
+from slm_lab.experiment.training.resolve import completed
+from slm_lab.lib.files import not_writable, replace_file
+from slm_lab.lib.log import logger
+from slm_lab.lib.rng import draw_seed
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.spec import Spec
+
+_NEEDED_BYTES = 16 * 2**20
+"""Free disk space below which a run does not begin."""
+_NOTHING = "stopped before the first step; nothing was written"
+_REMAINS = "interrupted; partial results are in {}"
+
+
+class Trial:
+    """Trial number `index` of an experiment.
+
+    `data_dir` is the folder in which the run folder is made; it is ignored if `plan`, which has mode, data folder and resources, is given.
+    `observers` are subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers. With several Sessions,
+    which run in processes of their own, they must be importable.
+
+    A search hands over its own `folder`, which it has made and locked and in which this trial writes the files that are its own; a `stop`,
+    which it requests to end the trial early; and the `console` to print on.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        data_dir: str | Path = "data",
+        plan: Plan | None = None,
+        *,
+        index: int = 0,
+        observers: Sequence[ObserverFactory] = (),
+        resumption: Resumption | None = None,
+        lock: RunLock | None = None,
+        folder: RunPaths | None = None,
+        stop: Stop | None = None,
+        console: Console | None = None,
+    ) -> None:
+        check_spec(spec)
+        self.plan = plan or Plan(data_dir=Path(data_dir))
+        sent = (self.plan.engine or choose_engine(spec, self.plan)) != "inline"
+        self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
+        self._drawn = spec.meta.random_seed is None
+        self.spec, self.index = _resolved(spec, self.plan), index
+        self.paths: RunPaths | None = None
+        """The files of the run, once there is one."""
+        self._resumption, self._lock, self._folder = resumption, lock, folder
+        self._stop, self._console = stop or Stop(), console
+        self._data_dir = self._shown = Path()
+        """The data folder, and the run's folder as the user gave it."""
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | Path,
+        sets: Sequence[str] = (),
+        plan: Plan | None = None,
+        *,
+        observers: Sequence[ObserverFactory] = (),
+        stop: Stop | None = None,
+        console: Console | None = None,
+    ) -> Trial:
+        """Return the trial that continues the run in a folder: finished Sessions stay as they are, the others are continued or retried.
+
+        Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys cannot be changed in a run.
+
+        Raises SpecError or UserError: see `read_run` and RunLock.
+        """
+        paths = run_in(folder)
+        try:
+            lock = RunLock(paths.lock)
+        except OSError as error:
+            raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
+        try:
+            found = read_run(paths, sets)
+            plan = replace(plan or Plan(), data_dir=paths.root.parent)
+            return cls(found.spec, plan=plan, observers=observers, resumption=found, lock=lock, stop=stop, console=console)
+        except BaseException:
+            lock.release()
+            raise
+
+    def run(self) -> TrialResult:
+        """Run every Session, write and return the metrics of the trial, with its tables, files and agents.
+
+        Raises SpecError or UserError before anything is written; TrialFailed after the analysis, if a Session failed;
+        Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
+        A signal that comes when every Session has ended by itself only shortens the analysis.
+        """
+        try:
+            return self._checked_run()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def _checked_run(self) -> TrialResult:
+        if self.plan.storage is not None and self._engine != "ray":
+            raise UserError(
+                f"--storage {self.plan.storage}: only a run on a cluster has its checkpoints there; remove it, or add --cluster"
+            )
+        check_writable(self.plan.data_dir if self._resumption is None else self._resumption.paths.root)
+        self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
+        stop = self._stop
+        use_start_method(self.spec.meta.start_method)
+        try:
+            with stop_on_signal(stop), exits_raised(), server_in_use():
+                if self._needs_processes:
+                    ensure_server()  # it loads torch meanwhile
+                metrics, ends = self._run(stop)
+        except KeyboardInterrupt:
+            raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self._shown), stop.number) from None
+        ended = [end for end in ends if end.status != "stopped"]
+        if stop.requested and len(ended) < self.spec.meta.max_session:  # some were stopped, or never begun
+            raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
+        assert self.paths is not None
+        return TrialResult(metrics, self.paths, self.index)
+
+    @property
+    def _engine(self) -> str:
+        return self.plan.engine or choose_engine(self.spec, self.plan)
+
+    @property
+    def _needs_processes(self) -> bool:
+        """Whether it is known that this trial starts child processes."""
+        sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
+        workers = sampler is not None and not sampler.serial_mode
+        return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
+
+    def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
+        sessions, engine = self.spec.meta.max_session, self._engine
+        concurrent = self.plan.concurrent_sessions(self.spec.meta)
+        display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
+        with display, notices_to(display):
+            display.start(self.spec.name)
+            if self._drawn:
+                display.notice(f"no meta.random_seed given; using {self.spec.meta.random_seed}")
+            with watched(self.spec, stop, display) as beat, build_errors(self.spec.env.name, stop):
+                self.spec = completed(self.spec, beat)
+            restore_handlers()
+            if stop.requested:
+                return {}, []
+            if engine != "inline":
+                threading.Thread(target=load_analysis, daemon=True).start()
+            begin = perf_counter()
+            ends = self._run_sessions(engine, display, stop)
+            seconds = perf_counter() - begin
+        metrics = self._analyze(ends, display, stop, seconds)
+        if causes := metrics.get("failures") or failures(ends):
+            several = f"{len(causes)} of {sessions} sessions failed: {', '.join(map(str, causes))}"
+            raise TrialFailed(several if sessions > 1 else f"session 0 failed: {next(iter(causes.values()))}", metrics)
+        return metrics, ends
+
+    def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[End]:
+        """Run the Sessions; of a continued run, those that are not finished."""
+        found = self._resumption
+        job = Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
+        if found is None:
+            return ENGINES[engine](job)
+        ends = [End(index, "done") for index in found.starts if index not in found.to_run]
+        for end in ends:
+            display(end)
+        if not found.to_run:
+            self._open(display, None)
+            return ends
+        return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
+
+    def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
+        """Make the run's folder, or use that of a continued run, and save the spec in it. Raises UserError, with nothing left behind.
+
+        Args: choices: see Session.choices; None if no Session is left to run.
+        """
+        found, meta = self._resumption, self.spec.meta
+        start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
+        if found is not None and start:
+            changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
+            starts = {str(index): one.to_dict() for index, one in found.starts.items()}
+            start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
+        if found is None and start and self.plan.storage is not None:
+            name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # of two runs on different machines, each has its own
+            start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
+        meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
+        text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
+        paths = self._folder
+        try:
+            if paths is None:
+                paths = new_run(self._data_dir, self.spec.name) if found is None else found.paths
+                if found is None:
+                    self._lock = RunLock(paths.lock)
+                else:
+                    paths.make_dirs()
+                    paths.remove_temporaries()
+            own = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
+            for file in own if choices is not None else ():
+                replace_file(file, text.encode(), sync=True)
+        except OSError as error:
+            if paths is not None and found is None and self._folder is None:
+                shutil.rmtree(paths.root, ignore_errors=True)
+            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        self._shown = self.plan.data_dir / paths.root.name
+        self.paths = paths
+        sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
+        of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
+        display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
+        if isinstance(paths.checkpoint_dir, StoredPath):
+            display.say(f"checkpoints in {paths.checkpoint_dir}")
+        if found is not None:
+            display.say(f"continues {self._shown}")
+            for line in resumed_lines(found, self._lock.killed if self._lock is not None else None):
+                display.say(f"  {line}")
+        return paths
+
+    def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
+        """Measure and draw all Sessions, which took `seconds`; the metrics are those of the Sessions that did not fail."""
+        paths = self.paths
+        if paths is None:
+            return {}
+        from slm_lab.experiment.report.analyze import analyze_trial
+
+        with notices_to(display):
+            metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
+        graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
+        files = [paths.root, *graphs, paths.trial_metrics(self.index)]
+        shown = [
+            str(self._shown / file.relative_to(paths.root))
+            for file in files
+            if file.is_dir() or (file.is_file() and file.stat().st_size > 0)
+        ]
+        if metrics:
+            display.say(_headline(metrics, self.spec, seconds))
+            if graphs[0].is_file() and metrics["sessions"]:
+                display.say(f"open {shown.pop(1)}")
+            display.say(_summary(metrics, self.spec.trial_frames))
+        for line in shown:
+            display.say(line)
+        return metrics
+
+
+def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
+    """The final return and the time it took."""
+    sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
+    if not sessions:
+        return f"all sessions failed after {duration(seconds)}"
+    mean = f" (mean of {sessions} sessions)" if sessions > 1 and not spec.meta.distributed else ""
+    result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
+    limit = spec.meta.max_seconds
+    timed_out = metrics["status"] == "done" and limit is not None and (frame or 0) < spec.trial_frames
+    ended = f"; ended after {number(limit)} s of training (meta.max_seconds), before {spec.trial_frames:,} frames" if timed_out else ""
+    stopped = "; stopped early" if metrics["status"] == "stopped" else ""
+    return f"{result} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
+
+
+def _summary(metrics: dict[str, Any], max_frame: int) -> str:
+    """The metrics but final_return in one line; those that are not defined are left out."""
+    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "final_return"}
+    return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError if the data folder does not exist and cannot be made, or no file can be made in it. Makes nothing."""
+    try:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        is_folder = existing.is_dir()
+    except OSError as error:  # an unreadable parent, a name that is too long
+        raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
+    if not is_folder:
+        raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")
+    if (reason := not_writable(existing)) is not None:
+        raise UserError(f"cannot write to the data folder {folder}: {reason} in {existing}")
+    usage = shutil.disk_usage(existing)
+    if usage.total and usage.free < _NEEDED_BYTES:
+        needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))
+        raise UserError(f"cannot write to the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
+
+
+def _resolved(spec: Spec, plan: Plan) -> Spec:
+    """The spec with what the run itself decides: a seed if it has none, one Session in mode dev."""
+    update: dict[str, Any] = {}
+    if spec.meta.random_seed is None:
+        update["random_seed"] = draw_seed()
+    if plan.mode == "dev":
+        update["max_session"] = 1
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update=update)})
+
+
+def load_analysis() -> None:
+    """Import what the graphs need while the Sessions run."""
+    for module in ("slm_lab.experiment.report.analyze", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        import_module(module)
+
+
+class NoticeDisplay(Protocol):
+    """What shows notices."""
+
+    def notice(self, text: str) -> None:
+        """Print a line once."""
+
+
+class _Notices(logging.Handler):
+    def __init__(self, display: NoticeDisplay) -> None:
+        super().__init__(logging.WARNING)
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.display.notice(record.getMessage())
+
+
+@contextmanager
+def notices_to(display: NoticeDisplay) -> Iterator[None]:
+    """Show what is logged above the live display."""
+    handler = _Notices(display)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,1 @@
+"""The Session, which trains one agent, and the process that it runs in."""

@@ -1,0 +1,249 @@
+"""A parameter server: the arrays of Sessions that train one net, in processes of their own. This module does not import ray.
+
+The server holds for each Session a copy of its parts (agent, normalizers, counts), attached to the same shared arrays as those of Sessions
+in processes of one machine are. A Session on another node sends what its part would do under a lock (Store.run): the name of a method
+and its arguments, such as a gradient. The server calls the method of its copy. So both compute the same, bit for bit, whatever the part is.
+
+The vectors of a large net are divided among several processes (lib.store.divided). Each has parts of its own, whose vectors are its ranges,
+and calls the same methods of them. The first process has everything else too.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from slm_lab.experiment.execute.ray.remote import Remote, pack
+from slm_lab.experiment.session.session_process import shared_arrays
+from slm_lab.lib.errors import PlainError
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds
+from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file
+from slm_lab.spec.spec import Spec
+
+_SMALL = 64
+"""Bytes up to which an array, of "own" ones the row of a process, comes with every answer."""
+
+
+class NotAttached(PlainError):
+    """The server was restarted and does not know the Session any more."""
+
+
+class ServerStatus(NamedTuple):
+    """What the driver and Sessions must know of a process of the server."""
+
+    generation: int | None
+    """See ParameterServer.begin; None before it, so after a restart."""
+    processes: int
+    """Number of processes that the arrays are divided among, as far as is known: 1 before the first Session is attached."""
+    others: Sequence[Remote]
+    """The further processes of the server, in order."""
+
+
+class Attached(NamedTuple):
+    """What a Session must know to have copies of the arrays."""
+
+    generation: int
+    arrays: dict[str, np.ndarray]
+
+
+class Answer(NamedTuple):
+    """What the server sends back."""
+
+    result: Any
+    arrays: dict[str, np.ndarray]
+    """Those that a call may have changed, and all small ones."""
+
+
+class _View(SharedArrays):
+    """The arrays as one Session's copies use them. `parts` collects the copies by their full names."""
+
+    serves: int
+    parts: dict[str, Shareable]
+    named: Named
+    answers: dict[str, dict[str, np.ndarray]]
+    """Of each part: the arrays that an answer to it has."""
+    name = ""
+
+    def at(self, name: str, part: Shareable) -> Self:
+        view = object.__new__(type(self))
+        view.__dict__ = {**self.__dict__, "name": f"{self.name}/{name}".lstrip("/")}
+        self.parts[view.name] = part
+        return view
+
+    def place(self, named: Named) -> dict[str, np.ndarray]:
+        """Map the arrays, of divided ones the range of this process."""
+        self.named = named
+        return super().place(
+            {name: one if one.division is None else one._replace(values=self.part(name, one.values)) for name, one in named.items()}
+        )
+
+    def part(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return what this process holds of an array."""
+        one = self.named[name]
+        return array if one.division is None else array[one.part(self.serves)]
+
+    @property
+    def sent(self) -> dict[str, np.ndarray]:
+        """The arrays that Sessions may have copies of: all but times, since clocks of nodes are never compared; ranges alone, if another
+        process has the others."""
+        arrays = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
+        return {name: array for name, array in arrays.items() if self.serves == 0 or self.named[name].division is not None}
+
+    @property
+    def small(self) -> dict[str, np.ndarray]:
+        """Those that come with every answer of the first process. A vector comes with its part alone."""
+        arrays = {name: array for name, array in self.sent.items() if self.named[name].division is None}
+        sizes = {name: array.nbytes // (len(array) if self.named[name].combine == "own" else 1) for name, array in arrays.items()}
+        return {name: arrays[name] for name, size in sizes.items() if size <= _SMALL}
+
+    def answer(self, part: str) -> dict[str, np.ndarray]:
+        """Return the arrays of a part, without those of the parts in it, and all small ones."""
+        if part not in self.answers:
+            own = {name: array for name, array in self.sent.items() if name.rpartition("/")[0] == part}
+            self.answers[part] = own | self.small
+        return self.answers[part]
+
+
+class ParameterServer:
+    """Serves the Sessions of one trial, one message after the other, from `begin` on.
+
+    Args:
+        seeds: of the first Session, with whose weights all start.
+        number: of this process among those that the arrays are divided among.
+    """
+
+    def __init__(self, spec: Spec, seeds: Seeds, number: int = 0) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # gradients are read where they arrive
+        self.spec, self.seeds, self.number = spec, seeds, number
+        self.fd = shared_file()
+        self._views: dict[int, _View] = {}
+        self._generation: int | None = None
+        self._from: Arrays | None = None
+        self._others: Sequence[Remote] = ()
+        self._processes = 1
+        self._saver: int | None = None
+        self._saved = -np.inf
+
+    def begin(self, generation: int, arrays: Arrays | None = None) -> None:
+        """Forget all Sessions, and serve from the arrays of a snapshot; None: from the initial ones.
+
+        Args: generation: the same number for all processes of the server.
+        """
+        self._views, self._generation, self._from, self._saver = {}, generation, arrays, None
+        os.close(self.fd)
+        self.fd = shared_file()
+
+    def join(self, others: Sequence[Remote]) -> None:
+        """Let Sessions know the further processes of the server."""
+        self._others = others
+
+    def status(self) -> ServerStatus:
+        return ServerStatus(self._generation, self._processes, self._others)
+
+    def where(self) -> tuple[str, int]:
+        """Return the name of the machine, and the process."""
+        return os.uname().nodename, os.getpid()
+
+    def attach(self, index: int, info: EnvInfo) -> Attached:
+        """Make the copies of a Session's parts; return the values of all arrays. Raises NotAttached before `begin`."""
+        if self._generation is None:
+            raise NotAttached("the parameter server has not begun")
+        view = self._view(index, info)
+        if self._saver == index:  # the process before this one died while it was saving
+            self._saver = None
+        self._processes = max(1 if one.division is None else one.division.processes for one in view.named.values())
+        return Attached(self._generation, view.sent)
+
+    def _view(self, index: int, info: EnvInfo) -> _View:
+        from slm_lab.agent.build import build_agent
+        from slm_lab.env.normalize import make_normalizers
+        from slm_lab.experiment.session.session import shared_parts
+        from slm_lab.lib.clock import Clock
+        from slm_lab.lib.episodes import EpisodeWindow
+
+        clock, first = Clock(), not self._views
+        normalizers = make_normalizers(self.spec.env, info, self.spec.agent.algorithm.gamma)
+        parts = shared_parts(clock, EpisodeWindow(), normalizers, build_agent(self.spec, info, self.seeds, clock))
+        plain = shared_arrays(self.spec, self.fd, index, fresh=first)
+        view = object.__new__(_View)
+        view.__dict__ = {**plain.__dict__, "serves": self.number, "parts": {}, "answers": {}}
+        view.attach(parts)
+        if first and self._from is not None:
+            view.restore({name: view.part(name, array) for name, array in self._from.items()})
+            self._from = None
+        self._views[index] = view
+        return view
+
+    def run(self, index: int, part: str, method: str, args: Sequence[Any], own: Arrays) -> Answer:
+        """Call a method of a part; answer with the part's arrays.
+
+        Args: own: array → row that the Session has written.
+        """
+        view = self._with_rows(index, own)
+        result = getattr(view.parts[part], method)(*args)
+        return Answer(result, view.answer(part))
+
+    def run_packed(self, message: bytes) -> bytes | Answer:
+        """Do what `run` does; the arguments are pickled, and the answer too, unless it is large."""
+        answer = self.run(*pickle.loads(message))
+        return pack(answer, answer.arrays.values())
+
+    def pull(self, index: int, part: str, own: Arrays) -> Answer:
+        """Answer with the part's arrays."""
+        return Answer(None, self._with_rows(index, own).answer(part))
+
+    def exchange(self, index: int, own: Arrays) -> Answer:
+        """Answer with the rows of all Sessions."""
+        view = self._with_rows(index, own)
+        rows = {name: array for name, array in view.sent.items() if view.named[name].combine == "own"}
+        return Answer(None, rows | view.small)
+
+    def write(self, index: int, arrays: Arrays, own: Arrays) -> None:
+        """Overwrite arrays."""
+        view = self._with_rows(index, own)
+        for name, array in arrays.items():
+            view.arrays[name][...] = array
+
+    def snapshot(self, index: int, own: Arrays) -> dict[str, np.ndarray]:
+        """Return all arrays."""
+        return self._with_rows(index, own).sent
+
+    def begin_save(self, index: int, interval: float | None) -> bool:
+        """Return whether the Session may save the arrays now: no other one does, or has less than `interval` seconds ago."""
+        if self._saver not in (None, index) or (interval is not None and time.monotonic() < self._saved + interval):
+            return False
+        self._saver = index
+        return True
+
+    def end_save(self, index: int) -> None:
+        """The Session has saved the arrays, or failed to."""
+        if self._saver == index:
+            self._saver, self._saved = None, time.monotonic()
+
+    def _with_rows(self, index: int, own: Arrays) -> _View:
+        if index not in self._views:
+            raise NotAttached(f"session {index} is not attached")
+        view = self._views[index]
+        for name, row in own.items():
+            view.arrays[name][index] = row
+        return view
+
+
+@contextmanager
+def closing(server: ParameterServer) -> Iterator[ParameterServer]:
+    """Release the memory of a server in this process afterwards."""
+    try:
+        yield server
+    finally:
+        os.close(server.fd)

@@ -1,0 +1,280 @@
+"""The Store of a Session whose shared arrays are in a parameter server."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from slm_lab.experiment.execute.ray.remote import PACKED, Remote, unpack
+from slm_lab.experiment.session.cluster.parameter_server import Answer, Attached, NotAttached, ServerStatus
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
+from slm_lab.spec.spec import Spec
+
+_POLL = 0.05
+"""Seconds between two attempts to save while another Session saves, or to be attached while the server is not ready."""
+
+
+_ARGS = 3
+"""Place of the section's arguments in those of ParameterServer.run."""
+
+
+class _Call(NamedTuple):
+    """A message to one process of the server."""
+
+    process: int
+    arguments: tuple[Any, ...] = ()
+
+
+class _Copies:
+    """A Session's copies of the shared arrays, and its connections to the server's processes."""
+
+    def __init__(self, first: Remote, index: int, workers: int) -> None:
+        self.servers, self.index, self.workers = [first], index, workers
+        self.info: EnvInfo | None = None
+        self.named: Named = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.sent: dict[str, np.ndarray] = {}
+        """The rows of this Session as the server has them."""
+        self.received = 0.0
+        """When the last answer came, in seconds of monotonic()."""
+        self.pushed = self.pulled = 0
+        """Bytes of arrays that were sent and received."""
+
+    def place(self, named: Named) -> None:
+        """Make the copies. That of a vector which can be divided is the part's own, so that an answer brings the part itself up to date."""
+        self.named = named
+        for name, one in named.items():
+            rows = (self.workers,) if one.combine == "own" else ()
+            self.arrays[name] = np.zeros((*rows, *one.values.shape), one.values.dtype) if one.division is None else one.values
+        self.divisions = {
+            name.rpartition("/")[0]: one.division for name, one in named.items() if one.division is not None and one.division.processes > 1
+        }
+        """Part → how its vectors are divided, if they are."""
+        for process, attached in enumerate(self._attach()):
+            self.take(process, attached.arrays)
+
+    def _attach(self) -> list[Attached]:
+        """Make the Session known to all processes of the server, once they are ready to serve from the same arrays."""
+        processes = max((division.processes for division in self.divisions.values()), default=1)
+        while True:
+            statuses: list[ServerStatus] = self._together("status", [_Call(process) for process in range(len(self.servers))])
+            self.servers[1:] = statuses[0].others
+            begun = {status.generation for status in statuses}
+            if len(statuses) == len(self.servers) and len(begun) == 1 and None not in begun:
+                with suppress(NotAttached):  # a process died meanwhile
+                    calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
+                    attached: list[Attached] = self._together("attach", calls)
+                    if len(attached) == processes and len({one.generation for one in attached}) == 1:
+                        break
+            time.sleep(_POLL)
+        own = {name: array for name, array in attached[0].arrays.items() if self.named[name].combine == "own"}
+        self.sent = {name: np.array(array[self.index]) for name, array in own.items()}
+        return attached
+
+    def ask(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
+        """Call a method of processes of the server, those of a stage at once, with the Session's index and rows; return the results."""
+        while True:
+            try:
+                return [result for calls in stages for result in self._together(method, list(map(self._signed, calls)))]
+            except NotAttached:  # all of the server's processes have begun anew, or are about to
+                for process, attached in enumerate(self._attach()):
+                    own_or_divided = (name for name in attached.arrays if name in self.sent or self.named[name].division is not None)
+                    self.take(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
+
+    def ask_first(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the first process."""
+        return self.ask(method, [_Call(0, arguments)])[0]
+
+    def _signed(self, call: _Call) -> _Call:
+        return _Call(call.process, (self.index, *call.arguments, self._rows() if call.process == 0 else {}))
+
+    def _rows(self) -> dict[str, np.ndarray]:
+        """Return the rows of this Session that it has written since they were last sent."""
+        changed = {name: self.arrays[name][self.index] for name in self.sent}
+        changed = {name: row for name, row in changed.items() if not np.array_equal(row, self.sent[name])}
+        for name, row in changed.items():
+            np.copyto(self.sent[name], row)
+            self.pushed += row.nbytes
+        return changed
+
+    def _together(self, method: str, calls: Sequence[_Call]) -> list[Any]:
+        """Call a method of several processes at once; return the results in order. Raises NotAttached if one does, after all answers."""
+        pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
+        results, refusal = [], None
+        for (process, _), one in zip(calls, pending, strict=True):
+            try:
+                results.append(unpack(self.servers[process].result(one)))
+            except NotAttached as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        return results
+
+    def take(self, process: int, arrays: Arrays) -> None:
+        """Bring copies up to date with what a process of the server has sent."""
+        for name, array in arrays.items():
+            one, copy = self.named[name], self.arrays[name]
+            np.copyto(copy if one.division is None else copy[one.part(process)], array)
+            self.pulled += array.nbytes
+            if name in self.sent:
+                np.copyto(self.sent[name], array[self.index])
+        self.received = time.monotonic()
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        for process, answer in enumerate(answers):
+            self.take(process, answer.arrays)
+
+    def pieces(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
+        """Return of each array what a process of the server holds."""
+        pieces, parts = {}, tuple(f"{part}/" for part in self.divisions)
+        for name, array in arrays.items():
+            one = self.named[name]
+            if one.division is not None:
+                pieces[name] = array[one.part(process)]
+            elif process == 0 or name.startswith(parts):
+                pieces[name] = array
+        return pieces
+
+    def write(self, arrays: Arrays) -> None:
+        """Overwrite arrays of the server."""
+        self.ask("write", [_Call(process, (self.pieces(arrays, process),)) for process in range(len(self.servers))])
+
+
+def _start(server: Remote, method: str, arguments: tuple[Any, ...]) -> Any:
+    if method == "run" and not any(isinstance(arg, np.ndarray) and arg.nbytes > PACKED for arg in arguments[_ARGS]):
+        message = pickle.dumps(arguments, 5)
+        if len(message) < 2 * PACKED:
+            return server.start("run_packed", message)
+    return server.start(method, *arguments)
+
+
+class RemoteArrays:
+    """The Store of Session `index`, whose arrays are in a parameter server; `arrays` are copies.
+
+    Copies are brought up to date by the answers to this Session's own messages. Its rows of "own" arrays go with each message.
+
+    If the vectors of a part are divided among several processes, each range has a count of updates of its own, and the part's other arrays
+    are those of the first process. Two Sessions that push at the same time may be served in different orders by different processes.
+
+    Args:
+        server: the first process of a ParameterServer.
+        info: of the Session's env; called when the Session is built.
+        fresh: training has not begun.
+    """
+
+    remote = True
+    serves: int | None = None
+
+    def __init__(self, server: Remote, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool = True) -> None:
+        meta = spec.meta
+        self.index, self.workers, self.synced, self.locked, self.fresh = index, meta.max_session, meta.distributed == "synced", False, fresh
+        self._copies, self._info, self._name = _Copies(server, index, meta.max_session), info, ""
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array, by its full name."""
+        return self._copies.arrays
+
+    def at(self, name: str, part: Shareable) -> Self:
+        store = object.__new__(type(self))
+        store.__dict__ = {**self.__dict__, "_name": f"{self._name}/{name}".lstrip("/")}
+        return store
+
+    def attach(self, parts: Mapping[str, Shareable]) -> None:
+        self._copies.info = self._info()
+        self._copies.place(prefixed(parts))
+        attach_parts(parts, self, dict(self._copies.arrays))
+
+    @property
+    def _division(self) -> Division:
+        """How the vectors of the part are divided."""
+        return self._copies.divisions.get(self._name, Division((0, 0)))
+
+    def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
+        calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
+        if lock == "target" and len(calls) > 1:
+            # last where the arrays are from which other Sessions see that something has changed, and then pull everything
+            *others, first = self._copies.ask("run", calls[1:], calls[:1])
+            answers = [first, *others]
+        else:
+            answers = self._copies.ask("run", calls)
+        self._copies.answered(answers)
+        result: Result = answers[0].result
+        return result
+
+    def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
+        return self.run(lock, section, *args)
+
+    def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
+        copies, division = self._copies, self._division
+        grads = [grad] if division.processes == 1 else [grad[division.range(process)] for process in range(division.processes)]
+        calls = [_Call(process, (self._name, section.__name__, (part, *args))) for process, part in enumerate(grads)]
+        answers = copies.ask("run", calls)
+        copies.pushed += grad.nbytes + len(calls) * sum(arg.nbytes for arg in args if isinstance(arg, np.ndarray))
+        copies.answered(answers)
+        result: Result = answers[0].result
+        return result
+
+    def update(self) -> AbstractContextManager[None]:
+        raise TypeError("updates are applied in the process of the store")
+
+    def pull(self, seconds: float = 0.0) -> bool:
+        copies = self._copies
+        if time.monotonic() < copies.received + seconds:
+            return False
+        copies.answered(copies.ask("pull", [_Call(process, (self._name,)) for process in range(self._division.processes)]))
+        return True
+
+    def take_traffic(self) -> tuple[int, int]:
+        copies = self._copies
+        traffic = copies.pushed, copies.pulled
+        copies.pushed = copies.pulled = 0
+        return traffic
+
+    def exchange(self) -> None:
+        self._copies.answered([self._copies.ask_first("exchange")])
+
+    def publish(self) -> None:
+        copies = self._copies
+        copies.write({name: array for name, array in copies.arrays.items() if copies.named[name].combine != "own"})
+
+    def barrier(self) -> None:
+        """Do nothing: this process sees others' writes with the answers to its messages."""
+
+    @contextmanager
+    def saving(self, interval: float | None) -> Iterator[bool]:
+        first = self._copies.servers[0]
+        while not (mine := first.call("begin_save", self.index, interval)) and interval is None:
+            time.sleep(_POLL)
+        try:
+            yield mine
+        finally:
+            if mine:
+                first.call("end_save", self.index)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return copies of all arrays. Of a divided vector the ranges are those of one moment if no other Session pushes meanwhile."""
+        copies = self._copies
+        answers: list[Arrays] = copies.ask("snapshot", [_Call(process) for process in range(len(copies.servers))])
+        copies.pulled += sum(array.nbytes for arrays in answers for array in arrays.values())
+        return {  # what Ray returns is read-only
+            name: np.array(array) if copies.named[name].division is None else np.concatenate([arrays[name] for arrays in answers])
+            for name, array in answers[0].items()
+        }
+
+    def restore(self, saved: Mapping[str, np.ndarray]) -> None:
+        copies = self._copies
+        own = {name: array.shape for name, array in copies.arrays.items() if not name.endswith(MOMENT)}
+        if own != {name: array.shape for name, array in saved.items()}:
+            raise ValueError("the shared arrays have other names or shapes than those saved")
+        copies.write(saved)
+        for name, array in saved.items():
+            np.copyto(copies.arrays[name], array)
+            if name in copies.sent:
+                np.copyto(copies.sent[name], array[self.index])

@@ -1,0 +1,119 @@
+"""Events and tables of Sessions on other nodes.
+
+Rows and logs go to one process on the driver's node, which alone writes them in the run's folder. Checkpoints, which can be large, are
+written by the Session itself: to the run's folder, which all nodes see then, or to the URL that the run has for them (Plan.storage). A
+Session that was given up, since its node did not answer, may still run: its number of restarts is an old one then, and nothing more is
+taken from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from slm_lab.experiment.events import Event, Mode
+from slm_lab.experiment.execute.ray.remote import Remote
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, Spans
+from slm_lab.lib.errors import PlainError
+
+
+class Superseded(PlainError):
+    """Another process has taken over the Session."""
+
+
+class SinkServer:
+    """Writes the tables of all Sessions of a trial, and keeps their other events until they are taken."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[int, LocalSink] = {}
+        self._restarts: dict[int, int] = {}
+        self._errors: dict[int, Exception] = {}
+        self._events: list[Event] = []
+
+    def begin(self, session: int, restart: int, paths: RunPaths, trial: int) -> None:
+        """Take rows from a Session from now on, from its process number `restart` alone."""
+        if restart < self._restarts.get(session, 0):
+            raise Superseded(f"session {session} was restarted elsewhere")
+        if (before := self._sinks.pop(session, None)) is not None:
+            before.close()
+        self._errors.pop(session, None)
+        self._restarts[session] = restart
+        self._sinks[session] = LocalSink(paths, trial, self._events.append)
+
+    def report(self, session: int, restart: int, event: Event) -> None:
+        """Take an event, a row too. An error is raised by the Session's next `call`."""
+        if restart < self._restarts.get(session, 0):
+            return
+        try:
+            self._sinks[session](event) if session in self._sinks else self._events.append(event)
+        except Exception as error:
+            self._errors.setdefault(session, error)
+
+    def call(self, session: int, restart: int, method: str, *args: Any) -> Any:
+        """Call a method of the Session's LocalSink."""
+        if restart != self._restarts[session]:
+            raise Superseded(f"session {session} was restarted elsewhere")
+        if (error := self._errors.pop(session, None)) is not None:
+            raise error
+        return getattr(self._sinks[session], method)(*args)
+
+    def log(self, path: Path, line: str) -> None:
+        """Append a line to the log of a Session. One that cannot be written (the disk is full) is not an error of its own."""
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def take(self) -> list[Event]:
+        """Return the events since the last call, without rows."""
+        events, self._events[:] = list(self._events), []
+        return events
+
+
+class RemoteSink:
+    """The RunSink of a Session on any node."""
+
+    def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int) -> None:
+        self.server, self.session, self.restart = server, session, restart
+        self.files = LocalSink(paths, trial)
+        """Writes checkpoints directly from this node; rows and logs go to the server."""
+        server.call("begin", session, restart, paths, trial)
+
+    def __call__(self, event: Event) -> None:
+        self.server.send("report", self.session, self.restart, event)
+
+    def open(self, table: int, frame: int = 0) -> None:
+        self._call("open", table, frame)
+
+    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
+        self.files.save(table, which, bundle)
+
+    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
+        return self.files.load(table, which)
+
+    def save_shared(self, bundle: dict[str, Any]) -> None:
+        self.files.save_shared(bundle)
+
+    def position(self, session: int) -> Position:
+        position: Position = self._call("position", session)
+        return position
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
+        self._call("rewind", session, position, frame)
+
+    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+        rows: list[dict[str, str]] = self._call("rows", table, mode)
+        return rows
+
+    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        self._call("append", session, name, columns, row)
+
+    def timeline(self, session: int, spans: Spans) -> None:
+        self._call("timeline", session, spans)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *args: Any) -> Any:
+        return self.server.call("call", self.session, self.restart, method, *args)

@@ -1,0 +1,318 @@
+"""Continue a run: what its folder holds, what may be changed, and the frame from which each Session continues."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import readable_checkpoint
+from slm_lab.experiment.files.lock import ENDED
+from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.files.provenance import package_versions
+from slm_lab.experiment.files.sink import is_damaged, table_end
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import UserError
+from slm_lab.spec.loader import dump_spec, is_flat, load_spec, spec_names
+from slm_lab.spec.saved import SPEC_VERSION
+from slm_lab.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.session.session import Session
+
+_MAY_CHANGE = re.compile(
+    r"env\.max_frame"
+    r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|log_info$|init_from$).*"
+    r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate)"
+    r"|agent\.name"
+    r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy(_ratio)?|entropy_anneal(\..*)?|alpha_lr"
+    r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
+    r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
+)
+"""Keys that may be changed when a run is continued: neither what is saved nor the columns of the tables depend on them."""
+_NO_EFFECT = re.compile(
+    r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds)"
+)
+"""Of these, those that leave every step and row as it was."""
+_IGNORED = re.compile(r"meta\.run\b.*")
+
+
+_MAPPED = 2**30
+"""Bytes above which the arrays of a checkpoint are not kept in memory, but read from the file, which was checked, as they are used."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a Session continues."""
+
+    status: Literal["finished", "continues", "new"]
+    frame: int = 0
+    lost: tuple[str, ...] = ()
+    """Why the result will differ from that of an uninterrupted run; empty if it will not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as it is saved in meta.run."""
+        if self.status == "continues":
+            return {"frame": self.frame, "exact": not self.lost} | ({"lost": list(self.lost)} if self.lost else {})
+        return {"frame": self.frame, "status": self.status}
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that is to be continued: its files, its spec with the changes made to it, and its Sessions."""
+
+    paths: RunPaths
+    spec: Spec
+    history: list[dict[str, Any]]
+    """Entries of meta.run of the earlier starts."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Key path → (value before, value now)."""
+    starts: dict[int, Start] = field(default_factory=dict)
+    """By Session."""
+
+    @property
+    def to_run(self) -> list[int]:
+        """Sessions that are not finished; all if they train one net and one of them is not."""
+        unfinished = [index for index, start in self.starts.items() if start.status != "finished"]
+        return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
+
+
+def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
+    """Read a run that is to be continued, with `--set` overrides. Reads only.
+
+    Args: trial: number of a trial of a search; None: the run is a single trial.
+
+    Raises SpecError for the saved spec; UserError if the run cannot be continued, or not with these changes.
+    """
+    name, t = paths.spec_name, trial or 0
+    if trial is None and paths.holds_trials:
+        raise UserError(f"{paths.root} contains the trials of a search; continue it with search@{paths.root.name}")
+    file = paths.spec if trial is None else paths.trial_spec(trial)
+    saved = load_spec(file, name, for_search=False)
+    spec = load_spec(file, name, sets, for_search=False) if sets else saved
+    history = start_history(file)
+    if history and history[0].get("mode") == "dev":
+        raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
+    changes = differences(saved, spec)
+    shared = _read(
+        paths, paths.trial_checkpoint(t), None, t
+    )  # whatever meta.distributed is now: a change of it is found by what was saved with it
+    if shared is not None and "episodes/ring" not in shared["arrays"]:
+        old = f"{paths.trial_checkpoint(t)} was written by an older version of slm_lab, in which each worker had its own total_reward"
+        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
+    starts: dict[int, Start] = {}
+    begun = False
+    for index in range(max(spec.meta.max_session, saved.meta.max_session)):
+        bundle = _read(paths, paths.checkpoint(index * paths.policies, "last", t), index, t)
+        if bundle is not None and shared is None:
+            _check_tables(paths, bundle)
+        starts[index] = _start(bundle, spec, shared, index)
+        trained = bundle if shared is None else shared
+        if trained is not None and not begun:
+            begun, changes = True, differences(_spec_of(trained, saved), spec)
+    if begun:
+        _check_changes(changes, spec, paths)
+    else:
+        starts = {index: start for index, start in starts.items() if index < spec.meta.max_session}
+    found = Resumption(paths, spec, history, changes, _with_reasons(starts, changes, history))
+    if begun and changes and not found.to_run:
+        listed = "".join(f"\n  {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in changes.items())
+        raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
+    _check_frames(found)
+    return found
+
+
+def _check_frames(found: Resumption) -> None:
+    """Raise UserError for a new env.max_frame that a Session has exceeded already."""
+    for index, start in found.starts.items():
+        if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
+            limit = f"env.max_frame: {found.spec.env.max_frame}"
+            raise UserError(
+                f"{found.paths.root}: {limit}: session {index} has already trained {start.frame} frames; expected at least as many"
+            )
+
+
+def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> dict[int, Start]:
+    """Return the starts with what is not exact in all of them: changes to what is trained, other versions of the packages."""
+    reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
+    before, now = history[-1].get("versions", {}) if history else {}, package_versions()
+    reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
+    if history and history[-1].get("spec_version", 1) != SPEC_VERSION:
+        reasons.append("keys of the spec had other meanings in the version that saved it")
+    return {
+        index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
+    }
+
+
+def load_session(session: Session, paths: RunPaths) -> None:
+    """Load the last checkpoint of a Session that was built; without one it starts from the beginning.
+
+    Raises UserError if the checkpoint does not fit the spec.
+    """
+    path = paths.checkpoint(session.index * session.spec.policies, "last", session.trial)
+    bundle = _read(paths, path, session.index, session.trial)
+    shared = _read(paths, paths.trial_checkpoint(session.trial), None, session.trial) if session.spec.meta.distributed else None
+    if (shared if session.spec.meta.distributed else bundle) is None:
+        session.init_weights()
+        return
+    try:
+        session.load(bundle, shared)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
+
+
+def may_change(path: str) -> bool:
+    """Return whether a run can be continued with another value of a key."""
+    return bool(_MAY_CHANGE.fullmatch(path))
+
+
+def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two specs differ: path → (before, after); None stands for an absent key."""
+    one, other = (dict(_flat(dump_spec(spec)[spec.name])) for spec in (before, after))
+    paths = [*one, *(path for path in other if path not in one)]
+    return {path: (one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path) and not _IGNORED.fullmatch(path)}
+
+
+def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
+    """Return what is said on screen: what the last start left, and the frame from which each Session continues."""
+    lines = [] if killed is None else [f"the last start, {killed}, {ENDED}"]
+    lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
+    if "env.max_frame" in found.changes:
+        old = found.changes["env.max_frame"][0]
+        kept = [path for path, value in _flat(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)]
+        lines += [f"unchanged: {path}: {_shown(old)}, the previous env.max_frame" for path in kept]
+    for index, start in found.starts.items():
+        match start.status:
+            case "finished":
+                how = f"finished at frame {start.frame:,}"
+            case "new":
+                how = "starts at frame 0: it has no checkpoint"
+            case _ if not start.lost:
+                how = f"continues at frame {start.frame:,}; exact: the result will equal that of an uninterrupted run"
+            case _:
+                how = f"continues at frame {start.frame:,}; not exact: {'; '.join(start.lost)}"
+        lines.append(f"session {index}: {how}")
+    if not found.to_run:
+        lines.append("no session is left to run; --set env.max_frame=… extends the run, --set meta.max_session=… adds seeds")
+    return lines
+
+
+def _read(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
+    """Return a checkpoint that training can continue from, None if there is none. Raises UserError.
+
+    Args: session: whose checkpoint it is; None: that of all Sessions.
+    """
+    try:
+        if not path.exists():
+            return None
+        bundle = state.load(path, mapped=isinstance(path, Path) and path.stat().st_size > _MAPPED)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    except state.BundleError as error:
+        raise UserError(f"{error}; the run cannot be continued from it{_instead(paths, session, trial)}") from None
+    return bundle
+
+
+def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
+    """Return what can be done without the last checkpoint of a Session, or of all Sessions, for a message."""
+    whose = "its sessions" if session is None else f"session {session}"
+    policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
+    found = (readable_checkpoint(paths, index, trial) for index in policies)
+    weights = next((path for path in found if path is not None), None)
+    usable = weights if isinstance(weights, Path) else paths.root
+    start = "" if weights is None else f", or start a new run with the weights of another checkpoint: --set meta.init_from={usable}"
+    return f": restore it, or delete it to start {whose} from the beginning{start}"
+
+
+def _check_tables(paths: RunPaths, bundle: Mapping[str, Any]) -> None:
+    """Raise UserError for a table of a Session that has been changed since its checkpoint was saved."""
+    for name in bundle["tables"] or ():
+        path = paths.info_dir / name
+        try:
+            damaged = is_damaged(path, *table_end(bundle["tables"], path))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        if damaged:
+            why = "is damaged: its rows up to the last checkpoint do not match their checksum (CRC-32), which the checkpoint has"
+            raise UserError(f"{path} {why}; restore it, or delete it to continue without these rows")
+
+
+def start_history(file: Path) -> list[dict[str, Any]]:
+    """Return meta.run of a saved spec: a list with an entry per start."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if is_flat(content):
+        train = f"train its spec with: {file} {content['name']} train"
+        raise UserError(f"{file.parent} is a run of SLM Lab, which cannot be continued; {train}")
+    ((_, body),) = content.items()
+    run = (body.get("meta") or {}).get("run") or []
+    return list(run) if isinstance(run, list) else [run]  # older runs have a single dict
+
+
+def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | None, index: int) -> Start:
+    if spec.meta.distributed:
+        if shared is None:
+            return Start("new")
+        frame = int(shared["arrays"]["clock/frames"][index, 0])
+        bundle = shared["session"] or bundle
+        lost = bundle["lost"] if bundle is not None else ["its own checkpoint was not written yet"]
+        done = bundle is not None and bundle["done"]
+        enough = frame >= spec.session_frames or (bundle is not None and _out_of_time(bundle, spec))
+        return Start("finished" if done and enough else "continues", frame, tuple(lost))
+    if bundle is None:
+        return Start("new")
+    frames = [policy["clock"]["frame"] for policy in bundle["policies"]]
+    enough = min(frames) >= spec.session_frames or _out_of_time(bundle, spec)
+    return Start("finished" if bundle["done"] and enough else "continues", frames[0], tuple(bundle["lost"]))
+
+
+def _out_of_time(bundle: dict[str, Any], spec: Spec) -> bool:
+    limit = spec.meta.max_seconds
+    return limit is not None and bundle["policies"][0]["clock"]["wall_t"] >= limit
+
+
+def _spec_of(bundle: dict[str, Any], saved: Spec) -> Spec:
+    """Return the spec that a checkpoint was written with: the saved one may have been edited since."""
+    for body in bundle["spec"].values():
+        return load_spec({saved.name: body}, saved.name)
+    return saved
+
+
+def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: RunPaths) -> None:
+    problems = []
+    for path, (old, new) in changes.items():
+        if path == "meta.max_session":
+            if after.meta.distributed:
+                problems.append(f"{path}: {old} → {new}: the sessions of one net share the frames of the run")
+            elif new < old:
+                problems.append(f"{path}: {old} → {new}: sessions can be added, not taken away")
+        elif not _MAY_CHANGE.fullmatch(path):
+            problems.append(f"{path}: {_shown(old)} → {_shown(new)}")
+    if problems:
+        advice = "start a new run (meta.init_from takes over weights where they fit)"
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise UserError(f"{paths.root}: the run has begun and cannot be continued with another value of:{listed}\n{advice}")
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in body.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else str(value)
+
+
+def run_in(folder: str | Path) -> RunPaths:
+    """Return the files of the run in a folder. Raises UserError if it is not a run folder."""
+    paths = run_paths_in(Path(folder))
+    if paths is None:
+        raise UserError(not_a_run(folder))
+    return RunPaths(paths.root.absolute(), spec_names(paths.spec)[0])  # an env may change the working directory

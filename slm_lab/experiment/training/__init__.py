@@ -1,0 +1,1 @@
+"""What a Session trains with: the learner, its observers, evaluation, and the values that the env decides."""

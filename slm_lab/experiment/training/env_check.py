@@ -1,0 +1,64 @@
+"""A trial step of the env before a run: what an env returns is checked before anything is written."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import slm_lab
+from slm_lab.env.make import make_env
+from slm_lab.env.outcome import InvalidOutcome
+from slm_lab.env.vec import Env
+from slm_lab.experiment.execute.local.heartbeat import BUILDING, CLOSING, RESETTING, STEPPING
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.files.bundle import rng_state, set_rng_state
+from slm_lab.experiment.training.experience import Beat
+from slm_lab.lib.log import logger
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.spec import Spec
+
+_OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
+"""Folders of code that is not the user's: this package and the standard library."""
+
+
+def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
+    """Reset and step envs of a spec once, and close them.
+
+    The envs of the run are built afterwards, with the process-wide random generators (of the device too) as they were. What an env keeps in
+    its module or class is not set back.
+
+    Raises SpecError if they return what their spaces or Gymnasium's interface do not allow, or raise an error.
+    """
+    saved = rng_state(device)
+    try:
+        env = make_env(spec.env, seed, num_envs=num_envs, training=False, few=True, input=spec.agent.input)
+        try:
+            _try(env, spec, beat)
+        finally:
+            beat(CLOSING)
+            close_env(env.close)
+            beat(BUILDING)
+    finally:
+        set_rng_state(saved, device)
+
+
+def _try(env: Env, spec: Spec, beat: Beat) -> None:
+    call = "reset"
+    try:
+        beat(RESETTING)
+        env.reset()
+        call = "step"
+        beat(STEPPING)
+        env.step(env.sample())
+    except InvalidOutcome as error:
+        raise SpecError(spec.name, [Problem("env.name", str(error))]) from error
+    except Exception as error:
+        logger.info("the trial step of the env failed", exc_info=True)
+        message = f"{spec.env.name}: {call} raised {type(error).__name__}: {error}{_place(error)}"
+        raise SpecError(spec.name, [Problem("env.name", message)]) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the last line of the env's own code."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
+    return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -1,0 +1,241 @@
+"""Rows of training and of evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from slm_lab.experiment.events import Mode, Row, RowValues
+from slm_lab.experiment.training.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EPISODES, EpisodeWindow
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import Episode, Metrics
+
+_ROWS = 100
+"""Number of rows that total_reward_ma is the mean of."""
+
+
+class Rates(Protocol):
+    """Rates of an agent that a row shows."""
+
+    @property
+    def lr(self) -> float | None: ...
+    @property
+    def explore_var(self) -> float | None: ...
+    @property
+    def entropy_coef(self) -> float | None: ...
+
+
+class RowBuilder:
+    """Turns a total_reward into a row, with moving average and speed."""
+
+    def __init__(self, clock: Clock, rates: Rates, columns: Sequence[str] = COLUMNS) -> None:
+        self.clock, self.rates, self.columns = clock, rates, columns
+        self.rewards: deque[float] = deque(maxlen=_ROWS)
+        self.frame = 0
+        """Frame of the last row."""
+        self.wall_t = 0.0
+
+    def row(self, total_reward: float | None, epi_new: int, return_new: float | None) -> RowValues:
+        """The next row, at the clock's frame; columns of the update are None."""
+        clock, wall_t = self.clock, self.clock.wall_t
+        if total_reward is not None:
+            self.rewards.append(total_reward)
+        fps = (clock.frame - self.frame) / max(wall_t - self.wall_t, 1e-9)
+        self.frame, self.wall_t = clock.frame, wall_t
+        row: RowValues = dict.fromkeys(self.columns)
+        if "global_frame" in row:
+            row["global_frame"] = clock.global_frame
+        row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
+        row.update(total_reward=total_reward, total_reward_ma=mean(self.rewards), epi_new=epi_new, return_new=return_new)
+        row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
+        return row
+
+    def resume(self, rows: Sequence[dict[str, str]]) -> None:
+        """Take into account the rows in the file, as text, that are newer than this table's last; the clock never goes back."""
+        for row in rows:
+            if int(row["frame"]) > self.frame:
+                self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
+                self.clock.advance_to(self.wall_t)
+                for name in ("epi", "t", "opt_step"):
+                    setattr(self.clock, name, max(getattr(self.clock, name), int(row[name])))
+                if row["total_reward"]:
+                    self.rewards.append(float(row["total_reward"]))
+
+    def rebuild(self, rows: Sequence[dict[str, str]]) -> None:
+        """Continue after the rows in the file, and these alone."""
+        self.rewards.clear()
+        self.frame, self.wall_t = 0, 0.0
+        self.resume(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rewards": list(self.rewards), "frame": self.frame, "wall_t": self.wall_t}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rewards = deque(state["rewards"], maxlen=_ROWS)
+        self.frame, self.wall_t = state["frame"], state["wall_t"]
+
+
+class Recorder(Observer):
+    """Makes a row each `every` frames and at the end, from finished episodes and updates.
+
+    An update whose loss or gradient is not finite is left out: its gradient step was skipped, and the trainer has said so.
+
+    Args:
+        columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
+        index: of the table, see events.Row.
+        infos: entries of Episode.info, whose means over the last 100 episodes of this Session are columns too (see info_column).
+        window: the episodes that total_reward is the mean of, shared with the other Sessions that train the net; None: one of its own.
+    """
+
+    mode: Mode = "train"
+
+    def __init__(
+        self,
+        clock: Clock,
+        rates: Rates,
+        every: int,
+        emit: EmitRow,
+        columns: Sequence[str] = COLUMNS,
+        index: int = 0,
+        infos: Sequence[str] = (),
+        window: EpisodeWindow | None = None,
+    ) -> None:
+        self.clock, self.every, self.emit, self.index = clock, every, emit, index
+        self.table = RowBuilder(clock, rates, columns)
+        self.window = window or EpisodeWindow()
+        self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
+        extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
+        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
+        self.scalars: dict[str, Mean] = {}
+        """Means of what else updates report."""
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if episodes:
+            self.window.record([episode.total_reward for episode in episodes], self.clock.global_frame)
+            for key, values in self.infos.items():
+                values.extend([getattr(episode, "info", {}).get(key) for episode in episodes])
+        if self.clock.due(self.every):
+            self._write()
+
+    def on_update(self, metrics: Metrics) -> None:
+        if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)):
+            return
+        means = self.means
+        means["loss"].add(metrics.loss)
+        means["grad_norm"].add(metrics.grad_norm)
+        means["entropy"].add(metrics.entropy)
+        for name, value in metrics.extra.items():
+            mean = means.get(name)
+            if mean is None:
+                mean = self.scalars.setdefault(name, Mean())
+            mean.add(value)
+
+    def on_end(self) -> None:
+        if self.table.frame != self.clock.frame:
+            self._write(last=True)
+        for key, values in self.infos.items():
+            if values and all(value is None for value in values):
+                notice(f"meta.log_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
+
+    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
+        """Continue after the rows in the file; a row that was due when the previous process died is written now."""
+        before = self.table.frame
+        (self.table.rebuild if rebuild else self.table.resume)(rows)
+        if self.table.frame > before:  # a row already covers these updates
+            for mean in self.means.values():
+                mean.drain()
+        if self.clock.frame // self.every > self.table.frame // self.every:
+            self._write()
+
+    def _write(self, *, last: bool = False) -> None:
+        """Write a row. A continued run does not have the `last` one: there, the next row counts its episodes."""
+        row = self.table.row(mean(self.window.returns), *self.window.new(count_again=last))
+        if "worker_reward" in row:
+            row["worker_reward"] = mean(self.window.own_returns)
+        row.update((name, mean.drain()) for name, mean in self.means.items())
+        for key, values in self.infos.items():
+            row[info_column(key)] = mean([value for value in values if value is not None])
+        self.emit(Row(self.index, self.mode, row, {name: mean.drain() for name, mean in self.scalars.items()}))
+
+    def state_dict(self) -> dict[str, Any]:
+        means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
+        infos = {key: list(values) for key, values in self.infos.items()}
+        return {"table": self.table.state_dict(), "episodes": self.window.state_dict(), "means": means, "infos": infos}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.table.load_state_dict(state["table"])
+        if "returns" in state:  # of a version that did not count the episodes since the last row
+            self.window.record(state["returns"], 0)
+            self.window.new()
+        else:
+            self.window.load_state_dict(state["episodes"])
+        for key, values in state.get("infos", {}).items():
+            self.infos[key] = deque(values, maxlen=EPISODES)
+        for name, (total, count) in state["means"].items():
+            self.means[name].total, self.means[name].count = total, count
+
+    def forget_episodes(self) -> None:
+        """Start the history of episodes anew: from here on another policy plays."""
+        self.window.clear()
+        for values in self.infos.values():
+            values.clear()
+
+
+class Evaluator(Observer):
+    """Makes a row of the evaluation table each `every` frames and at the end: the mean of the returns from `evaluate()`."""
+
+    mode: Mode = "eval"
+
+    def __init__(
+        self,
+        clock: Clock,
+        rates: Rates,
+        every: int,
+        emit: EmitRow,
+        evaluate: Callable[[], Sequence[float]],
+        columns: Sequence[str] = COLUMNS,
+        index: int = 0,
+    ) -> None:
+        self.clock, self.every, self.emit, self.evaluate, self.index = clock, every, emit, evaluate, index
+        self.table = RowBuilder(clock, rates, columns)
+        self.interrupted = False
+        self.pending = False
+        """An evaluation was broken off by a stop: a continued run makes up for it."""
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if self.clock.due(self.every):
+            self._write()
+
+    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
+        """Continue after the rows in the file."""
+        (self.table.rebuild if rebuild else self.table.resume)(rows)
+
+    def on_interrupt(self) -> None:
+        self.interrupted = True
+
+    def on_end(self) -> None:
+        if self.table.frame != self.clock.frame and not self.interrupted:
+            self._write()
+
+    def _write(self) -> None:
+        returns = self.evaluate()
+        self.pending = not returns
+        if returns:
+            value = sum(returns) / len(returns)
+            self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value)))
+
+    def catch_up(self) -> None:
+        """Evaluate if that was broken off."""
+        if self.pending:
+            self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"table": self.table.state_dict(), "pending": self.pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.table.load_state_dict(state["table"])
+        self.pending = state["pending"]

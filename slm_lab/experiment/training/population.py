@@ -1,0 +1,131 @@
+"""Population-based training (arXiv:1711.09846) of the policies of one run (arXiv:2006.11751, appendix)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.base import Tuning
+from slm_lab.experiment.files.sink import RunSink
+from slm_lab.experiment.training.learner import PolicyLearner
+from slm_lab.lib.log import notice
+from slm_lab.lib.rng import generator_state, set_generator_state
+from slm_lab.spec.sampler import PBTSpec
+
+COLUMNS = ("frame", "policy", "total_reward", "lr", "entropy_coef", "gamma", "source")
+GAMMA_MAX = 0.99999
+
+
+class Population:
+    """Replaces poor policies and mutates hyperparameters, in rounds.
+
+    In a round of a policy, if it is among the worst, it may copy weights and hyperparameters of one of the best; then its hyperparameters
+    mutate, unless it is one of the best itself. Each policy has its rounds by its own frames. Policy 0 stays as the spec says, for
+    comparison.
+
+    Args:
+        session: index of the Session, for the table of rounds.
+        sink: keeps the table of rounds; None: no table.
+        state: what `state_dict` returned, to continue from.
+    """
+
+    def __init__(
+        self,
+        spec: PBTSpec,
+        learners: Sequence[PolicyLearner],
+        seed: int,
+        session: int = 0,
+        sink: RunSink | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.spec, self.learners, self.session, self.sink = spec, list(learners), session, sink
+        self.rng = np.random.default_rng([seed, 2])
+        self.rounds = [0] * len(learners)
+        if state is not None:
+            self.load_state_dict(state)
+            return
+        for policy in range(len(learners)):
+            self._record(policy, None)
+
+    def due(self, policy: int) -> bool:
+        """Whether a round of this policy is due."""
+        begun = self.learners[policy].clock.frame - self.spec.start
+        return begun >= 0 and begun // self.spec.period >= self.rounds[policy]
+
+    def step(self, policy: int) -> None:
+        """Do a round of this policy."""
+        learner = self.learners[policy]
+        self.rounds[policy] = (learner.clock.frame - self.spec.start) // self.spec.period + 1
+        worst, best = self._ranked()
+        source = None
+        if policy > 0 and policy not in best:
+            source = self._better(policy, best) if policy in worst else None
+            if source is not None:
+                replace_policy(learner.agent, self.learners[source].agent)
+            algorithm = learner.agent.algorithm
+            algorithm.tune(self._mutated(algorithm.tuning, algorithm.spec.gamma))
+        self._record(policy, source)
+        if source is not None:
+            learner.recorder.forget_episodes()  # they were another policy's
+
+    def _ranked(self) -> tuple[list[int], list[int]]:
+        """Return the worst and the best, replace_fraction of the population each."""
+        reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
+        count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
+        ranked = sorted(reward, key=lambda p: reward[p])
+        return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
+
+    def _better(self, policy: int, best: Sequence[int]) -> int | None:
+        """Return one of the best if this policy is far enough behind it, else None."""
+        if not best:
+            return None
+        source = int(self.rng.choice(best))
+        own, other = self.learners[policy].total_reward, self.learners[source].total_reward
+        assert own is not None
+        assert other is not None
+        gap = other - own
+        return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(own) else None
+
+    def _mutated(self, tuning: Tuning, gamma: float) -> Tuning:
+        lr, entropy_coef = (value * self._factor() for value in (tuning.lr, tuning.entropy_coef))
+        if not self.spec.optimize_gamma:
+            return Tuning(lr, entropy_coef, tuning.gamma)
+        # mutate 1 − γ, the inverse of the horizon
+        return Tuning(lr, entropy_coef, min(max(0.0, 1.0 - (1.0 - gamma) * self._factor()), GAMMA_MAX))
+
+    def _factor(self) -> float:
+        """Return 1, or with probability mutation_rate a random factor to multiply a hyperparameter by."""
+        if self.rng.random() >= self.spec.mutation_rate:
+            return 1.0
+        factor = float(self.rng.uniform(self.spec.perturb_min, self.spec.perturb_max))
+        return factor if self.rng.random() < 0.5 else 1.0 / factor
+
+    def _record(self, policy: int, source: int | None) -> None:
+        if self.sink is None:
+            return
+        learner = self.learners[policy]
+        agent = learner.agent
+        values = (learner.clock.frame, policy, learner.total_reward, agent.lr, agent.entropy_coef, agent.algorithm.spec.gamma, source)
+        try:
+            self.sink.append(self.session, "pbt", COLUMNS, dict(zip(COLUMNS, values, strict=True)))
+        except OSError as error:
+            notice(f"history of population-based training not written: {error.strerror or error}")
+            self.sink = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random stream and the rounds; hyperparameters are part of each agent's state."""
+        return {"rng": generator_state(self.rng), "rounds": list(self.rounds)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_generator_state(self.rng, state["rng"])
+        self.rounds = list(state["rounds"])
+
+
+def replace_policy(agent: Agent, source: Agent) -> None:
+    """Copy weights, optimizer, scales and hyperparameters of `source` to `agent`, which keeps its own random streams."""
+    own, copied = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # torch's optimizers return no copies
+    agent.algorithm.load_state_dict({key: own[key] if key == "rng" else value for key, value in copied.items()})

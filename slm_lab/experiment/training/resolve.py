@@ -1,0 +1,106 @@
+"""Values that a spec leaves to the run: seed, device, inference, the net of a short spec, and how often a short run writes rows.
+
+torch and gymnasium are imported where they are used: a trial whose Sessions run in processes of their own needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slm_lab.experiment.execute.local.heartbeat import BUILDING, CLOSING
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.recommended import complete
+from slm_lab.spec.spec import Spec
+
+_ROWS = 10
+"""Minimum number of rows of a Session if the spec does not say how often to write one."""
+
+
+def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
+    """Return the spec with the values that it leaves to the run, as it is to be saved; a complete spec as it is.
+
+    The search section is left out, and what a searched key would decide follows from the spec's own values. A short spec gets the
+    recommended net and keys for the spaces of its env, of which one is made and closed. If
+    meta.log_frequency is absent and a Session has fewer frames than its default, it is a tenth of these frames, with a notice. Raises
+    SpecError if the env cannot be built.
+
+    Args: beat: called with each phase that begins, see process.heartbeat.
+    """
+    return _with_net(_with_log_frequency(_without_search(spec)), beat)
+
+
+def _without_search(spec: Spec) -> Spec:
+    if spec.search is None:
+        return spec
+    body = dump_spec(spec)
+    del body[spec.name]["search"]
+    return load_spec(body, spec.name)
+
+
+def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
+    if not spec.is_short:
+        return spec
+    from slm_lab.env.make import make_env
+
+    beat(BUILDING)
+    env = make_env(spec.env, 0, num_envs=1, training=False)
+    observation, action = env.info.observation, env.info.action
+    beat(CLOSING)
+    close_env(env.close)
+    beat(BUILDING)
+    check_clear(spec.name, observation)
+    full = complete(spec, observation.has_images, action.kind)
+    return load_spec(dump_spec(full), spec.name)  # recommended and given values are checked together
+
+
+def check_clear(source: str, observation: ObservationSpace) -> None:
+    """Raise SpecError if the env's space leaves open what is to be decided before a net is chosen."""
+    if observation.unclear:
+        raise SpecError(source, [Problem(one.key, one.message) for one in observation.unclear])
+
+
+def _with_log_frequency(spec: Spec) -> Spec:
+    if "log_frequency" in spec.meta.model_fields_set or spec.session_frames >= spec.meta.log_frequency:
+        return spec
+    most = max(1, spec.session_frames // _ROWS)
+    notice(f"{spec.name}: no meta.log_frequency given; using {most:,}, a tenth of a session's frames")
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": most})})
+
+
+def select_device(spec: Spec, plan: Plan, index: int) -> str:
+    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError if there is no such device."""
+    import torch
+
+    from slm_lab.agent.build import resolve_device
+
+    if plan.device is None:
+        return resolve_device(spec, plan.first_gpu + index)
+    device, count = torch.device(plan.device), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise UserError(f"--device {plan.device}: this machine has {count or 'no'} cuda device{'s' * (count != 1)}; allowed: {allowed}")
+    return plan.device
+
+
+def with_seed(spec: Spec, seed: int) -> Spec:
+    """`spec` with a seed if it has none."""
+    meta = spec.meta
+    return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
+
+
+def resolve_inference(spec: Spec, device: str) -> Spec:
+    """`spec` with meta.sampler.inference decided: "auto" is central for nets on a GPU, else local."""
+    sampler = spec.meta.sampler
+    assert sampler is not None
+    if sampler.inference != "auto":
+        return spec
+    central = device.startswith("cuda") and not sampler.serial_mode
+    divisible = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
+    change = {"inference": "central" if central else "local"} | ({} if divisible else {"worker_num_splits": 1})
+    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update=change)})
+    return spec.model_copy(update={"meta": meta})

@@ -32,7 +32,6 @@ from slm_lab.experiment.execute.ray.connect import connected
 from slm_lab.experiment.execute.ray.remote import RemoteActor
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.cluster_sessions import SERVER_OPTIONS
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
 from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
@@ -84,7 +83,7 @@ def pushes(processes: int | None) -> float:
     def start(number: int) -> RemoteActor:
         import ray
 
-        server: Any = ray.remote(**SERVER_OPTIONS)(_Divided)
+        server: Any = ray.remote(num_cpus=0, enable_task_events=False)(_Divided)
         return RemoteActor(server.remote(processes, spec, session_seeds(0, 0, 0), number))
 
     divide_among(processes)
@@ -126,7 +125,7 @@ def bare_calls() -> float:
         import ray
 
         anything: Any = ray
-        actor = anything.remote(**SERVER_OPTIONS)(Echo).remote(sent.nbytes)
+        actor = anything.remote(num_cpus=0, enable_task_events=False)(Echo).remote(sent.nbytes)
         return rate(lambda: anything.get(actor.echo.remote(sent)).copy())
 
 

@@ -16,7 +16,7 @@ from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed
-from slm_lab.experiment.run import engine, trial
+from slm_lab.experiment.run import sessions, trial
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.run.job import Job
 from slm_lab.experiment.run.trial import Trial
@@ -135,12 +135,12 @@ def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkey
     """The limits of a container count, not the machine's cores."""
     monkeypatch.setattr(plan, "cores", lambda: 2)
     running: list[int] = []
-    begin = engine._SessionProcesses._begin
+    begin = sessions.Sessions._begin
 
-    def spy(self: engine._SessionProcesses) -> None:
-        running.append(len(self.tasks))
+    def spy(self: sessions.Sessions) -> None:
+        running.append(len(self.running))
         begin(self)
 
-    monkeypatch.setattr(engine._SessionProcesses, "_begin", spy)
+    monkeypatch.setattr(sessions.Sessions, "_begin", spy)
     assert Trial(make_spec(meta={"max_session": 5}, env={"max_frame": 200}), tmp_path).run()["sessions"] == 5
     assert max(running) == 2

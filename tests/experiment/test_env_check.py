@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from slm_lab.cli import main
-from slm_lab.experiment.execute.local.heartbeat import RESETTING, STEPPING
+from slm_lab.experiment.execute.heartbeat import RESETTING, STEPPING
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.search.build_check import check_builds as check_search
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.session import Session, session
+from slm_lab.experiment.session import session
+from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import no_beat
 from slm_lab.spec.base import SpecError

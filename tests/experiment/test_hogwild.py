@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.experiment.execute.local.supervisor import Child
+from slm_lab.experiment.execute.local.local_executor import LocalTask
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import DataMode, RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
@@ -160,14 +160,14 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     before = memfds()
     started: dict[str, int] = {}
     pids: list[int] = []
-    launch = Child.start
+    launch = LocalTask.start
 
-    def start(self: Child, *arguments: Any) -> None:
+    def start(self: LocalTask, *arguments: Any) -> None:
         launch(self, *arguments)
         started[self.name] = self.pid
         pids.append(self.pid)
 
-    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(LocalTask, "start", start)
     yield started
     assert [pid for pid in pids if alive(pid)] == []
     assert memfds() <= before

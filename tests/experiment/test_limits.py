@@ -146,7 +146,7 @@ def test_columns_of_the_envs_info_are_means_over_the_last_100_episodes(caplog: p
 
 
 def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slm_lab.experiment.session.session import session as module
+    from slm_lab.experiment.session import session as module
 
     make_env = module.make_env
 

@@ -182,7 +182,7 @@ def test_a_run_in_one_process_starts_no_fork_server(
         asked.append("started")
         server.ensure_server()
 
-    for module in ("run.trial", "execute.local.supervisor"):
+    for module in ("run.trial", "execute.local.local_executor"):
         monkeypatch.setattr(f"slm_lab.experiment.{module}.ensure_server", ensure_server)
     slm_lab.Trial(make_spec(meta={"max_session": sessions}), tmp_path).run()
     assert bool(asked) == starts

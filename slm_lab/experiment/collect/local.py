@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slm_lab.env.vec import Env
-from slm_lab.experiment.execute.local.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
+from slm_lab.experiment.execute.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, Experience, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from slm_lab.experiment.events import Emit, End, Notice
 from slm_lab.experiment.events import Event as RunEvent
-from slm_lab.experiment.execute.local.child import SharedFd
+from slm_lab.experiment.execute.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local.failures import cause
 from slm_lab.experiment.execute.local.fork_server import start_method
-from slm_lab.experiment.execute.local.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local.interrupt import restore_handlers, watchdog
-from slm_lab.experiment.execute.local.supervisor import Child, Died, Event, Message, Stalled, Supervisor
 from slm_lab.experiment.execute.local.user_code import build_errors, from_user_code
-from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.run.job import SAVING, STOP_SECONDS, Engine, Job
+from slm_lab.experiment.run.job import Engine, Job
+from slm_lab.experiment.run.sessions import Sessions, this_machine
 from slm_lab.experiment.session.resume import load_session
-from slm_lab.experiment.session.session_process import STOP_GRACE, SessionTask, run_session, shared_arrays
+from slm_lab.experiment.session.session_process import STOP_GRACE, shared_arrays
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger, notice
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CLOSE_SECONDS = 15.0
-"""Time that a Session's process has to close its envs and exit after it has reported its end."""
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
 """Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes. Copies of
 the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
@@ -117,123 +111,6 @@ def _logged_to(path: Path) -> Iterator[None]:
             handler.close()
 
 
-class _SessionProcesses:
-    """The Sessions of a job, each in a child process: those that wait, those that run, and how the others ended.
-
-    Each child builds its envs and agent at once. The run folder is created when the first one is ready; each begins to train when it is
-    told the folder. Sessions that train one net begin together, and one that dies is restarted, attached to the same shared arrays.
-    """
-
-    def __init__(self, job: Job) -> None:
-        meta = job.spec.meta
-        self.job = job
-        self.waiting = deque(job.indices)
-        self.tasks: dict[Child, SessionTask] = {}
-        """Of the Sessions that run."""
-        self.choices: dict[Child, Mapping[str, str | int]] = {}
-        """Of those that are ready."""
-        self.begun: set[Child] = set()
-        self.ended: dict[Child, End] = {}
-        """Of those that have reported their end, but whose process still runs."""
-        self.ends: list[End] = []
-        self.paths: RunPaths | None = None
-        self.deadline: float | None = None
-        self.memory = SharedFd(shared_file()) if meta.distributed else None
-        self.supervisor = Supervisor(meta.stall_notice, meta.stall_limit)
-
-    def run(self) -> list[End]:
-        concurrent_sessions = self.job.plan.concurrent_sessions(self.job.spec.meta)
-        try:
-            while self.waiting or self.tasks:
-                if self.job.stop.requested:
-                    self._stop()
-                while self.waiting and len(self.tasks) < concurrent_sessions:
-                    self._start(self.waiting.popleft())
-                for event in self.supervisor.events(0.2):
-                    self._handle(event)
-                self._begin()
-        finally:
-            self.supervisor.close()
-            if self.memory is not None:
-                os.close(self.memory.fd)
-        return self.ends
-
-    def _start(self, index: int) -> None:
-        job = self.job
-        task = SessionTask(job.spec, index, job.trial, job.plan, self.memory, resumed=job.resumed)
-        self.tasks[self.supervisor.start(f"session {index}", run_session, task)] = task
-
-    def _handle(self, event: Event) -> None:
-        match event:
-            case Message(child, "ready", (choices,)):
-                self.choices[child] = choices
-            case Message(child, "event", (End() as end,)):
-                self.ended[child] = end
-                child.stop(_CLOSE_SECONDS)
-            case Message(_, "event", (reported,)):
-                self.job.emit(reported)
-            case Message(child, "user_error", (error,)):
-                if self.paths is None:
-                    raise error
-                self.ended[child] = End(self.tasks[child].index, "failed", str(error))
-            case Message(child, "failed", (reason,)):
-                self.ended[child] = End(self.tasks[child].index, "failed", reason)
-            case Stalled(child, seconds, phase, "notice"):
-                self.job.emit(Notice(f"{child.name}: no progress for {seconds:.0f} s ({phase})"))
-            case Stalled(child, seconds, phase, _):
-                self.supervisor.kill(child)
-                self._died(child, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", "")
-            case Died(child, reason, output):
-                self._died(child, reason, output)
-
-    def _died(self, child: Child, reason: str, output: str) -> None:
-        """The process of a Session has ended: its Session is over, or is restarted if other Sessions train the same net."""
-        task, end = self.tasks[child], self.ended.pop(child, None)
-        most = self.job.spec.meta.max_restart
-        if end is None and task.memory is not None and child.restart < most and not self.job.stop.requested:
-            self.job.emit(Notice(f"{child.name} {reason}; restarting it ({child.restart + 1} of {most})"))
-            self.choices.pop(child, None)
-            self.begun.discard(child)
-            try:
-                self.supervisor.restart(child, replace(task, fresh=self.paths is None))
-            except OSError as error:  # no memory, no process: the others continue
-                reason = f"{reason}; a new process could not be started: {error.strerror or error}"
-            else:
-                return
-        self._end(child, end or End(task.index, "failed", "\n".join([reason, *([output] if output else [])])))
-
-    def _begin(self) -> None:
-        """Order those to begin that are ready; those that train one net, together."""
-        ready = [child for child in self.choices if child not in self.begun and child in self.tasks]
-        if self.job.stop.requested:  # it may have come while processes were started, when signals are held back
-            return
-        if self.memory is not None and self.paths is None and len(ready) < len(self.tasks):
-            return
-        for child in ready:
-            self.paths = self.paths or self.job.open_run(self.choices[child])
-            self.begun.add(child)
-            child.send(self.paths)
-
-    def _end(self, child: Child, end: End) -> None:
-        self.supervisor.kill(child)
-        del self.tasks[child]
-        self.ends.append(end)
-        self.job.emit(end)
-
-    def _stop(self) -> None:
-        """Let those that have begun save themselves; the others have nothing to save."""
-        self.waiting.clear()
-        if self.deadline is None:
-            self.deadline = time.monotonic() + STOP_SECONDS
-            if self.begun:
-                self.job.emit(Notice(SAVING))
-            for child in list(self.tasks):
-                if child in self.begun:
-                    child.stop(STOP_SECONDS)
-                else:
-                    self._end(child, End(self.tasks[child].index, "stopped"))
-
-
 def run_processes(job: Job) -> list[End]:
     """Run each Session in a process of its own, as many at a time as the plan allows. Raises UserError on Windows."""
     if sys.platform == "win32":
@@ -241,14 +118,16 @@ def run_processes(job: Job) -> list[End]:
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:
         _check_memory(job.spec)
-    return _SessionProcesses(job).run()
+    with this_machine(job) as place:
+        return Sessions(job, place).run()
 
 
 def run_ray(job: Job) -> list[End]:
     """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if it cannot be used."""
-    from slm_lab.experiment.run.cluster_sessions import run_on_cluster
+    from slm_lab.experiment.run.cluster_sessions import on_cluster
 
-    return run_on_cluster(job)
+    with on_cluster(job) as (spec, place):
+        return Sessions(replace(job, spec=spec), place).run()
 
 
 ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, "ray": run_ray}

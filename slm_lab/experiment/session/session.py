@@ -29,9 +29,9 @@ from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.collect.workers.worker_pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.events import CheckpointWritten, RowValues
+from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING, SAVING
 from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
-from slm_lab.experiment.execute.local.heartbeat import BUILDING, CLOSING, SAVING
 from slm_lab.experiment.execute.local.interrupt import Blocked
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files import bundle as state

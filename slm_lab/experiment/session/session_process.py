@@ -1,27 +1,61 @@
-"""A Session in a child process."""
+"""A Session in a process of its own: a task of an executor."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from slm_lab.experiment.events import End, Event, Notice
-from slm_lab.experiment.execute.local.child import ChildContext, SharedFd
+from slm_lab.experiment.collect.workers.worker_pool import OpenPool, open_pool
+from slm_lab.experiment.events import Emit, End, Event, Notice
+from slm_lab.experiment.execute.executor import Context
+from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.interrupt import watchdog
 from slm_lab.experiment.execute.local.user_code import build_errors
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import LocalSink, RunSink
 from slm_lab.experiment.plan import Interrupted, Plan, UserError
 from slm_lab.experiment.session.resume import load_session
 from slm_lab.lib.log import logger
-from slm_lab.lib.store import SharedArrays
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.store import SharedArrays, Store
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 
 STOP_GRACE = 5.0
 """Seconds after a stop request for which an env may block before it is interrupted."""
+
+
+class SharedNet(Protocol):
+    """Where the arrays of Sessions that train one net are."""
+
+    def store(self, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool) -> Store:
+        """Return the arrays as Session `index` sees them. Args: info: of its env, once it is built; fresh: training has not begun."""
+
+
+class OpenSink(Protocol):
+    """Opens the sink of Session `index`, from its process number `restart`; events other than rows go to `emit`."""
+
+    def __call__(self, paths: RunPaths, trial: int, index: int, restart: int, emit: Emit) -> RunSink: ...
+
+
+def open_local_sink(paths: RunPaths, trial: int, index: int, restart: int, emit: Emit) -> RunSink:
+    """Open the sink of a process that sees the folder of the run."""
+    return LocalSink(paths, trial, emit)
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """The SharedNet of processes of one machine: a file in memory."""
+
+    file: SharedFd
+
+    def store(self, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool) -> SharedArrays:
+        return shared_arrays(spec, self.file.fd, index, fresh=fresh)
 
 
 @dataclass(frozen=True)
@@ -32,16 +66,17 @@ class SessionTask:
     index: int
     trial: int
     plan: Plan
-    memory: SharedFd | None = None
-    """Of the shared arrays, for meta.distributed."""
+    shared: SharedNet | None = None
+    """For meta.distributed."""
     fresh: bool = True
-    """Training has not begun in any process."""
+    """Training has not begun in any process; or the Session, which trains a net of its own, begins with its last checkpoint."""
     resumed: RunPaths | None = None
     """The run that the Session continues."""
-
-    def store(self) -> SharedArrays | None:
-        """This Session's view of the shared arrays."""
-        return None if self.memory is None else shared_arrays(self.spec, self.memory.fd, self.index, fresh=self.fresh)
+    open_sink: OpenSink = open_local_sink
+    open_pool: OpenPool = open_pool
+    """Starts the rollout workers."""
+    locks: bool = True
+    """Whether the process sees the folder of the run, and locks its Session there."""
 
 
 def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> SharedArrays:
@@ -53,7 +88,7 @@ def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) ->
 class _Notices(logging.Handler):
     """Sends what is logged as events."""
 
-    def __init__(self, context: ChildContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(logging.WARNING)
         self.context = context
 
@@ -61,7 +96,7 @@ class _Notices(logging.Handler):
         self.context.send("event", Notice(record.getMessage()))
 
 
-def run_session(context: ChildContext, task: SessionTask) -> None:
+def run_session(context: Context, task: SessionTask) -> None:
     """Build a Session, wait for the order to begin (its RunPaths), and train.
 
     Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", End); instead of End ("user_error", error) or
@@ -83,44 +118,51 @@ def run_session(context: ChildContext, task: SessionTask) -> None:
         raise
 
 
-def _run(context: ChildContext, task: SessionTask) -> None:
-    from slm_lab.experiment.files.sink import LocalSink
+def _run(context: Context, task: SessionTask) -> None:
     from slm_lab.experiment.session.session import Session
 
+    resumed = task.resumed if task.fresh else None
     session = Session(
         task.spec,
         task.index,
         task.plan,
         trial=task.trial,
         stop=context.stop,
-        store=task.store(),
-        restart=context.restart,
-        resumed=task.resumed is not None and task.fresh,
+        store=None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.info, fresh=task.fresh),
+        restart=0 if task.fresh else context.restart,
+        resumed=resumed is not None,
         beat=context.beat,
+        pool=task.open_pool,
     )
     try:
         with build_errors(task.spec.env.name, context.stop):
             session.build()
-        if task.resumed is not None and task.fresh:
-            load_session(session, task.resumed)
+        if resumed is not None:
+            load_session(session, resumed)
         context.send("ready", session.choices)
         paths = context.receive()
         if paths is None:
             context.send("event", End(task.index, "stopped"))
             return
         assert isinstance(paths, RunPaths)
-        lock = SessionLock(paths.session_lock(task.index, task.trial))  # kept until this process ends: it may outlive the trial
-        context.print_to(paths.session_log(task.index, task.trial))
-
-        def forward(event: Event) -> None:
-            context.send("event", event)
-
-        sink = LocalSink(paths, task.trial, forward)
-        try:
-            result = session.train(sink)
-        finally:
-            sink.close()
-            lock.release()
-        context.send("event", End(task.index, "stopped" if result.interrupted else "done"))  # before the env is closed, which may block
+        context.send("event", _train(context, task, session, paths))  # before the env is closed, which may block
     finally:
         session.close()
+
+
+def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> End:
+    # the lock is kept until this process ends: it may outlive the trial
+    lock = SessionLock(paths.session_lock(task.index, task.trial)) if task.locks else None
+    context.print_to(paths.session_log(task.index, task.trial))
+
+    def forward(event: Event) -> None:
+        context.send("event", event)
+
+    sink = task.open_sink(paths, task.trial, task.index, context.restart, forward)
+    try:
+        result = session.train(sink)
+    finally:
+        sink.close()
+        if lock is not None:
+            lock.release()
+    return End(task.index, "stopped" if result.interrupted else "done")

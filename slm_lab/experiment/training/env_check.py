@@ -9,7 +9,7 @@ import slm_lab
 from slm_lab.env.make import make_env
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
-from slm_lab.experiment.execute.local.heartbeat import BUILDING, CLOSING, RESETTING, STEPPING
+from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state
 from slm_lab.experiment.training.experience import Beat

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slm_lab.experiment.execute.local.heartbeat import EVALUATING
+from slm_lab.experiment.execute.heartbeat import EVALUATING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.lib.log import notice

@@ -11,7 +11,7 @@ from slm_lab.agent.replay.replay import Replay
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.events import Mode, Progress
-from slm_lab.experiment.execute.local.heartbeat import SAVING
+from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training.evaluate import play

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slm_lab.experiment.execute.local.heartbeat import BUILDING, CLOSING
+from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.log import notice

@@ -57,15 +57,20 @@ class Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+}
+"""Variables of nodes, and of a process that connects to them."""
 
 
 @pytest.fixture
 def ray_environment() -> Iterator[None]:
     """Of nodes and of this process, if it connects to them."""
     pytest.importorskip("ray")
-    root = str(Path(__file__).parents[3])
-    with environment(_RAY | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}):
+    with environment(RAY):
         yield
 
 
@@ -172,7 +177,7 @@ class ShellCluster:
         return found
 
     def busy(self) -> dict[int, str]:
-        """Those that run what a driver has sent: number → title, such as SessionWorker.train. Not those that wait, and Ray's agents."""
+        """Those that run what a driver has sent: number → title, such as TaskActor.run. Not those that wait, and Ray's agents."""
         found = {}
         for pid in self.members():
             with suppress(OSError):

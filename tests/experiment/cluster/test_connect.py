@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.events import Notice, Row
+from slm_lab.experiment.events import Event, Notice, Row
 from slm_lab.experiment.execute.ray import local_cluster as local
 from slm_lab.experiment.execute.ray.connect import Cluster, Node, connected
 from slm_lab.experiment.files.paths import new_run
@@ -94,14 +94,14 @@ def test_too_few_resources() -> None:
 
 def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> None:
     """It may run on if only its node could not be reached."""
-    server = SinkServer()
+    server, others = SinkServer(), list[Event]()
     paths = new_run(tmp_path, "small")
     paths.make_dirs()
-    old = RemoteSink(Direct(server), 0, 0, paths, 0)
+    old = RemoteSink(Direct(server), 0, 0, paths, 0, others.append)
     old(Row(0, "train", {"frame": 10, "wall_t": 1.0}))
     position = old.position(0)
     old(Row(0, "train", {"frame": 20, "wall_t": 2.0}))
-    new = RemoteSink(Direct(server), 0, 1, paths, 0)
+    new = RemoteSink(Direct(server), 0, 1, paths, 0, others.append)
     new.rewind(0, position)
     old(Row(0, "train", {"frame": 20, "wall_t": 9.0}))
     with pytest.raises(Superseded):
@@ -109,17 +109,17 @@ def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> 
     new(Row(0, "train", {"frame": 20, "wall_t": 3.0}))
     new(Notice("hello"))
     assert [(row["frame"], row["wall_t"]) for row in new.rows(0, "train")] == [("10", "1.000"), ("20", "3.000")]
-    assert server.take() == [Notice("hello")]
+    assert others == [Notice("hello")]
     new.close()
     with pytest.raises(Superseded):
-        RemoteSink(Direct(server), 0, 0, paths, 0)
+        RemoteSink(Direct(server), 0, 0, paths, 0, others.append)
     assert len(complete_rows(paths.session_df(0))) == 2
 
 
 def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
     server = SinkServer()
     paths = new_run(tmp_path, "small")  # without folders for tables
-    sink = RemoteSink(Direct(server), 0, 0, paths, 0)
+    sink = RemoteSink(Direct(server), 0, 0, paths, 0, lambda event: None)
     for path in (paths.info_dir, paths.log_dir):
         path.rmdir() if path.exists() else None
     sink(Row(0, "train", {"frame": 10}))

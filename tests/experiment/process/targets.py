@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import slm_lab
+from slm_lab.experiment.execute.heartbeat import EVALUATING, STEPPING, WAITING
 from slm_lab.experiment.execute.local import child as child_side
 from slm_lab.experiment.execute.local.child import ChildContext, SharedFd
-from slm_lab.experiment.execute.local.heartbeat import EVALUATING, STEPPING, WAITING
 from slm_lab.experiment.execute.local.interrupt import Blocked, watchdog
 
 

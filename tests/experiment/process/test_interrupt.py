@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.execute.local.heartbeat import PHASES, RESETTING, SAVING, STEPPING, TRAINING, WAITING, Heartbeat, StallTimer
+from slm_lab.experiment.execute.heartbeat import PHASES, RESETTING, SAVING, STEPPING, TRAINING, WAITING, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local.interrupt import Blocked, stop_on_signal, time_limit, watchdog
 from slm_lab.experiment.plan import Stop
 

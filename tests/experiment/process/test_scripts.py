@@ -25,12 +25,13 @@ import os, sys
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
-from slm_lab.experiment.execute.local.supervisor import Died, Message, Supervisor
+from slm_lab.experiment.execute.executor import Died, Message
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from tests.experiment.process import light, targets
 """
 LIGHT = "light.use_light_server()\n"
 SAY = """
-with Supervisor() as parent:
+with LocalExecutor() as parent:
     parent.start("child", targets.state)
     for _ in range(60):
         for event in parent.events(1.0):
@@ -45,7 +46,7 @@ STOPPED = """
 stop = Stop()
 with stop_on_signal(stop):
     print("begin", flush=True)
-    with Supervisor() as parent:
+    with LocalExecutor() as parent:
         for name in "ab":
             parent.start(name, targets.spin)
         while not stop.requested:
@@ -62,7 +63,7 @@ import importlib, multiprocessing
 from pathlib import Path
 
 def trial():
-    with Supervisor() as parent:
+    with LocalExecutor() as parent:
         parent.start("child", targets.imports, "mine")
         contents = []
         while parent.children:
@@ -92,7 +93,7 @@ sys.path = [entry for entry in sys.path if entry != ROOT]
 sys.path.insert(0, ROOT)
 """
 PLACE = """
-with Supervisor() as parent:
+with LocalExecutor() as parent:
     parent.start("child", targets.nothing)
     while parent.children:
         list(parent.events(1.0))
@@ -108,14 +109,14 @@ server.ensure_server()
 os.kill(os.getpid(), 9)
 """
 KILLED = """
-parent = Supervisor()
+parent = LocalExecutor()
 for then in ("wait", "block"):
     parent.start(then, targets.orphan, then, 0.3)
 started = 0
 while started < 2:
     for event in parent.events(1.0):
         started += 1
-        print(event.child.pid, *event.content, flush=True)
+        print(event.task.pid, *event.content, flush=True)
 print(os.listdir(os.environ["TMPDIR"]), flush=True)
 while True:
     list(parent.events(1.0))

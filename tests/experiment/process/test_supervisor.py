@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slm_lab.experiment.execute.executor import Died, Event, Message, Stalled
+from slm_lab.experiment.execute.heartbeat import PHASES
 from slm_lab.experiment.execute.local import fork_server as server
-from slm_lab.experiment.execute.local import supervisor
+from slm_lab.experiment.execute.local import local_executor as supervisor
 from slm_lab.experiment.execute.local.child import SharedFd
-from slm_lab.experiment.execute.local.heartbeat import PHASES
-from slm_lab.experiment.execute.local.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor, LocalTask
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.start_method import THREAD_LIMITS
 from slm_lab.spec.base import SpecError
@@ -63,12 +64,12 @@ def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture
-def parent() -> Iterator[Supervisor]:
-    with Supervisor() as one:
+def parent() -> Iterator[LocalExecutor]:
+    with LocalExecutor() as one:
         yield one
 
 
-def until(parent: Supervisor, done: Callable[[Event], bool], seconds: float = PATIENCE) -> list[Event]:
+def until(parent: LocalExecutor, done: Callable[[Event], bool], seconds: float = PATIENCE) -> list[Event]:
     """Events up to the one that is waited for."""
     seen: list[Event] = []
     end = time.monotonic() + seconds
@@ -88,7 +89,7 @@ def says(kind: str) -> Callable[[Event], bool]:
     return lambda event: isinstance(event, Message) and event.kind == kind
 
 
-def run(parent: Supervisor, target: Any, *args: Any) -> tuple[list[Message], Died]:
+def run(parent: LocalExecutor, target: Any, *args: Any) -> tuple[list[Message], Died]:
     """Run a child to its end."""
     parent.start("child", target, *args)
     *messages, end = until(parent, died)
@@ -115,7 +116,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 @linux
 @pytest.mark.usefixtures("real_server")
-def test_a_child_is_as_its_parent_at_the_start(method: str, parent: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_as_its_parent_at_the_start(method: str, parent: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the fork server started before: working directory, environment, umask, cores; signals neither blocked nor ignored.
 
     The environment is in force before the arguments are loaded, and the libraries that these import.
@@ -149,23 +150,23 @@ def test_a_child_is_as_its_parent_at_the_start(method: str, parent: Supervisor, 
     assert state["torch"] == (method == "forkserver")
 
 
-def test_children_have_random_numbers_of_their_own(method: str, parent: Supervisor) -> None:
+def test_children_have_random_numbers_of_their_own(method: str, parent: LocalExecutor) -> None:
     (one, _), (two, _) = run(parent, targets.state), run(parent, targets.state)
     assert one[0].content[0]["random"] != two[0].content[0]["random"]
 
 
 @pytest.mark.usefixtures("real_server")
-def test_a_child_has_one_thread(parent: Supervisor) -> None:
+def test_a_child_has_one_thread(parent: LocalExecutor) -> None:
     assert run(parent, targets.threads)[0][0].content == (1, "1")
 
 
-def test_an_env_ends_its_simulator(method: str, parent: Supervisor) -> None:
+def test_an_env_ends_its_simulator(method: str, parent: LocalExecutor) -> None:
     messages, end = run(parent, targets.simulator)
     assert [message.kind for message in messages] == ["ended"] * 3
     assert end.code == 0
 
 
-def test_a_descriptor_among_the_arguments(method: str, parent: Supervisor, tmp_path: Path) -> None:
+def test_a_descriptor_among_the_arguments(method: str, parent: LocalExecutor, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     (message,), _ = run(parent, targets.read_fd, SharedFd(fd))
@@ -175,7 +176,7 @@ def test_a_descriptor_among_the_arguments(method: str, parent: Supervisor, tmp_p
 
 @linux
 @pytest.mark.usefixtures("real_server")
-def test_the_processes_of_a_child(parent: Supervisor) -> None:
+def test_the_processes_of_a_child(parent: LocalExecutor) -> None:
     """As those of AsyncVectorEnv: they come from the same server, belong to the child's group and print where it prints."""
     ((message,), end) = run(parent, targets.starts_processes)
     server_pid, child_pid, answers, start_method = message.content
@@ -191,7 +192,7 @@ def test_the_processes_of_a_child(parent: Supervisor) -> None:
 
 @linux
 @pytest.mark.usefixtures("real_server")
-def test_the_server(parent: Supervisor) -> None:
+def test_the_server(parent: LocalExecutor) -> None:
     """One thread, a group of its own, no signal blocked."""
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
@@ -206,14 +207,14 @@ def test_the_server(parent: Supervisor) -> None:
 # ---- what it says
 
 
-def test_what_was_sent_before_a_death_comes_first(method: str, parent: Supervisor) -> None:
+def test_what_was_sent_before_a_death_comes_first(method: str, parent: LocalExecutor) -> None:
     messages, end = run(parent, targets.many, 3000)
     assert [message.content for message in messages] == [(number, b"x" * (number % 1000)) for number in range(3000)]
     assert end.reason == "killed by SIGKILL (often: out of memory)"
     assert end.code == -signal.SIGKILL
 
 
-def test_a_torn_message_and_torn_output(method: str, parent: Supervisor) -> None:
+def test_a_torn_message_and_torn_output(method: str, parent: LocalExecutor) -> None:
     """Nobody waits for the rest, although another process keeps the pipe open."""
     begin = time.monotonic()
     messages, end = run(parent, targets.torn)
@@ -223,7 +224,7 @@ def test_a_torn_message_and_torn_output(method: str, parent: Supervisor) -> None
 
 
 @pytest.mark.parametrize("lines", [10, 120_000])
-def test_the_last_output_is_kept(lines: int, parent: Supervisor) -> None:
+def test_the_last_output_is_kept(lines: int, parent: LocalExecutor) -> None:
     child, end = parent.start("child", targets.talk, lines), None
     while end is None:
         end = next((event for event in parent.events(1.0) if isinstance(event, Died)), None)
@@ -232,20 +233,20 @@ def test_the_last_output_is_kept(lines: int, parent: Supervisor) -> None:
     assert end.reason == "ended with exit code 3"
 
 
-def test_output_moves_to_a_log(method: str, parent: Supervisor, tmp_path: Path) -> None:
+def test_output_moves_to_a_log(method: str, parent: LocalExecutor, tmp_path: Path) -> None:
     _, end = run(parent, targets.talk, 2, tmp_path / "log")
     assert (tmp_path / "log").read_text() == "line 0000000\nline 0000001\nin the log\n2026-01-01 00:00:00,000 logged\nlast"
     assert end.output == "line 0000000\nline 0000001\nin the log\nlast"
 
 
-def test_an_exception(method: str, parent: Supervisor) -> None:
+def test_an_exception(method: str, parent: LocalExecutor) -> None:
     (message,), end = run(parent, targets.fail)
     assert message.kind == "failed"
     assert message.content[0].endswith("ValueError: the reason\n")
     assert end.code == 1
 
 
-def test_orders(method: str, parent: Supervisor) -> None:
+def test_orders(method: str, parent: LocalExecutor) -> None:
     child = parent.start("child", targets.echo)
     until(parent, says("ready"))
     for number in range(3):
@@ -255,7 +256,7 @@ def test_orders(method: str, parent: Supervisor) -> None:
     assert [content[0] for content in contents] == [0, 1, 2, True]
 
 
-def test_something_else_to_wait_for(parent: Supervisor) -> None:
+def test_something_else_to_wait_for(parent: LocalExecutor) -> None:
     ours, theirs = socket.socketpair()
     child = parent.start("child", targets.echo)
     until(parent, says("ready"))
@@ -273,7 +274,7 @@ def test_something_else_to_wait_for(parent: Supervisor) -> None:
 
 @linux
 @pytest.mark.parametrize("then", ["return", "crash", "block", "wait"])
-def test_what_a_child_started_ends_with_it(method: str, then: str, parent: Supervisor) -> None:
+def test_what_a_child_started_ends_with_it(method: str, then: str, parent: LocalExecutor) -> None:
     child = parent.start("child", targets.leave, then)
     started = until(parent, says("started"))[-1]
     assert isinstance(started, Message)
@@ -288,7 +289,7 @@ def test_what_a_child_started_ends_with_it(method: str, then: str, parent: Super
     assert parent.children == []
 
 
-def test_a_child_that_does_not_stop(method: str, parent: Supervisor) -> None:
+def test_a_child_that_does_not_stop(method: str, parent: LocalExecutor) -> None:
     parent.start("child", targets.deaf)
     until(parent, says("ready"))
     parent.stop(0.6)
@@ -297,14 +298,14 @@ def test_a_child_that_does_not_stop(method: str, parent: Supervisor) -> None:
     assert end.reason == "did not end within 1 seconds"
 
 
-def test_a_child_that_hangs_at_its_exit(parent: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_at_its_exit(parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_END_SECONDS", 0.5)
     messages, end = run(parent, targets.hang_at_exit)
     assert [message.kind for message in messages] == ["done"]
     assert end.code == -signal.SIGKILL
 
 
-def test_exit_hooks_and_buffers(method: str, parent: Supervisor, tmp_path: Path) -> None:
+def test_exit_hooks_and_buffers(method: str, parent: LocalExecutor, tmp_path: Path) -> None:
     _, end = run(parent, targets.exit_hook, tmp_path / "hook")
     assert (tmp_path / "hook").read_text() == "was here"
     assert end.output == "buffered"
@@ -314,7 +315,7 @@ def test_exit_hooks_and_buffers(method: str, parent: Supervisor, tmp_path: Path)
 def test_nothing_is_left(method: str) -> None:
     run_one(targets.nothing)  # the server, and what is imported on the way
     before = sorted(os.listdir("/proc/self/fd"))
-    parent = Supervisor()
+    parent = LocalExecutor()
     for target in (targets.echo, targets.deaf, targets.spin):
         child = parent.start("child", target)
         parent.restart(child)
@@ -331,14 +332,14 @@ def test_nothing_is_left(method: str) -> None:
 
 
 def run_one(target: Any) -> Died:
-    with Supervisor() as parent:
+    with LocalExecutor() as parent:
         return run(parent, target)[1]
 
 
 # ---- restarts, stalls
 
 
-def test_a_restart(method: str, parent: Supervisor) -> None:
+def test_a_restart(method: str, parent: LocalExecutor) -> None:
     """A new process, a new pipe."""
     child = parent.start("child", targets.leave, "crash")
     until(parent, died)
@@ -355,7 +356,7 @@ def test_a_restart(method: str, parent: Supervisor) -> None:
 @pytest.mark.parametrize("how", ["sleep", "gil"])
 def test_a_child_that_blocks(method: str, how: str) -> None:
     """Noticed whether or not it lets other threads run; restarted at the limit."""
-    with Supervisor(stall_notice=None) as parent:
+    with LocalExecutor(stall_notice=None) as parent:
         child = parent.start("child", targets.block, how)
         until(parent, says("pid"))
         parent.stall_notice, parent.stall_limit = 0.5, 1.0
@@ -377,7 +378,7 @@ def test_a_child_that_blocks(method: str, how: str) -> None:
 
 
 def test_waiting_is_no_stall() -> None:
-    with Supervisor(stall_notice=0.2, stall_limit=0.4) as parent:
+    with LocalExecutor(stall_notice=0.2, stall_limit=0.4) as parent:
         parent.start("child", targets.echo)
         until(parent, says("ready"))
         end = time.monotonic() + 0.7
@@ -387,7 +388,7 @@ def test_waiting_is_no_stall() -> None:
 
 def test_the_limit_counts_from_the_first_beat() -> None:
     """To load torch on a busy machine may take longer than a short limit."""
-    with Supervisor(stall_notice=0.2, stall_limit=0.4) as parent:
+    with LocalExecutor(stall_notice=0.2, stall_limit=0.4) as parent:
         parent.start("child", targets.silent)
         until(parent, says("loading"))
         end, levels = time.monotonic() + 1.0, []
@@ -396,7 +397,7 @@ def test_the_limit_counts_from_the_first_beat() -> None:
         assert levels in (["notice"], [])  # noticed here, or before it said so
 
 
-def test_a_blocked_child_saves_its_work(method: str, parent: Supervisor) -> None:
+def test_a_blocked_child_saves_its_work(method: str, parent: LocalExecutor) -> None:
     child = parent.start("child", targets.interrupted)
     until(parent, says("begun"))
     begin = time.monotonic()
@@ -438,7 +439,7 @@ def test_the_server_asks_nothing_of_cuda() -> None:
 
 
 def test_a_module_of_the_user_is_loaded_in_the_child_alone(
-    method: str, parent: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, parent: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash there ends that child, and the server makes the next one."""
     (tmp_path / "env_that_crashes.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
@@ -454,7 +455,7 @@ def test_a_module_of_the_user_is_loaded_in_the_child_alone(
 
 
 def test_a_temporary_folder_that_is_read_only(
-    parent: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
@@ -479,7 +480,7 @@ def server_pid() -> int:
 
 
 @linux
-def test_the_server_is_killed(parent: Supervisor) -> None:
+def test_the_server_is_killed(parent: LocalExecutor) -> None:
     """Children go on; the next one comes from a new server; an exit code that nobody has seen is unknown."""
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
@@ -497,7 +498,7 @@ def test_the_server_is_killed(parent: Supervisor) -> None:
     first.stop(10)
     end = until(parent, died)[-1]
     assert isinstance(end, Died)
-    assert end.child == first
+    assert end.task == first
     assert end.reason == "ended with exit code 255 (or an unknown one, if the fork server was killed)"
     second.stop(10)
     end = until(parent, died)[-1]
@@ -505,7 +506,7 @@ def test_the_server_is_killed(parent: Supervisor) -> None:
     assert end.code == 0
 
 
-def test_a_server_that_cannot_load(parent: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_cannot_load(parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It ends; children start by spawn, and one notice says so."""
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
@@ -521,7 +522,7 @@ def test_a_server_that_cannot_load(parent: Supervisor, monkeypatch: pytest.Monke
 
 
 @linux
-def test_the_server_ends_with_its_last_use(parent: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_ends_with_its_last_use(parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
     server.stop_server()
@@ -567,7 +568,7 @@ def test_a_fork_server_that_is_wanted_and_cannot_run(monkeypatch: pytest.MonkeyP
         server.use_spawn("no temporary folder")
 
 
-def test_a_child_that_cannot_start(parent: Supervisor) -> None:
+def test_a_child_that_cannot_start(parent: LocalExecutor) -> None:
     run(parent, targets.nothing)  # the server, and what is imported on the way
     before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
     with pytest.raises(Exception, match="lambda"):
@@ -577,13 +578,13 @@ def test_a_child_that_cannot_start(parent: Supervisor) -> None:
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_child_is_one_object(parent: Supervisor) -> None:
+def test_a_child_is_one_object(parent: LocalExecutor) -> None:
     child = parent.start("child", targets.spin)
-    assert isinstance(child, Child)
+    assert isinstance(child, LocalTask)
     assert parent.children == [child]
 
 
-def test_a_fault_in_native_code(parent: Supervisor) -> None:
+def test_a_fault_in_native_code(parent: LocalExecutor) -> None:
     """The reason names the signal and what it means; the output says where, without the list of modules."""
     _, end = run(parent, targets.crash)
     assert re.fullmatch(r"killed by SIGSEGV \(.+\)", end.reason)
@@ -591,14 +592,14 @@ def test_a_fault_in_native_code(parent: Supervisor) -> None:
     assert "Extension modules" not in end.output
 
 
-def test_a_child_that_closes_its_connection(parent: Supervisor) -> None:
+def test_a_child_that_closes_its_connection(parent: LocalExecutor) -> None:
     """It ends instead of waiting for good, and says why."""
     messages, end = run(parent, targets.close_all)
     assert (messages, end.code) == ([], 1)
     assert "closed file descriptors" in end.output
 
 
-def test_a_child_that_calls_exit(parent: Supervisor) -> None:
+def test_a_child_that_calls_exit(parent: LocalExecutor) -> None:
     """Exit code 0 without a result is a failure."""
     (message,), end = run(parent, targets.exit_0)
     assert (message.kind, end.code) == ("failed", 1)

@@ -1,4 +1,4 @@
-"""A spec with a search block, and a pool that plays trials by a script instead of training."""
+"""A spec with a search block, and an executor that plays trials by a script instead of training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from slm_lab.experiment.execute.executor import Died, Event, Message, Resources
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable
 from slm_lab.experiment.run.search.stage import Stage
-from slm_lab.experiment.run.search.trial_worker import Outcome, TrialJob, Update
+from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update
 from slm_lab.spec.loader import load_spec
 from slm_lab.spec.spec import Spec
 
@@ -40,41 +41,49 @@ def search_spec(search_body: Callable[..., dict[str, Any]]) -> Callable[..., Spe
     return lambda search=None, **sections: load_spec({"small": search_body(search, **sections)}, "small")
 
 
+@dataclass(eq=False)
+class Played:
+    """A task whose updates are played."""
+
+    name: str
+    job: TrialJob
+    updates: deque[Update]
+    executor: ScriptedExecutor
+    restart: int = 0
+    stopped: bool = False
+
+    def send(self, order: Any) -> None: ...
+
+    def stop(self, grace: float) -> None:
+        self.stopped = True
+
+
 @dataclass
-class FakePool:
+class ScriptedExecutor:
     """Plays the updates that `script(trial, start)` returns, one each time it is asked; stopped trials end with their next update."""
 
     script: Callable[[int, int], list[Update]]
-    size: int = 2
     started: list[int] = field(default_factory=list)
-    playing: dict[int, tuple[TrialJob, deque[Update]]] = field(default_factory=dict)
-    stopped: set[int] = field(default_factory=set)
+    playing: list[Played] = field(default_factory=list)
 
-    @property
-    def idle(self) -> int:
-        return self.size - len(self.playing)
-
-    @property
-    def running(self) -> list[int]:
-        return list(self.playing)
-
-    def start(self, job: TrialJob) -> None:
-        assert self.idle
+    def start(self, name: str, target: Any, job: TrialJob, resources: Any = None) -> Played:
         self.started.append(job.trial)
-        self.playing[job.trial] = (job, deque(self.script(job.trial, self.started.count(job.trial))))
+        self.playing.append(Played(name, job, deque(self.script(job.trial, self.started.count(job.trial))), self))
+        return self.playing[-1]
 
-    def stop(self, trial: int) -> None:
-        self.stopped.add(trial)
+    def stop(self, grace: float) -> None:
+        for task in self.playing:
+            task.stop(grace)
 
-    def events(self, seconds: float) -> Iterator[tuple[TrialJob, Update]]:
-        for trial, (job, updates) in list(self.playing.items()):
-            update = updates.popleft()
-            if trial in self.stopped:
-                self.stopped.discard(trial)
+    def events(self, seconds: float) -> Iterator[Event]:
+        for task in list(self.playing):
+            update = task.updates.popleft()
+            if task.stopped:
                 update = Update(update.frame, outcome=Outcome("stopped"))
+            yield Message(task, "update", (update,))
             if update.outcome is not None:
-                del self.playing[trial]
-            yield job, update
+                self.playing.remove(task)
+                yield Died(task, "ended with exit code 0", "", 0)
 
 
 def finishing(metric: float, frame: int = 100) -> list[Update]:
@@ -88,18 +97,27 @@ def failing(cause: str = "broken", *, retry: bool = True) -> list[Update]:
 
 
 @pytest.fixture
-def make_stage(tmp_path: Path, search_spec: Callable[..., Spec]) -> Callable[..., tuple[Stage, FakePool, StringIO]]:
-    """make_stage(script, target, …): a stage whose pool plays the script, the pool, and what is printed."""
+def make_stage(tmp_path: Path, search_spec: Callable[..., Spec]) -> Callable[..., tuple[Stage, ScriptedExecutor, StringIO]]:
+    """make_stage(script, target, …): a stage whose executor plays the script, the executor, and what is printed."""
 
-    def make(script: Callable[[int, int], list[Update]], target: int = 4, **options: Any) -> tuple[Stage, FakePool, StringIO]:
-        pool, printed = FakePool(script), StringIO()
+    def make(script: Callable[[int, int], list[Update]], target: int = 4, **options: Any) -> tuple[Stage, ScriptedExecutor, StringIO]:
+        executor, printed = ScriptedExecutor(script), StringIO()
         paths, spec = RunPaths(tmp_path, "small"), search_spec()
 
-        def job(trial: TrialState) -> TrialJob:
+        def job(trial: TrialState, slot: int) -> TrialJob:
             return TrialJob(spec, paths, trial.trial, Plan(), "final_strength", 0.0)
 
         table = SearchTable("final_strength", Console(file=printed, width=200))
         given: dict[str, Any] = {"propose": lambda trial: {"x": trial}, "trials": [], "save": lambda: None, "make_job": job} | options
-        return Stage(target=target, pool=pool, table=table, concurrent=2, max_frame=100, **given), pool, printed  # type: ignore[arg-type]
+        stage = Stage(
+            target=target,
+            executor=executor,
+            resources=Resources(),
+            table=table,
+            concurrent=2,
+            max_frame=100,
+            **given,  # type: ignore[arg-type]
+        )
+        return stage, executor, printed
 
     return make

@@ -12,7 +12,7 @@ from rich.console import Console
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search import resources
-from slm_lab.experiment.run.search.resources import Resources, trial_resources
+from slm_lab.experiment.run.search.resources import TrialShare, trial_resources
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable, Totals, shown_values, summary
 from slm_lab.spec.spec import Spec
@@ -21,16 +21,16 @@ from slm_lab.spec.spec import Spec
 @pytest.mark.parametrize(
     ("meta", "jobs", "gpus", "expected"),
     [
-        ({}, None, 0, Resources(8, 1, 0, 1)),
-        ({}, 3, 0, Resources(3, 1, 0, 1)),
-        ({"max_session": 4}, None, 0, Resources(2, 4, 0, 4)),
-        ({"max_session": 20}, None, 0, Resources(1, 8, 0, 8)),
-        ({"max_session": 20, "search_scheduler": {}}, None, 0, Resources(1, 8, 0, 20)),
-        ({"search_resources": {"cpu": 4}}, None, 0, Resources(2, 4, 0, 1)),
-        ({"search_resources": {"cpu": 1, "gpu": 0.25}}, None, 1, Resources(4, 1, 0.25, 1)),
-        ({"search_resources": {"cpu": 1, "gpu": 0.25}}, None, 0, Resources(8, 1, 0, 1)),
-        ({"max_trial": 2}, None, 0, Resources(2, 1, 0, 1)),
-        ({"search_algorithm": "pbt", "max_trial": 16}, None, 0, Resources(16, 0.5, 0, 1)),
+        ({}, None, 0, TrialShare(8, 1, 0, 1)),
+        ({}, 3, 0, TrialShare(3, 1, 0, 1)),
+        ({"max_session": 4}, None, 0, TrialShare(2, 4, 0, 4)),
+        ({"max_session": 20}, None, 0, TrialShare(1, 8, 0, 8)),
+        ({"max_session": 20, "search_scheduler": {}}, None, 0, TrialShare(1, 8, 0, 20)),
+        ({"search_resources": {"cpu": 4}}, None, 0, TrialShare(2, 4, 0, 1)),
+        ({"search_resources": {"cpu": 1, "gpu": 0.25}}, None, 1, TrialShare(4, 1, 0.25, 1)),
+        ({"search_resources": {"cpu": 1, "gpu": 0.25}}, None, 0, TrialShare(8, 1, 0, 1)),
+        ({"max_trial": 2}, None, 0, TrialShare(2, 1, 0, 1)),
+        ({"search_algorithm": "pbt", "max_trial": 16}, None, 0, TrialShare(16, 0.5, 0, 1)),
     ],
 )
 def test_trials_share_the_machine(
@@ -39,7 +39,7 @@ def test_trials_share_the_machine(
     meta: dict[str, object],
     jobs: int | None,
     gpus: int,
-    expected: Resources,
+    expected: TrialShare,
 ) -> None:
     monkeypatch.setattr(resources, "cores", lambda: 8)
     spec = search_spec(meta={"max_trial": 100} | meta)

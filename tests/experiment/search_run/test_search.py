@@ -1,4 +1,4 @@
-"""Whole searches on Ray: files, state, kills and continuation. Each starts a cluster, which takes seconds."""
+"""Whole searches: files, state, kills and continuation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.run.search.search_state import SearchState
 from tests.experiment.commands import ROOT, Command, until
 
-pytest.importorskip("ray")
+pytest.importorskip("optuna")
 MakeCommand = Callable[..., Command]
 
 
@@ -202,10 +202,10 @@ def test_a_search_takes_little_longer_than_a_shell_loop(command: MakeCommand, se
     assert of_search <= 1.5 * of_loop, (of_search, of_loop)
 
 
-def test_errors_of_the_user_come_before_ray(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
+def test_errors_of_the_user_come_first(command: MakeCommand, search_body: Callable[..., dict[str, Any]]) -> None:
     made = command(search_body())
     code = "import sys, importlib.util as u; find = u.find_spec\n"
-    code += "u.find_spec = lambda name, *rest: None if name == 'ray' else find(name, *rest)\n"
+    code += "u.find_spec = lambda name, *rest: None if name == 'optuna' else find(name, *rest)\n"
     code += f"from slm_lab.cli import main; sys.exit(main([{str(made.spec_file)!r}, 'small', 'search']))\n"
     process = made.script(code)
     output, _ = process.communicate(timeout=60)

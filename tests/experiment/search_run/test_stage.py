@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from slm_lab.experiment.execute.executor import Died, Event
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.run.search.schedule import Decision, TakeOver
 from slm_lab.experiment.run.search.search_state import TrialState
-from slm_lab.experiment.run.search.trial_worker import Update
+from slm_lab.experiment.run.search.trial_task import Update
 from slm_lab.spec.base import Problem, SpecError
 from tests.experiment.search_run.conftest import failing, finishing
 
@@ -24,9 +25,11 @@ def statuses(trials: list[TrialState]) -> list[str]:
 def test_as_many_trials_run_as_were_asked_for_none_twice(make_stage: MakeStage) -> None:
     saved: list[list[str]] = []
     trials: list[TrialState] = []
-    stage, pool, printed = make_stage(lambda trial, start: finishing(trial), 5, trials=trials, save=lambda: saved.append(statuses(trials)))
+    stage, executor, printed = make_stage(
+        lambda trial, start: finishing(trial), 5, trials=trials, save=lambda: saved.append(statuses(trials))
+    )
     stage.run(Stop())
-    assert sorted(pool.started) == [0, 1, 2, 3, 4]
+    assert sorted(executor.started) == [0, 1, 2, 3, 4]
     assert statuses(trials) == ["finished"] * 5
     assert saved[0] == ["running"]  # before the first trial writes a file
     assert "trial 4  final_strength 4" in printed.getvalue()
@@ -34,9 +37,9 @@ def test_as_many_trials_run_as_were_asked_for_none_twice(make_stage: MakeStage) 
 
 def test_a_continued_search_runs_what_was_running_and_what_is_missing(make_stage: MakeStage) -> None:
     trials = [TrialState(0, {}, "finished"), TrialState(1, {}, "running"), TrialState(2, {}, "stopped"), TrialState(3, {}, "waiting")]
-    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 5, trials=trials)
+    stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 5, trials=trials)
     stage.run(Stop())
-    assert sorted(pool.started) == [1, 3, 4]
+    assert sorted(executor.started) == [1, 3, 4]
     assert statuses(trials) == ["finished", "finished", "stopped", "finished", "finished"]
 
 
@@ -46,23 +49,23 @@ def test_a_trial_that_fails_is_retried_once_then_marked(make_stage: MakeStage) -
     def script(trial: int, start: int) -> list[Update]:
         return failing() if trial == 1 or (trial == 2 and start == 1) else finishing(trial)
 
-    stage, pool, printed = make_stage(script, 4, on_end=lambda trial: ended.append((trial.trial, trial.status)))
+    stage, executor, printed = make_stage(script, 4, on_end=lambda trial: ended.append((trial.trial, trial.status)))
     stage.run(Stop())
-    assert [pool.started.count(trial) for trial in range(4)] == [1, 2, 2, 1]
+    assert [executor.started.count(trial) for trial in range(4)] == [1, 2, 2, 1]
     assert sorted(ended) == [(0, "finished"), (1, "failed"), (2, "finished"), (3, "finished")]
     assert "trial 1 failed: broken" in printed.getvalue()
 
 
 def test_an_invalid_combination_is_not_retried(make_stage: MakeStage) -> None:
-    def job(trial: TrialState) -> Any:
+    def job(trial: TrialState, slot: int) -> Any:
         raise SpecError("small", [Problem("agent.x", "does not fit")])
 
-    stage, pool, _ = make_stage(lambda trial, start: failing("SpecError", retry=False), 1)
+    stage, executor, _ = make_stage(lambda trial, start: failing("SpecError", retry=False), 1)
     stage.run(Stop())
-    assert pool.started == [0]
-    stage, pool, _ = make_stage(lambda trial, start: [], 2, make_job=job)
+    assert executor.started == [0]
+    stage, executor, _ = make_stage(lambda trial, start: [], 2, make_job=job)
     stage.run(Stop())
-    assert pool.started == []
+    assert executor.started == []
     assert statuses(stage.trials) == ["failed", "failed"]
     assert "does not fit" in stage.trials[0].cause
 
@@ -73,16 +76,16 @@ def test_a_stop_lets_running_trials_continue_later(make_stage: MakeStage) -> Non
     def report(trial: TrialState, frame: int, metric: float) -> None:
         stop.requested = stop.requested or trial.trial == 2
 
-    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 6, on_report=report)
+    stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 6, on_report=report)
     stage.run(stop)
-    assert pool.playing == {}
+    assert executor.playing == []
     assert statuses(stage.trials) == ["finished", "finished", "running", "running"]
 
 
 def test_a_proposer_may_end_early(make_stage: MakeStage) -> None:
-    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 9, propose=lambda trial: {"x": 1} if trial < 3 else None)
+    stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 9, propose=lambda trial: {"x": 1} if trial < 3 else None)
     stage.run(Stop())
-    assert pool.started == [0, 1, 2]
+    assert executor.started == [0, 1, 2]
     assert stage.totals.target == 3
 
 
@@ -121,9 +124,9 @@ def test_a_trial_takes_over_the_state_of_another(make_stage: MakeStage) -> None:
     stage, _, _ = make_stage(script, 2, scheduler=Decisions(TakeOver(0, {"x": 7})))
     make_job = stage.make_job
 
-    def job(trial: TrialState) -> Any:
+    def job(trial: TrialState, slot: int) -> Any:
         jobs.append((trial.trial, trial.take_over, dict(trial.values)))
-        return make_job(trial)
+        return make_job(trial, slot)
 
     stage.make_job = job
     stage.run(Stop())
@@ -134,16 +137,54 @@ def test_a_trial_takes_over_the_state_of_another(make_stage: MakeStage) -> None:
 
 @pytest.mark.parametrize("concurrent", [1, 2])
 def test_no_more_trials_run_at_a_time_than_their_share_allows(make_stage: MakeStage, concurrent: int) -> None:
-    stage, pool, _ = make_stage(lambda trial, start: finishing(trial), 4)
+    stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 4)
     stage.concurrent = concurrent
     most = 0
-    start = pool.start
+    start = executor.start
 
-    def counted(job: Any) -> None:
+    def counted(*arguments: Any, **keys: Any) -> Any:
         nonlocal most
-        start(job)
-        most = max(most, len(pool.playing))
+        task = start(*arguments, **keys)
+        most = max(most, len(executor.playing))
+        return task
 
-    pool.start = counted
+    executor.start = counted
     stage.run(Stop())
     assert most == concurrent
+
+
+def test_a_trial_whose_process_dies_is_retried_and_one_whose_node_is_lost_continues(make_stage: MakeStage) -> None:
+    stage, executor, printed = make_stage(lambda trial, start: finishing(trial), 3)
+    ends = {0: Died(None, "killed by SIGKILL", "printed"), 1: Died(None, "its node is gone", "", lost=True)}
+    events = executor.events
+
+    def dying(seconds: float) -> Iterator[Event]:
+        for task in list(executor.playing):
+            if (died := ends.pop(task.job.trial, None)) is not None:
+                executor.playing.remove(task)
+                yield died._replace(task=task)
+        yield from events(seconds)
+
+    executor.events = dying
+    stage.run(Stop())
+    assert statuses(stage.trials) == ["finished"] * 3
+    assert [trial.failures for trial in stage.trials] == [1, 0, 0]
+    assert [executor.started.count(trial) for trial in range(3)] == [2, 2, 1]
+    assert "trial 0 failed and is retried: printed" in printed.getvalue()
+    assert "trial 1: its node is gone; it continues on another one" in printed.getvalue()
+
+
+def test_each_running_trial_has_a_slot_of_its_own(make_stage: MakeStage) -> None:
+    slots: list[int] = []
+    stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 5)
+    make_job = stage.make_job
+
+    def job(trial: TrialState, slot: int) -> Any:
+        assert slot not in {one.slot for one in stage.running.values()}
+        slots.append(slot)
+        return make_job(trial, slot)
+
+    stage.make_job = job
+    stage.run(Stop())
+    assert len(executor.started) == len(slots) == 5
+    assert set(slots) == {0, 1}

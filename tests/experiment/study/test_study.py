@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from slm_lab.cli import main
-from slm_lab.experiment.execute.local.child import ChildContext
+from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import RunLock, in_use
 from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
@@ -203,7 +203,7 @@ def test_the_lock_of_a_run_is_held_until_its_result_is_written(tmp_path: Path, m
     monkeypatch.setattr("slm_lab.experiment.report.writer.PNGRenderer", BlankRenderer)
     sent: list[tuple[str, ...]] = []
     context = SimpleNamespace(print_to=lambda file: None, send=lambda *words: sent.append(words), stop=Stop())
-    run_in_process(cast(ChildContext, context), job)
+    run_in_process(cast(Context, context), job)
     assert (sent, held, in_use(job.lock)) == ([("outcome", "done", "")], [True], False)
 
 

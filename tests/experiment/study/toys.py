@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from slm_lab.experiment.execute.local.child import ChildContext
+from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.study_paths import StudyPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_result import ResultRun
@@ -50,7 +50,7 @@ class Broken(CartPoleEnv):
 gym.register("Broken-v0", entry_point=Broken, max_episode_steps=500)
 
 
-def blank_run(context: ChildContext, job: RunJob) -> None:
+def blank_run(context: Context, job: RunJob) -> None:
     """Run as in a study, with blank pictures."""
     from slm_lab.experiment.report import writer
     from tests.blank import BlankRenderer

@@ -87,7 +87,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     for one in opened:
         one.close()
         assert not one.thread.is_alive()
-        assert one.supervisor.children == []
+        assert one.executor.children == []
 
 
 def test_back_pressure(make_pool: MakePool) -> None:
@@ -144,7 +144,7 @@ def test_a_process_that_cannot_be_started_again(make_pool: MakePool, monkeypatch
     def refuse(*args: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(pool.supervisor, "restart", refuse)
+    monkeypatch.setattr(pool.executor, "restart", refuse)
     with pytest.raises(WorkerFailed, match=r"rollout worker 1 killed by .*; a new process could not be started: Cannot allocate memory"):
         train(pool)
 

@@ -20,7 +20,7 @@ import pytest
 
 from slm_lab.experiment.collect.workers.process_pool import ProcessPool
 from slm_lab.experiment.events import End, Event
-from slm_lab.experiment.execute.local.supervisor import Child
+from slm_lab.experiment.execute.local.local_executor import LocalTask
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import complete_rows
@@ -84,7 +84,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProcessPool]]:
     opened.clear()
 
 
-def child_of(pool: ProcessPool, name: str) -> Child:
+def child_of(pool: ProcessPool, name: str) -> LocalTask:
     return next(child for child in [*pool.children, pool.server] if child is not None and child.name == name)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.experiment.collect.workers.shared import InferenceBuffer, WorkerArrays, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import EnvGroup, WeightSubscriber, build_policies, merge
-from slm_lab.experiment.execute.local.heartbeat import TRAINING, WAITING
+from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.lib.records import ActOut
 from slm_lab.lib.store import SharedArrays

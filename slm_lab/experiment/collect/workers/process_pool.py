@@ -19,10 +19,11 @@ from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.execute.executor import Died, Event, Message, Stalled
+from slm_lab.experiment.execute.heartbeat import WAITING
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.failures import WorkerFailed, cause
-from slm_lab.experiment.execute.local.heartbeat import WAITING
-from slm_lab.experiment.execute.local.supervisor import Child, Died, Event, Message, Stalled, Supervisor
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor, LocalTask
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import cores
@@ -61,10 +62,10 @@ class ProcessPool:
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
         limit = spec.meta.stall_limit
-        self.supervisor = Supervisor(spec.meta.stall_notice, STALL_LIMIT if limit is None else limit)
+        self.executor = LocalExecutor(spec.meta.stall_notice, STALL_LIMIT if limit is None else limit)
         self.config, workers = config, sampler.num_workers
-        self.children: list[Child] = []
-        self.server: Child | None = None
+        self.children: list[LocalTask] = []
+        self.server: LocalTask | None = None
         self._info: EnvInfo | None = None
         self.connected = self.ended = False
         self.built_W = [False] * workers
@@ -98,7 +99,7 @@ class ProcessPool:
         try:
             for index in range(workers):
                 own = replace(config, index=index)
-                self.children.append(self.supervisor.start(f"rollout worker {index}", process.run_worker, own, SharedFd(self.fd)))
+                self.children.append(self.executor.start(f"rollout worker {index}", process.run_worker, own, SharedFd(self.fd)))
         except BaseException:
             self.close()
             raise
@@ -115,7 +116,7 @@ class ProcessPool:
         self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
         self.connected = True
         if self.folder is not None:
-            self.server = self.supervisor.start("inference server", process.run_inference, self.config, SharedFd(self.fd))
+            self.server = self.executor.start("inference server", process.run_inference, self.config, SharedFd(self.fd))
         for child, built in zip(self.children, self.built_W, strict=True):
             if built:
                 child.send(process.CONNECT)
@@ -150,7 +151,7 @@ class ProcessPool:
         deadline = time.monotonic() + limit
         while not condition() and not self.stop.requested:
             self.beat(WAITING)
-            for event in self.supervisor.events(0.2):
+            for event in self.executor.events(0.2):
                 if isinstance(event, Message) and event.kind == "user_error":
                     raise event.content[0]
                 self._handle(event)
@@ -193,11 +194,11 @@ class ProcessPool:
                 self.thread.join()
             for child in self.children:
                 child.stop(_CLOSE_SECONDS)
-            while not {*self.supervisor.children} <= {self.server}:  # until then workers may wait for answers of the server
-                for _ in self.supervisor.events(0.2):
+            while not {*self.executor.children} <= {self.server}:  # until then workers may wait for answers of the server
+                for _ in self.executor.events(0.2):
                     pass
         finally:  # also if a second Ctrl-C breaks off the wait
-            self.supervisor.close()
+            self.executor.close()
             for fd in (self.wake, self.call, self.fd):
                 os.close(fd)
             self.fd = -1
@@ -209,7 +210,7 @@ class ProcessPool:
             while not self.ended:
                 self._begin_round()
                 self._assign_slots()
-                for event in self.supervisor.events(1.0, also=[self.wake]):
+                for event in self.executor.events(1.0, also=[self.wake]):
                     self._handle(event)
                 self._release_returned()
                 self._assemble()
@@ -263,11 +264,11 @@ class ProcessPool:
         self.ended = True
         self.datasets.put(reason)
 
-    def _restart(self, child: Child, reason: str, output: str) -> None:
+    def _restart(self, child: LocalTask, reason: str, output: str) -> None:
         printed = f"\n{output}" if output else ""
         most = self.spec.meta.max_restart
         if child.restart >= most:
-            self.supervisor.kill(child)  # it may block, and would be waited for
+            self.executor.kill(child)  # it may block, and would be waited for
             restarts = f" after {child.restart} restart{'s' * (child.restart != 1)} (meta.max_restart)"
             self._fail(f"{child.name} {reason}{restarts}{printed}")
             return
@@ -277,7 +278,7 @@ class ProcessPool:
             index = self.children.index(child)
             config, self.built_W[index], self.ready_W[index] = replace(config, index=index), False, False
         try:
-            self.supervisor.restart(child, config, SharedFd(self.fd))
+            self.executor.restart(child, config, SharedFd(self.fd))
         except OSError as error:  # no memory, no process
             self._fail(f"{child.name} {reason}; a new process could not be started: {error.strerror or error}{printed}")
 

@@ -19,7 +19,7 @@ from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_memory
 from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
-from slm_lab.experiment.execute.local.heartbeat import TRAINING, WAITING
+from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
 from slm_lab.experiment.files.bundle import to_arrays, to_tensors
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, Experience, Transition, no_beat

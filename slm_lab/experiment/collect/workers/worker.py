@@ -17,7 +17,7 @@ from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
-from slm_lab.experiment.execute.local.heartbeat import BUILDING, RESETTING, STEPPING
+from slm_lab.experiment.execute.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, to_arrays
 from slm_lab.experiment.plan import Stop

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
-from slm_lab.experiment.execute.local.heartbeat import CLOSING
+from slm_lab.experiment.execute.heartbeat import CLOSING
 from slm_lab.lib.rng import worker_seeds
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import SpecError

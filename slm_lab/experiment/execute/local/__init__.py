@@ -1,5 +1,5 @@
-"""The one supervisor of child processes: start, watch, restart and stop them, and collect their output.
+"""The executor of this machine: start, watch, restart and stop child processes, and collect their output.
 
-`supervisor` is the parent's side, `child` the side of the child, `fork_server` the fork server that children come from,
-`heartbeat` shows the phase of a process, `interrupt` ends user code that blocks.
+`local_executor` is the parent's side, `child` the side of the child, `fork_server` the fork server that children come from,
+`interrupt` ends user code that blocks.
 """

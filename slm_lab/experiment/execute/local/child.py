@@ -1,4 +1,4 @@
-"""The child's side of a child process of the supervisor."""
+"""The child's side of a local task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -20,9 +19,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from slm_lab.experiment.execute.executor import Target
+from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.failures import cause
-from slm_lab.experiment.execute.local.heartbeat import WAITING, Heartbeat
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.process_state import ProcessState
@@ -30,9 +30,6 @@ from slm_lab.spec.meta import StartMethod
 
 _PRINTED_BYTES = 2**20
 """Maximum of earlier output that is copied to a log."""
-
-Target = Callable[..., None]
-"""target(context, *args): what a child runs. A function of an importable module, not of the user's script."""
 
 
 class SharedFd:
@@ -94,7 +91,7 @@ def print_to_fd(fd: int) -> None:
 
 
 class ChildContext:
-    """What the target of a child process works with.
+    """The Context of a local task.
 
     Attributes:
         name: the child's name.

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -141,42 +141,12 @@ def server_in_use() -> Iterator[None]:
 def stop_server() -> None:
     """End the fork server, if this process has started one. Children that still run are not affected."""
     with _lock:
-        if vars(_server).get("ensure_running") is _use_shared:
-            os.close(_server._forkserver_alive_fd)
-            _server._forkserver_alive_fd = _server._forkserver_address = None
-            _server.ensure_running = _start_server
-            return
         if (pid := _server._forkserver_pid) is None:
             return
         with suppress(OSError):  # the process, or its socket, does not exist any more
             os.kill(pid, signal.SIGKILL)
             _server._stop()
         _server._forkserver_pid = _server._forkserver_address = None
-
-
-def shared_server() -> dict[str, Any]:
-    """Start the fork server if none runs, and return what `use_server` needs in another process of this machine; {} if it cannot run."""
-    ensure_server()
-    names = ("_forkserver_address", "_forkserver_authkey")
-    return {} if start_method() == "spawn" else {name: getattr(_server, name) for name in names if hasattr(_server, name)}
-
-
-def use_server(shared: Mapping[str, Any]) -> None:
-    """Let the processes that this one starts come from the fork server of another process, until that one ends.
-
-    If it cannot be reached, or for {}, this process starts its own.
-    """
-    if not shared:
-        return
-    with _lock:
-        for name, value in shared.items():
-            setattr(_server, name, value)
-        _server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # sent to each child; the server ends with its first user alone
-        _server.ensure_running = _use_shared
-
-
-def _use_shared() -> None:
-    resource_tracker.ensure_running()
 
 
 def inherit_server() -> None:

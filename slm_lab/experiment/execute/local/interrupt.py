@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from slm_lab.experiment.execute.local.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
+from slm_lab.experiment.execute.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.lib.signals import STOP_SIGNALS
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import with_seed
@@ -60,3 +61,19 @@ def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
 
 def _pinned_or_first(pins: Mapping[Path, Any], key: SearchKey) -> Any:
     return pins.get(key.where, key.candidates()[0])
+
+
+def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
+    """Check the builds of a search in a task, since the process of the search does not load torch. Args: known: they were checked before.
+
+    Messages: ("valid", number of GPUs), or ("user_error", SpecError).
+    """
+    import torch
+
+    if not known:
+        try:
+            check_builds(SearchSpace(spec), plan)
+        except SpecError as error:
+            context.send("user_error", error)
+            return
+    context.send("valid", torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slm_lab.experiment.execute.executor import Resources
 from slm_lab.experiment.plan import Plan, session_processes
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
@@ -12,7 +13,7 @@ from slm_lab.spec.spec import Spec
 
 
 @dataclass(frozen=True)
-class Resources:
+class TrialShare:
     """Resources of each trial, and how many trials run concurrently."""
 
     concurrent: int
@@ -25,13 +26,18 @@ class Resources:
     nodes: tuple[float, ...] = ()
     """Cores of each node of a cluster; (): this machine."""
 
+    @property
+    def resources(self) -> Resources:
+        """Of each trial."""
+        return Resources(self.cores, self.gpus)
+
 
 def available_cores(spec: Spec, plan: Plan) -> int:
     """Return the cores of a search: with --jobs, those of as many Sessions; else all."""
     return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
 
 
-def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> Resources:
+def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> TrialShare:
     """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster.
 
     A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a
@@ -55,7 +61,7 @@ def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Seq
     if meta.search_algorithm == "pbt":
         concurrent, share = target, _equal_share(nodes or [available], target)
         gpu = min(gpu, gpus / target)
-    return Resources(concurrent, share, min(gpu, gpus) if gpus else 0.0, sessions, tuple(nodes))
+    return TrialShare(concurrent, share, min(gpu, gpus) if gpus else 0.0, sessions, tuple(nodes))
 
 
 def _equal_share(nodes: Sequence[float], target: int) -> float:

@@ -6,31 +6,34 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, shared_server, use_start_method
+from slm_lab.experiment.execute.executor import Executor, TaskFailed, run_task
+from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, use_start_method
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.connect import connected
-from slm_lab.experiment.execute.ray.local_cluster import LocalCluster, check_installed
+from slm_lab.experiment.execute.ray.local_cluster import check_installed
+from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.files.lock import ENDED, RunLock
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.trial_record import TrialRecord
 from slm_lab.experiment.run.search import confirm as confirming
-from slm_lab.experiment.run.search.build_process import check_builds_in_process
+from slm_lab.experiment.run.search.build_check import check_in_process
 from slm_lab.experiment.run.search.proposer import make_proposer
-from slm_lab.experiment.run.search.resources import Resources, available_cores, trial_resources
+from slm_lab.experiment.run.search.resources import TrialShare, trial_resources
 from slm_lab.experiment.run.search.schedule import TakeOver, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.run.search.search_table import SearchTable, result_lines, shown_values
 from slm_lab.experiment.run.search.stage import Stage, final_metric
-from slm_lab.experiment.run.search.trial_pool import TrialPool
-from slm_lab.experiment.run.search.trial_worker import TrialJob
+from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import check_writable, load_analysis, notices_to
 from slm_lab.experiment.session.resume import differences, run_in, start_history
 from slm_lab.experiment.training.resolve import with_seed
@@ -89,6 +92,8 @@ class Search:
         """The files of the search, once there are some."""
         self._continued = state is not None
         self._confirm, self._common_seeds = confirm, common_seeds
+        self._gpus = 0
+        """Those of this machine over which trials are spread."""
         self.space = SearchSpace(self.spec)
         self.state = state or self._new_state()
         self.state.confirm = max(confirm, self.state.confirm)
@@ -149,7 +154,8 @@ class Search:
     def _run(self, stop: Stop) -> SearchResult:
         meta = self.spec.meta
         use_start_method(meta.start_method)
-        check_installed("ray", *(["optuna"] if meta.search_algorithm == "optuna" else []))
+        schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
+        check_installed(*["ray"] * schedules, *["optuna"] * (meta.search_algorithm == "optuna"))
         check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
         algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # of the first values
@@ -162,45 +168,46 @@ class Search:
         table = SearchTable(self.state.metric)
         with table, notices_to(table):
             begin = perf_counter()
-            ensure_server()  # it loads torch while Ray starts
-            table.say(f"{self.spec.name}: starting Ray …")
+            ensure_server()  # it loads torch meanwhile
             if self._drawn:
                 table.notice(f"no meta.random_seed given; using {meta.random_seed}")
-            address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
-            self.plan = replace(self.plan, cluster=None)
-            if address not in (None, "local"):
-                with connected(address, folder) as joined:
-                    table.say(str(joined))
-                    nodes, gpus = [node.cores for node in joined.nodes], sum(node.gpus for node in joined.nodes)
-                    self._share = trial_resources(self.spec, self.plan, self.space.trials, gpus * (self.plan.device != "cpu"), nodes)
-                    self._in_cluster(table, stop, begin, {})
-                return self._analyze(table, stop)
-            with LocalCluster(available_cores(self.spec, self.plan), 0 if self.plan.device == "cpu" else None) as cluster:
-                self._share = trial_resources(self.spec, self.plan, self.space.trials, cluster.gpus or 0)
-                self._in_cluster(table, stop, begin, shared_server())
+            with LocalExecutor(stall_notice=None) as here, self._executor(here, table, stop) as executor:
+                self._run_stages(executor, table, stop, begin)
         return self._analyze(table, stop)
 
-    def _in_cluster(self, table: SearchTable, stop: Stop, begin: float, server: Mapping[str, Any]) -> None:
-        share = self._share
-        pool = TrialPool(share.concurrent, share.cores, share.gpus, server)
-        try:
-            if not self._continued:
-                check_builds_in_process(self.spec, self.plan)
-            if stop.requested:
-                raise KeyboardInterrupt
-            paths = self._open()
-            threading.Thread(target=load_analysis, daemon=True).start()
-            self._say_what_runs(table, share, perf_counter() - begin)
-            self._search_stage(pool, paths, table).run(stop)
-            if self.state.confirm and not stop.requested:
-                self._confirm_stage(pool, paths, table, stop)
-        finally:
-            pool.close()
+    @contextmanager
+    def _executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
+        """Check the builds, decide on the share of a trial, and yield what runs trials: the executor of this machine, or of the cluster."""
+        address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
+        self.plan = replace(self.plan, cluster=None)
+        if not self._continued:
+            table.say(f"{self.spec.name}: building envs and agents of the values …")
+        with suppress(TaskFailed):  # a defect, which the trials report
+            messages = run_task(here, "the check of the builds", check_in_process, self.spec, self.plan, self._continued, stop=stop)
+            self._gpus = next(int(message.content[0]) for message in messages if message.kind == "valid")
+        if address is None:
+            self._share = trial_resources(self.spec, self.plan, self.space.trials, self._gpus)
+            yield here
+            return
+        self._gpus = 0  # Ray shows each trial its own
+        with connected(address, folder) as joined, RayExecutor(stall_notice=None) as executor:
+            table.say(str(joined))
+            nodes, gpus = [node.cores for node in joined.nodes], sum(node.gpus for node in joined.nodes)
+            self._share = trial_resources(self.spec, self.plan, self.space.trials, gpus * (self.plan.device != "cpu"), nodes)
+            yield executor
+
+    def _run_stages(self, executor: Executor, table: SearchTable, stop: Stop, begin: float) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        paths = self._open()
+        threading.Thread(target=load_analysis, daemon=True).start()
+        self._say_what_runs(table, self._share, perf_counter() - begin)
+        self._search_stage(executor, paths, table).run(stop)
+        if self.state.confirm and not stop.requested:
+            self._confirm_stage(executor, paths, table, stop)
 
     def _open(self) -> RunPaths:
         """Make the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
-        import ray
-
         new = self.paths is None
         try:
             paths = self.paths or new_run(self.plan.data_dir, self.spec.name)
@@ -209,7 +216,7 @@ class Search:
                 paths.make_dirs()
                 paths.remove_temporaries()
                 history = [] if new else start_history(paths.spec)
-                start = provenance({"backend": f"ray {ray.__version__}"}, "search") | ({} if new else {"continues": len(self.state.trials)})
+                start = provenance({}, "search") | ({} if new else {"continues": len(self.state.trials)})
                 meta = self.spec.meta.model_copy(update={"run": [*history, start]})
                 text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
                 replace_file(paths.spec, text.encode(), sync=True)
@@ -223,7 +230,7 @@ class Search:
         self.paths = paths
         return paths
 
-    def _say_what_runs(self, table: SearchTable, share: Resources, seconds: float) -> None:
+    def _say_what_runs(self, table: SearchTable, share: TrialShare, seconds: float) -> None:
         assert self.paths is not None
         meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
         trials = f"{self.space.trials} trials ({algorithm}), {share.concurrent} at a time"
@@ -236,7 +243,7 @@ class Search:
             killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, {ENDED}; "
             table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
-    def _search_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable) -> Stage:
+    def _search_stage(self, executor: Executor, paths: RunPaths, table: SearchTable) -> Stage:
         state = self.state
         scheduler = make_scheduler(self.spec, self.space, [(state.trials[t], frame, metric) for t, frame, metric in state.reports])
 
@@ -266,8 +273,9 @@ class Search:
         return Stage(
             state.trials,
             self.space.trials,
-            pool,
-            lambda trial: self._job(paths, trial),
+            executor,
+            self._share.resources,
+            lambda trial, slot: self._job(paths, trial, slot),
             save,
             table,
             self._share.concurrent,
@@ -280,7 +288,7 @@ class Search:
             exhausted=state.exhausted,
         )
 
-    def _job(self, paths: RunPaths, trial: TrialState) -> TrialJob:
+    def _job(self, paths: RunPaths, trial: TrialState, slot: int) -> TrialJob:
         after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
         spec, state = self.space.apply(trial.values), self.state
         sets: tuple[str, ...] = ()
@@ -288,10 +296,14 @@ class Search:
             after = min(after, trial.frame)
             spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"save_interval": 0.0})})
             sets = tuple(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
-        plan = replace(self.plan, jobs=self._share.sessions)
+        plan = self._plan_of(self._share, slot)
         return TrialJob(spec, paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
-    def _confirm_stage(self, pool: TrialPool, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
+    def _plan_of(self, share: TrialShare, slot: int) -> Plan:
+        """Return the plan of a trial; the trials of this machine are spread over its GPUs."""
+        return replace(self.plan, jobs=share.sessions, first_gpu=slot % self._gpus if self._gpus and share.gpus else 0)
+
+    def _confirm_stage(self, executor: Executor, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
         """Train the best trials again, with other seeds."""
         state = self.state
         if state.confirm_seed is None:
@@ -304,9 +316,9 @@ class Search:
         runs = confirming.open_run(paths, confirmed)
         table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
 
-        def job(trial: TrialState) -> TrialJob:
+        def job(trial: TrialState, slot: int) -> TrialJob:
             spec = confirming.confirmation_spec(self.space.apply(trial.values), state.confirm_seed or 0)
-            plan = replace(self.plan, jobs=share.sessions, common_seeds=True)
+            plan = replace(self._plan_of(share, slot), common_seeds=True)
             return TrialJob(spec, runs, trial.trial, plan, state.metric, state.baseline)
 
         def end(trial: TrialState) -> None:
@@ -317,7 +329,8 @@ class Search:
             stage = Stage(
                 chosen,
                 len(chosen),
-                pool,
+                executor,
+                share.resources,
                 job,
                 lambda: state.save(paths.search_state),
                 table,

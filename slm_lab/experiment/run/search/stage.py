@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
+from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Resources, Task
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.run.search.reports import metric_of
 from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
 from slm_lab.experiment.run.search.search_state import ATTEMPTS, TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable, Totals
-from slm_lab.experiment.run.search.trial_pool import TrialPool
-from slm_lab.experiment.run.search.trial_worker import Outcome, TrialJob, Update
+from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, run_trial_task
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.search_space import Values
 
+STOP_SECONDS = 120.0
+"""Time that a trial has to save and analyse itself after a stop."""
 _SAVE_EVERY = 2.0
 """Seconds between two saves of the state because of reports; a trial that begins or ends is saved at once."""
+
+
+@dataclass
+class _Running:
+    """A trial whose task runs."""
+
+    trial: TrialState
+    slot: int
+    last: Update | None = None
+    """With the outcome, once the trial has ended; its process still runs."""
 
 
 @dataclass
@@ -27,9 +40,12 @@ class Stage:
     trials: list[TrialState]
     """All trials so far; `run` appends those that `propose` returns."""
     target: int
-    pool: TrialPool
-    make_job: Callable[[TrialState], TrialJob]
-    """Raises SpecError if the combination of values is invalid."""
+    executor: Executor
+    resources: Resources
+    """Of each trial."""
+    make_job: Callable[[TrialState, int], TrialJob]
+    """Called with the trial and its slot, a number below `concurrent` that no other running trial has. Raises SpecError if the combination
+    of values is invalid."""
     save: Callable[[], None]
     """Called to save the state of the search."""
     table: SearchTable
@@ -44,6 +60,8 @@ class Stage:
     stopping: dict[int, Decision] = field(default_factory=dict)
     """Trials that the scheduler has stopped and that have not ended yet, and why."""
     exhausted: bool = False
+    running: dict[Any, _Running] = field(default_factory=dict)
+    """By their tasks."""
     _begun: dict[int, float] = field(default_factory=dict)
     """Trial → when its seconds were last counted."""
     _save_due: float = 0.0
@@ -55,7 +73,7 @@ class Stage:
     @property
     def free(self) -> bool:
         """Whether another trial can be started."""
-        return self.pool.idle > 0 and len(self.pool.running) < self.concurrent
+        return len(self.running) < self.concurrent
 
     def run(self, stop: Stop) -> None:
         """Run to the end. After a stop request no trial begins, and those that run save themselves."""
@@ -67,14 +85,13 @@ class Stage:
             if stop.requested and not asked:
                 asked = True
                 self.table.notice("saving checkpoints (Ctrl-C again quits without saving)")
-                for index in self.pool.running:
-                    self.pool.stop(index)
+                self.executor.stop(STOP_SECONDS)
             while not stop.requested and self.free and (waiting := self._next()) is not None:
                 self._start(waiting)
-            if not self.pool.running:
+            if not self.running:
                 break
-            for job, update in self.pool.events(0.25):
-                self._handle(job, update, stop)
+            for event in self.executor.events(0.25):
+                self._event(event, stop)
             self._count_seconds()
             if monotonic() >= self._save_due:
                 self._save_due = monotonic() + _SAVE_EVERY
@@ -98,18 +115,35 @@ class Stage:
         return self.trials[-1]
 
     def _start(self, trial: TrialState) -> None:
+        slots = {one.slot for one in self.running.values()}
+        slot = next(slot for slot in range(self.concurrent) if slot not in slots)
         try:
-            job = self.make_job(trial)
+            job = self.make_job(trial, slot)
         except SpecError as error:
             self._end(trial, Outcome("failed", cause=str(error), retry=False))
             return
         trial.status = "running"
         self._begun[trial.trial] = monotonic()
         self.save()  # before the trial writes a file
-        self.pool.start(job)
+        task = self.executor.start(f"trial {trial.trial}", run_trial_task, job, resources=self.resources)
+        self.running[task] = _Running(trial, slot)
 
-    def _handle(self, job: TrialJob, update: Update, stop: Stop) -> None:
-        trial = next(one for one in self.trials if one.trial == job.trial)
+    def _event(self, event: Event, stop: Stop) -> None:
+        one = self.running[event.task]
+        match event:
+            case Message(_, "update", (Update(outcome=None) as update,)):
+                self._handle(event.task, one.trial, update, stop)
+            case Message(_, "update", (Update() as update,)):
+                one.last = update
+            case Message(_, "failed", (cause,)):
+                one.last = Update(one.trial.frame, outcome=Outcome("failed", cause=cause))
+            case Died(_, reason, output):
+                cause = reason if event.lost else f"the process that ran the trial {reason}\n{output}".strip()
+                last = one.last or Update(one.trial.frame, outcome=Outcome("failed", cause=cause, lost=event.lost))
+                del self.running[event.task]
+                self._handle(event.task, one.trial, last, stop)
+
+    def _handle(self, task: Task, trial: TrialState, update: Update, stop: Stop) -> None:
         trial.frame = max(trial.frame, update.frame)
         trial.take_over = None
         for frame, metric in update.reports:
@@ -118,7 +152,7 @@ class Stage:
             decision = self.scheduler.report(trial, frame, metric) if self.scheduler is not None else None
             if decision is not None and update.outcome is None and trial.trial not in self.stopping:
                 self.stopping[trial.trial] = decision
-                self.pool.stop(trial.trial)
+                task.stop(STOP_SECONDS)
         if update.outcome is not None:
             self._count_seconds()
             del self._begun[trial.trial]

@@ -6,16 +6,15 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from slm_lab.experiment.execute.local.child import Target
+from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Target, Task, TaskFailed, run_task
 from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, use_start_method
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
-from slm_lab.experiment.execute.local.supervisor import Child, Died, Message, Supervisor
-from slm_lab.experiment.execute.ray.runs import ClusterRun, ClusterRuns, Ended, Sent
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED, RunLock
 from slm_lab.experiment.files.paths import RunPaths, new_folder
 from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, about_study, run_name
@@ -36,6 +35,29 @@ ATTEMPTS = 2
 STOP_SECONDS = 120.0
 """Time that a run has to save and analyse itself after a stop."""
 _POLL = 0.5
+
+
+class _Runner(NamedTuple):
+    """What starts the runs of a study."""
+
+    executor: Executor
+    concurrent: int
+    """Maximum number of concurrent runs."""
+    jobs: int | None
+    """Maximum number of concurrent Sessions of each."""
+    resources: Resources
+    gpus: int
+    """GPUs of this machine that runs are spread over; 0: none, or the cluster does it."""
+
+
+@dataclass
+class _Running:
+    """A run whose task runs."""
+
+    state: RunState
+    slot: int
+    outcome: tuple[str, str] | None = None
+    """Status and cause that it has reported."""
 
 
 class StudyExperiment:
@@ -90,16 +112,16 @@ class StudyExperiment:
         check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
         use_start_method(study.runs[0].spec.meta.start_method)
         adopted = adopted_runs(self.study, self.adopt)
-        concurrent, jobs = self._concurrency()
+        concurrent, _ = self._concurrency()
         table = StudyTable(self.states, concurrent)
-        with table, notices_to(table), Supervisor(stall_notice=None) as supervisor:
+        with table, notices_to(table), LocalExecutor(stall_notice=None) as executor:
             ensure_server()
             if self.paths is not None:
                 self._take_lock(self.paths)
             known = {} if self.paths is None else self._known(self.paths)
             missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
             ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
-            gpus = 0 if ended and not missing else self._check_builds(supervisor, missing, stop)
+            gpus = 0 if ended and not missing else self._check_builds(executor, missing, stop)
             concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
             paths = self._open()
             self._set_aside(paths, known, table)
@@ -109,10 +131,9 @@ class StudyExperiment:
             if self._lock is not None and self._lock.killed is not None:
                 table.say(f"the last start, {self._lock.killed}, {ENDED}")
             table.say(table.summary())
-            with self._runner(supervisor) as (runner, on_cluster):
-                concurrent, jobs = on_cluster or (concurrent, jobs)
-                table.concurrent = concurrent
-                self._run_missing(runner, paths, table, concurrent, jobs, gpus, stop)
+            with self._runner(executor, gpus) as runner:
+                table.concurrent = runner.concurrent
+                self._run_missing(runner, paths, table, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # of runs, which have ended
                 lock.unlink(missing_ok=True)
@@ -121,29 +142,27 @@ class StudyExperiment:
                 raise KeyboardInterrupt
 
     @contextmanager
-    def _runner(self, supervisor: Supervisor) -> Iterator[tuple[Supervisor | ClusterRuns, tuple[int, int | None] | None]]:
-        """Yield what starts runs; on a cluster also how many there are at a time, and the Sessions at a time of each."""
+    def _runner(self, here: Executor, gpus: int) -> Iterator[_Runner]:
+        """Yield what starts runs: the executor of this machine, or one of the cluster."""
         if self.plan.cluster is None:
-            yield supervisor, None
+            concurrent, jobs = self._concurrency()
+            yield _Runner(here, gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)
             return
         from slm_lab.experiment.execute.ray.connect import connected
+        from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 
         assert self.paths is not None
         with connected(self.plan.cluster, self.paths.root) as cluster:
             nodes = cluster.nodes
-            most = int(max(node.cores for node in nodes))
-            widest = self._widest(most)
+            widest = self._widest(int(max(node.cores for node in nodes)))
             cluster.check_fits("a run", widest)
             room = sum(int(node.cores // widest) for node in nodes)
             concurrent = 1 if "wall_t" in self.study.spec.x else min(room, self.plan.jobs or room, len(self.study.runs))
-            gpus = 0.0
+            share = 0.0
             if self.plan.device != "cpu" and any(node.gpus for node in nodes):
-                gpus = max((gpu_share(run) for run in self.study.runs), default=0.0)
-            runs = ClusterRuns(widest, gpus)
-            try:
-                yield runs, (concurrent, widest)
-            finally:
-                runs.close()
+                share = max((gpu_share(run) for run in self.study.runs), default=0.0)
+            with RayExecutor(stall_notice=None) as executor:  # Ray shows each run its GPUs
+                yield _Runner(executor, concurrent, widest, Resources(widest, share), 0)
 
     def _widest(self, limit: int) -> int:
         """Return the cores of the run that needs most, with as many Sessions at a time as `limit` cores allow."""
@@ -299,84 +318,56 @@ class StudyExperiment:
 
     # ---- processes
 
-    def _check_builds(self, supervisor: Supervisor, missing: Sequence[RunState], stop: Stop) -> int:
+    def _check_builds(self, executor: Executor, missing: Sequence[RunState], stop: Stop) -> int:
         """Build env and agent of each entry in each env once, in a process of its own; return the number of GPUs. Raises SpecError."""
         specs = {state.run.digest: state.run for state in missing}
-        child = supervisor.start(
-            "check", check_in_process, list(specs.values()), replace(self.plan, jobs=None), f"{self.study.source} {self.study.name}"
-        )
-        while True:
-            for event in supervisor.events(_POLL):
-                match event:
-                    case Message(_, "valid", (gpus,)):
-                        supervisor.kill(child)
-                        return int(gpus)
-                    case Message(_, "user_error", (error,)):
-                        supervisor.kill(child)
-                        raise error
-                    case Died():
-                        raise UserError(f"the check of the specs failed: it {event.reason}\n{event.output}")
-            if stop.requested:
-                supervisor.kill(child)
-                raise KeyboardInterrupt
+        source = f"{self.study.source} {self.study.name}"
+        arguments = list(specs.values()), replace(self.plan, jobs=None), source
+        try:
+            messages = run_task(executor, "the check of the specs", check_in_process, *arguments, stop=stop)
+        except TaskFailed as error:
+            raise UserError(str(error)) from None
+        return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
-    def _run_missing(
-        self,
-        supervisor: Supervisor | ClusterRuns,
-        paths: StudyPaths,
-        table: StudyTable,
-        concurrent: int,
-        jobs: int | None,
-        gpus: int,
-        stop: Stop,
-    ) -> None:
-        slots: dict[Child | ClusterRun, int] = {}
-        running: dict[Child | ClusterRun, RunState] = {}
-        outcomes: dict[Child | ClusterRun, tuple[str, str]] = {}
+    def _run_missing(self, runner: _Runner, paths: StudyPaths, table: StudyTable, stop: Stop) -> None:
+        running: dict[Task, _Running] = {}
         stopped = False
         while True:
             if stop.requested and not stopped:
                 stopped = True
                 table.say("stopping: the runs under way save themselves …")
-                supervisor.stop(STOP_SECONDS)
+                runner.executor.stop(STOP_SECONDS)
             for state in self.states if not stopped else ():
-                if len(running) >= concurrent:
+                if len(running) >= runner.concurrent:
                     break
                 if state.status == "waiting":
-                    slot = next(slot for slot in range(concurrent) if slot not in slots.values())
-                    child = self._start(supervisor, paths, state, jobs, slot % gpus if gpus else 0)
-                    running[child], slots[child] = state, slot
+                    slot = next(slot for slot in range(runner.concurrent) if slot not in [one.slot for one in running.values()])
+                    running[self._start(runner, paths, state, slot % runner.gpus if runner.gpus else 0)] = _Running(state, slot)
             if not running:
                 return
-            for event in supervisor.events(_POLL):
+            for event in runner.executor.events(_POLL):
                 match event:
-                    case Message(child, "outcome", (status, cause)) | Sent(child, "outcome", (status, cause)):
-                        outcomes[child] = status, cause
-                    case Message(child, "failed", (cause,)) | Sent(child, "failed", (cause,)):
-                        outcomes[child] = "failed", cause
-                    case Ended(child, reason, lost):
-                        status, cause = outcomes.pop(child, ("stopped" if lost else "failed", f"the process of the run {reason}"))
-                        if lost:
-                            table.say(f"{running[child].run.name}: {reason}; it continues on another one")
-                        del slots[child]
-                        self._end(running.pop(child), status, cause, table)
-                    case Died(child, reason, output, _):
-                        status, cause = outcomes.pop(child, ("failed", f"the process of the run {reason}\n{output}".strip()))
-                        del slots[child]
-                        self._end(running.pop(child), status, cause, table)
-            for state in running.values():
-                state.share = max(state.share, self._share(state.run))
+                    case Message(task, "outcome", (status, cause)):
+                        running[task].outcome = status, cause
+                    case Message(task, "failed", (cause,)):
+                        running[task].outcome = "failed", cause
+                    case Died(task, reason, output):
+                        one = running.pop(task)
+                        ended = "stopped" if event.lost else "failed", f"the process of the run {reason}\n{output}".strip()
+                        if event.lost and one.outcome is None:
+                            table.say(f"{event.text}; it continues on another one")
+                        self._end(one.state, *(one.outcome or ended), table)
+            for one in running.values():
+                one.state.share = max(one.state.share, self._share(one.state.run))
             table.show()
 
-    def _start(
-        self, supervisor: Supervisor | ClusterRuns, paths: StudyPaths, state: RunState, jobs: int | None, gpu: int
-    ) -> Child | ClusterRun:
+    def _start(self, runner: _Runner, paths: StudyPaths, state: RunState, gpu: int) -> Task:
         folder = self._folders[key_of(state.run)]
         state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
         state.begun_at = state.share
         name = folder.root.name
-        job = RunJob(state.run.spec, folder, paths.result(name), paths.lock_of(name), self.plan.device, gpu, jobs)
-        return supervisor.start(state.run.name, self._target, job)
+        job = RunJob(state.run.spec, folder, paths.result(name), paths.lock_of(name), self.plan.device, gpu, runner.jobs)
+        return runner.executor.start(state.run.name, self._target, job, resources=runner.resources)
 
     def _end(self, state: RunState, status: str, cause: str, table: StudyTable) -> None:
         state.cause = cause

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from slm_lab.experiment.execute.local.child import ChildContext
+from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.study_paths import RunFolder
@@ -36,7 +36,7 @@ class RunJob:
     jobs: int | None
 
 
-def run_in_process(context: ChildContext, job: RunJob) -> None:
+def run_in_process(context: Context, job: RunJob) -> None:
     """Train, write the result, and send ("outcome", "done" | "failed" | "stopped" | "invalid", cause)."""
     lock = SessionLock(job.lock)
     context.print_to(job.folder.log)
@@ -56,7 +56,7 @@ def run_in_process(context: ChildContext, job: RunJob) -> None:
     context.send("outcome", "done", "")
 
 
-def _train(context: ChildContext, job: RunJob) -> None:
+def _train(context: Context, job: RunJob) -> None:
     """Train, and write the result, while the lock is held: a study that waits for the lock finds the result."""
     from slm_lab.experiment.report.run import Run
     from slm_lab.experiment.report.study_result import write_result
@@ -84,7 +84,7 @@ def has_failed(paths: RunPaths) -> bool:
     return Run(paths).status == "failed"
 
 
-def check_in_process(context: ChildContext, runs: list[StudyRun], plan: Plan, source: str) -> None:
+def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
     """Build env and agent of each run's spec; send ("valid", number of GPUs) or ("user_error", error)."""
     import torch
 

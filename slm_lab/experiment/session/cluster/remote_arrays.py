@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -278,3 +279,13 @@ class RemoteArrays:
             np.copyto(copies.arrays[name], array)
             if name in copies.sent:
                 np.copyto(copies.sent[name], array[self.index])
+
+
+@dataclass(frozen=True)
+class ServedNet:
+    """The SharedNet of Sessions on any nodes. Args: server: the first process of the ParameterServer."""
+
+    server: Remote
+
+    def store(self, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool) -> RemoteArrays:
+        return RemoteArrays(self.server, spec, index, info, fresh=fresh)

@@ -1,6 +1,6 @@
-"""Events and tables of Sessions on other nodes.
+"""Tables of Sessions on other nodes.
 
-Rows and logs go to one process on the driver's node, which alone writes them in the run's folder. Checkpoints, which can be large, are
+Rows go to one process on the driver's node, which alone writes them in the run's folder. Checkpoints, which can be large, are
 written by the Session itself: to the run's folder, which all nodes see then, or to the URL that the run has for them (Plan.storage). A
 Session that was given up, since its node did not answer, may still run: its number of restarts is an old one then, and nothing more is
 taken from it.
@@ -9,11 +9,10 @@ taken from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from slm_lab.experiment.events import Event, Mode
+from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row
 from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, Spans
@@ -25,13 +24,12 @@ class Superseded(PlainError):
 
 
 class SinkServer:
-    """Writes the tables of all Sessions of a trial, and keeps their other events until they are taken."""
+    """Writes the tables of all Sessions of a trial."""
 
     def __init__(self) -> None:
         self._sinks: dict[int, LocalSink] = {}
         self._restarts: dict[int, int] = {}
         self._errors: dict[int, Exception] = {}
-        self._events: list[Event] = []
 
     def begin(self, session: int, restart: int, paths: RunPaths, trial: int) -> None:
         """Take rows from a Session from now on, from its process number `restart` alone."""
@@ -41,14 +39,14 @@ class SinkServer:
             before.close()
         self._errors.pop(session, None)
         self._restarts[session] = restart
-        self._sinks[session] = LocalSink(paths, trial, self._events.append)
+        self._sinks[session] = LocalSink(paths, trial)
 
-    def report(self, session: int, restart: int, event: Event) -> None:
-        """Take an event, a row too. An error is raised by the Session's next `call`."""
-        if restart < self._restarts.get(session, 0):
+    def write(self, session: int, restart: int, event: Row | CheckpointWritten) -> None:
+        """Hand the Session's LocalSink a row, or that a checkpoint was written. An error is raised by the Session's next `call`."""
+        if restart != self._restarts.get(session):
             return
         try:
-            self._sinks[session](event) if session in self._sinks else self._events.append(event)
+            self._sinks[session](event)
         except Exception as error:
             self._errors.setdefault(session, error)
 
@@ -60,28 +58,31 @@ class SinkServer:
             raise error
         return getattr(self._sinks[session], method)(*args)
 
-    def log(self, path: Path, line: str) -> None:
-        """Append a line to the log of a Session. One that cannot be written (the disk is full) is not an error of its own."""
-        with suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
 
-    def take(self) -> list[Event]:
-        """Return the events since the last call, without rows."""
-        events, self._events[:] = list(self._events), []
-        return events
+@dataclass(frozen=True)
+class OpenRemoteSink:
+    """The OpenSink of Sessions on any node."""
+
+    server: Remote
+
+    def __call__(self, paths: RunPaths, trial: int, index: int, restart: int, emit: Emit) -> RemoteSink:
+        return RemoteSink(self.server, index, restart, paths, trial, emit)
 
 
 class RemoteSink:
-    """The RunSink of a Session on any node."""
+    """The RunSink of a Session on any node. Events other than rows go to `emit`."""
 
-    def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int) -> None:
-        self.server, self.session, self.restart = server, session, restart
+    def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int, emit: Emit) -> None:
+        self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
-        """Writes checkpoints directly from this node; rows and logs go to the server."""
+        """Writes checkpoints directly from this node; rows go to the server."""
         server.call("begin", session, restart, paths, trial)
 
     def __call__(self, event: Event) -> None:
-        self.server.send("report", self.session, self.restart, event)
+        if isinstance(event, (Row, CheckpointWritten)):
+            self.server.send("write", self.session, self.restart, event)
+        if not isinstance(event, Row):
+            self.emit(event)
 
     def open(self, table: int, frame: int = 0) -> None:
         self._call("open", table, frame)

@@ -1,4 +1,4 @@
-"""The parent's side of a run's child processes: it sends orders, and receives messages, stalls and deaths."""
+"""The executor of this machine: each task is a child process. Here is the parent's side; child.py has the other one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Stalled, Target
+from slm_lab.experiment.execute.heartbeat import HEARTBEAT_BYTES, PHASES, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local import child as child_side
-from slm_lab.experiment.execute.local.child import Setup, SharedFd, Target
+from slm_lab.experiment.execute.local.child import Setup, SharedFd
 from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
-from slm_lab.experiment.execute.local.heartbeat import HEARTBEAT_BYTES, PHASES, Heartbeat, StallTimer
 from slm_lab.lib.environment import environment
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.process_group import kill_group
@@ -47,44 +48,13 @@ _MEANINGS = {
     "SIGFPE": "invalid arithmetic in native code",
     "SIGILL": "native code for another processor",
 }
+_SHARED = Resources()
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 """Start of a line that slm_lab logged, which does not explain a death."""
 
 
-class Message(NamedTuple):
-    """A message from a child."""
-
-    child: Child
-    kind: str
-    content: tuple[Any, ...]
-
-
-class Died(NamedTuple):
-    """A child's process has ended, for whatever reason; it is reaped, and the processes that it started are killed."""
-
-    child: Child
-    reason: str
-    """"killed by SIGKILL (often: out of memory)", "ended with exit code 3", "did not end within 60 seconds", …"""
-    output: str
-    """The last lines that it printed."""
-    code: int | None
-    """Exit code, negative for a signal; None for a process that cannot be killed."""
-
-
-class Stalled(NamedTuple):
-    """A child's heartbeat has not changed for longer than a limit; the process keeps running."""
-
-    child: Child
-    seconds: float
-    phase: str
-    level: Literal["notice", "limit"]
-
-
-Event = Message | Died | Stalled
-
-
-class Child:
-    """A task that runs in a process, and after its death in a new one. Made by `Supervisor.start`.
+class LocalTask:
+    """A task that runs in a process, and after its death in a new one. Started by `LocalExecutor.start`.
 
     Attributes:
         restart: number of processes that died over this task.
@@ -151,7 +121,7 @@ class Child:
     # ---- communication
 
     def send(self, order: Any) -> None:
-        """Send the child an order (`ChildContext.receive`). Without effect if the child has ended."""
+        """Send the child an order (`Context.receive`). Without effect if the child has ended."""
         self._send("order", order)
 
     def stop(self, grace: float) -> None:
@@ -175,7 +145,7 @@ class Child:
             [line for line in lines if line and not _LOGGED.match(line) and not line.startswith("Extension modules: ")][-_TAIL_LINES:]
         )
 
-    # ---- for Supervisor
+    # ---- for LocalExecutor
 
     @property
     def waitable(self) -> list[Any]:
@@ -253,7 +223,7 @@ class Child:
             os.close(fd)
 
 
-class Supervisor:
+class LocalExecutor:
     """Owns the child processes of one run, in one thread at a time.
 
     Args:
@@ -262,23 +232,23 @@ class Supervisor:
 
     def __init__(self, stall_notice: float | None = 30.0, stall_limit: float | None = None) -> None:
         self.stall_notice, self.stall_limit = stall_notice, stall_limit
-        self.children: list[Child] = []
+        self.children: list[LocalTask] = []
         """Those whose processes run."""
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> LocalExecutor:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def start(self, name: str, target: Target, *args: Any) -> Child:
+    def start(self, name: str, target: Target, *args: Any, resources: Resources = _SHARED) -> LocalTask:
         """Start a child that runs target(context, *args), with one thread of numpy and torch. Raises OSError."""
-        child = Child(name, target, args)
+        child = LocalTask(name, target, args)
         child.start()
         self.children.append(child)
         return child
 
-    def restart(self, child: Child, *args: Any) -> None:
+    def restart(self, child: LocalTask, *args: Any) -> None:
         """Start a new process for a child, with new arguments if any are given, after killing the old one. Raises OSError."""
         self.kill(child)
         child.restart += 1
@@ -314,7 +284,7 @@ class Supervisor:
         for child in self.children:
             child.stop(grace)
 
-    def kill(self, child: Child) -> None:
+    def kill(self, child: LocalTask) -> None:
         """Kill a child and all that it started, at once. No event reports it."""
         child.end()
         child.inbox.clear()

@@ -1,26 +1,19 @@
-"""Runs the trials of a search one after another, in a process that Ray started. This module does not import ray.
+"""A trial of a search: a task of an executor.
 
-A trial runs in a thread, and each of its Sessions in a process of its own, also if there is only one: a copy of the fork server of the
-search, which loads torch once for all trials. So a Session that is killed is a failed Session, as in any run, and this process needs no
-torch.
+Each of its Sessions has a process of its own, also if there is only one. So a Session that is killed is a failed Session, as in any run.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import time
 import traceback
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
-from slm_lab.experiment.execute.local.fork_server import server_in_use, use_server
+from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
@@ -31,7 +24,7 @@ from slm_lab.experiment.session.resume import read_run
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.spec import Spec
 
-_POLL = 0.1
+_POLL = 0.25
 """Seconds between two looks at the tables."""
 
 
@@ -77,69 +70,45 @@ class Update:
     outcome: Outcome | None = None
 
 
-class TrialWorker:
-    """Runs one trial at a time.
+def run_trial_task(context: Context, job: TrialJob) -> None:
+    """Run a trial. Messages: ("update", Update) for what its tables report, and in the end with the outcome."""
+    lock, reader = SessionLock(job.paths.trial_lock(job.trial)), _Reader(context, job)
+    try:
+        with reader, job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
+            outcome = run_trial(job, context.stop, Console(file=log, width=200, highlight=False, soft_wrap=True))
+    finally:
+        lock.release()
+    reader.report(outcome)
 
-    Args:
-        server: the fork server of the search, see process.server.shared_server; {} on another machine.
-        folder: current folder of the search.
-    """
 
-    def __init__(self, server: Mapping[str, Any], folder: Path | None = None) -> None:
-        if folder is not None:
-            with suppress(OSError):  # this node has no such folder
-                os.chdir(folder)
-            if str(folder) not in sys.path:
-                sys.path.append(str(folder))  # for "package.module:Name" in a spec
-        self._processes = ExitStack()
-        self._processes.enter_context(server_in_use())  # for all its trials
-        use_server(server)
-        self._thread: threading.Thread | None = None
-        self._outcome: Outcome | None = None
+class _Reader:
+    """Reads the tables of a running trial from a thread, while the context is open, and sends what is new."""
 
-    def begin(self, job: TrialJob) -> None:
-        """Start a trial. The one before must have ended."""
-        assert self._thread is None
-        self._stop, self._outcome = Stop(), None
-        self._reader = ReportReader(job.paths, job.trial, job.spec, job.metric, job.baseline, job.after)
-        self._thread = threading.Thread(target=self._run, args=(job,), name=f"trial {job.trial}", daemon=True)
+    def __init__(self, context: Context, job: TrialJob) -> None:
+        self._context = context
+        self._reports = ReportReader(job.paths, job.trial, job.spec, job.metric, job.baseline, job.after)
+        self._sent, self._ended = 0, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+
+    def __enter__(self) -> None:
         self._thread.start()
 
-    def update(self, stop: bool = False, seconds: float = 0.5) -> Update:
-        """Return what is new, after waiting for at most `seconds`. With `stop`, let the Sessions save themselves and end."""
-        assert self._thread is not None
-        if stop:
-            self._stop.requested = True
-        deadline = time.monotonic() + seconds
-        while True:
-            ended = not self._thread.is_alive()
-            reports = self._read()
-            if ended:
-                self._thread = None
-                return Update(self._reader.frame, reports, self._outcome)
-            if reports or time.monotonic() >= deadline:
-                return Update(self._reader.frame, reports)
-            self._thread.join(_POLL)
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
-    def _read(self) -> tuple[tuple[int, float], ...]:
+    def _run(self) -> None:
+        while not self._ended.wait(_POLL):
+            self.report()
+
+    def report(self, outcome: Outcome | None = None) -> None:
+        """Send what is new, and the outcome."""
+        reports: tuple[tuple[int, float], ...] = ()
         with suppress(OSError, ValueError, KeyError):  # a table that is being cut back to a checkpoint
-            return tuple(self._reader.read())
-        return ()
-
-    def _run(self, job: TrialJob) -> None:
-        lock = SessionLock(job.paths.trial_lock(job.trial))
-        stop = self._stop
-        try:
-            with job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
-                self._outcome = run_trial(job, stop, Console(file=log, width=200, highlight=False, soft_wrap=True))
-        except BaseException:
-            self._outcome = Outcome("failed", cause=traceback.format_exc())
-        finally:
-            lock.release()
-
-    def close(self) -> None:
-        """End the fork server, if this process has started one."""
-        self._processes.close()
+            reports = tuple(self._reports.read())
+        if reports or self._reports.frame > self._sent or outcome is not None:
+            self._sent = self._reports.frame
+            self._context.send("update", Update(self._sent, reports, outcome))
 
 
 def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:

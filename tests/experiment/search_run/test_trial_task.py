@@ -1,4 +1,4 @@
-"""Trials in a worker, without Ray: started, reported, stopped, continued, and with a Session that is killed."""
+"""Trials as tasks of an executor: started, reported, stopped, continued, and with a Session that is killed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from slm_lab.experiment.execute.executor import Died, Message
+from slm_lab.experiment.execute.local.fork_server import server_in_use
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.bundle import VERSION, load, save
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.search.trial_worker import TrialJob, TrialWorker, Update, copy_checkpoints
+from slm_lab.experiment.run.search.trial_task import TrialJob, Update, copy_checkpoints, run_trial_task
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.spec import Spec
-from tests.experiment.commands import rows, until
-
-
-@pytest.fixture
-def worker() -> TrialWorker:
-    return TrialWorker({})
+from tests.experiment.commands import rows
 
 
 @pytest.fixture
@@ -39,26 +37,30 @@ def job(tmp_path: Path, make_spec: Callable[..., Spec]) -> Callable[..., TrialJo
     return make
 
 
-def updates(worker: TrialWorker, stop_at: int | None = None) -> Iterator[Update]:
+def updates(job: TrialJob, stop_at: int | None = None) -> Iterator[Update]:
     """The updates of a trial until it has ended; a stop is requested once it has reached a frame."""
-    stop = False
-    while True:
-        update = worker.update(stop)
-        yield update
-        stop = stop_at is not None and update.frame >= stop_at
-        if update.outcome is not None:
-            return
+    with LocalExecutor(stall_notice=None) as executor, server_in_use():
+        task = executor.start("trial", run_trial_task, job)
+        while True:
+            for event in executor.events(0.2):
+                match event:
+                    case Message(_, "update", (Update() as update,)):
+                        yield update
+                        if stop_at is not None and update.frame >= stop_at:
+                            task.stop(60.0)
+                    case Died(code=code):
+                        assert code == 0
+                        return
 
 
-def run(worker: TrialWorker, job: TrialJob, stop_at: int | None = None) -> tuple[list[tuple[int, float]], Update]:
-    worker.begin(job)
-    seen = list(updates(worker, stop_at))
+def run(job: TrialJob, stop_at: int | None = None) -> tuple[list[tuple[int, float]], Update]:
+    seen = list(updates(job, stop_at))
     return [report for update in seen for report in update.reports], seen[-1]
 
 
-def test_a_trial_writes_its_own_files_and_reports_common_frames(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
+def test_a_trial_writes_its_own_files_and_reports_common_frames(job: Callable[..., TrialJob]) -> None:
     one = job(trial=3, meta={"max_session": 2})
-    reports, last = run(worker, one)
+    reports, last = run(one)
     assert last.outcome is not None
     assert (last.outcome.status, last.outcome.metrics["sessions"], last.frame) == ("finished", 2, 1000)
     assert [frame for frame, _ in reports] == [256, 500, 752, 1000] or [frame for frame, _ in reports] == [252, 500, 752, 1000]
@@ -71,35 +73,36 @@ def test_a_trial_writes_its_own_files_and_reports_common_frames(worker: TrialWor
 
 
 @pytest.mark.slow
-def test_a_stopped_trial_is_analysed_and_continues_where_it_was(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
+def test_a_stopped_trial_is_analysed_and_continues_where_it_was(job: Callable[..., TrialJob]) -> None:
     whole = job(trial=0, common_seeds=True, env={"max_frame": 40_000}, meta={"log_frequency": 1000})
     stopped = replace(whole, trial=1)
-    reports, last = run(worker, stopped, stop_at=1000)
+    reports, last = run(stopped, stop_at=1000)
     assert last.outcome is not None
     assert last.outcome.status == "stopped", last.outcome.cause
     assert last.outcome.metrics["status"] == "stopped"
     assert last.outcome.metrics["frame"] < 40_000
-    more, last = run(worker, replace(stopped, after=reports[-1][0]))
+    more, last = run(replace(stopped, after=reports[-1][0]))
     assert last.outcome is not None
     assert last.outcome.status == "finished"
     assert more[0][0] > reports[-1][0]
-    run(worker, whole)
+    run(whole)
     assert rows(stopped.paths.session_df(0, t=1)) == rows(stopped.paths.session_df(0, t=0))
 
 
-def test_a_killed_session_is_a_failed_trial_which_a_retry_continues(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
+def test_a_killed_session_is_a_failed_trial_which_a_retry_continues(job: Callable[..., TrialJob]) -> None:
     one = job(env={"max_frame": 30_000}, meta={"log_frequency": 1000, "save_interval": 0})
-    worker.begin(one)
-    until(lambda: one.paths.checkpoint(0, "last", 1).exists() and worker.update(seconds=0.1).frame >= 3000)
-    os.kill(_session_process(one.paths, 1), signal.SIGKILL)
-    last = list(updates(worker))[-1]
+    killed = False
+    for last in updates(one):
+        if not killed and last.frame >= 3000 and one.paths.checkpoint(0, "last", 1).exists():
+            os.kill(_session_process(one.paths, 1), signal.SIGKILL)
+            killed = True
     assert last.outcome is not None
     assert last.outcome.status == "failed"
     assert last.outcome.retry
     assert "SIGKILL" in last.outcome.cause
     frame = load(one.paths.checkpoint(0, "last", 1))["policies"][0]["clock"]["frame"]
     assert frame > 0
-    _, last = run(worker, one)
+    _, last = run(one)
     assert last.outcome is not None
     assert (last.outcome.status, last.frame) == ("finished", 30_000)
     assert f"continues at frame {frame:,}" in one.paths.trial_log(1).read_text()
@@ -116,9 +119,9 @@ def _session_process(paths: RunPaths, trial: int) -> int:
     raise AssertionError("no process prints to the log of the session")
 
 
-def test_a_spec_that_cannot_be_built_is_not_retried(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
+def test_a_spec_that_cannot_be_built_is_not_retried(job: Callable[..., TrialJob]) -> None:
     one = job(env={"no_such_argument": 1})
-    _, last = run(worker, one)
+    _, last = run(one)
     assert last.outcome is not None
     assert (last.outcome.status, last.outcome.retry) == ("failed", False)
     assert "no_such_argument" in last.outcome.cause
@@ -126,23 +129,23 @@ def test_a_spec_that_cannot_be_built_is_not_retried(worker: TrialWorker, job: Ca
 
 
 @pytest.mark.slow
-def test_trials_have_their_own_seeds_or_common_ones(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
+def test_trials_have_their_own_seeds_or_common_ones(job: Callable[..., TrialJob]) -> None:
     tables = {}
     for trial, common in ((0, False), (1, False), (2, True)):
         one = job(trial=trial, common_seeds=common)
-        run(worker, one)
+        run(one)
         tables[trial] = rows(one.paths.session_df(0, t=trial))
     assert tables[0] != tables[1]
     assert tables[0] == tables[2]
     assert session_seeds(5, 0, 0) != session_seeds(5, 1, 0)
 
 
-def test_a_trial_takes_over_the_state_of_another(worker: TrialWorker, job: Callable[..., TrialJob]) -> None:
+def test_a_trial_takes_over_the_state_of_another(job: Callable[..., TrialJob]) -> None:
     source, other = (job(trial=trial, env={"max_frame": 20_000}, meta={"log_frequency": 1000}) for trial in (0, 1))
-    run(worker, source, stop_at=4000)
-    run(worker, other, stop_at=1000)
+    run(source, stop_at=4000)
+    run(other, stop_at=1000)
     frame = load(source.paths.checkpoint(0, "last", 0))["policies"][0]["clock"]["frame"]
-    _, last = run(worker, replace(other, take_over=0, sets=("agent.algorithm.gamma=0.5",)))
+    _, last = run(replace(other, take_over=0, sets=("agent.algorithm.gamma=0.5",)))
     assert last.outcome is not None
     assert last.outcome.status == "finished"
     assert f"continues at frame {frame:,}; not exact: agent.algorithm.gamma was changed" in other.paths.trial_log(1).read_text()

@@ -1,0 +1,184 @@
+"""The executor of a Ray cluster: each task is an actor on some node."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Stalled, Target
+from slm_lab.experiment.execute.ray.connect import on_node
+from slm_lab.experiment.execute.ray.remote import LOST_NODE, RemoteActor, died
+from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
+from slm_lab.lib.log import notice
+
+_POLL_SECONDS = 5.0
+"""Time that a task's process waits for a message before it answers that there is none."""
+_PENDING_SECONDS = 20.0
+"""Time after which a task that waits for free resources is a notice."""
+
+
+class RayTask:
+    """A task that runs in an actor, and after its death in a new one."""
+
+    def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
+        self.name, self.target, self.args, self.resources = name, target, args, resources
+        self.restart = 0
+        self.actor: Any = None
+        self.taken: Any = None
+        """What `TaskActor.take` will return."""
+        self.inbox: deque[Event] = deque()
+        self.started: float | None = None
+        """When the process was asked for, in seconds of monotonic(); None once it runs."""
+        self.deadline = float("inf")
+        self.verdict = ""
+
+    def send(self, order: Any) -> None:
+        """Send an order. Without effect if the process has ended."""
+        self.actor.order.options(concurrency_group="control").remote(order)
+
+    def stop(self, grace: float) -> None:
+        """Request a stop; the process is killed if it has not ended within `grace` seconds."""
+        self.actor.stop.options(concurrency_group="control").remote()
+        if time.monotonic() + grace < self.deadline:
+            self.deadline, self.verdict = time.monotonic() + grace, f"did not end within {grace:.0f} seconds"
+
+
+class RayExecutor:
+    """Runs tasks on the nodes of the cluster that this process is connected to, each as soon as a node has its resources free.
+
+    Args: stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
+    """
+
+    def __init__(self, stall_notice: float | None = 30.0, stall_limit: float | None = None) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._limits = Limits(stall_notice, stall_limit)
+        self.tasks: list[RayTask] = []
+        """Those that have not ended."""
+        self._servers: list[Any] = []
+        self._noticed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(self, name: str, target: Target, *args: Any, resources: Resources = Resources()) -> RayTask:  # noqa: B008  # it is frozen
+        """Start a task that runs target(context, *args) in an actor."""
+        task = RayTask(name, target, args, resources)
+        self._launch(task)
+        return task
+
+    def _launch(self, task: RayTask) -> None:
+        remote = self._ray.remote(
+            num_cpus=task.resources.cores,
+            num_gpus=task.resources.gpus,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+            concurrency_groups={"control": 1, "mail": 1},
+        )(TaskActor)
+        task.actor = remote.remote(task.name, task.restart, Path(os.getcwd()), self._limits)
+        task.actor.run.remote(task.target, task.args)
+        task.started, task.deadline, task.verdict = time.monotonic(), float("inf"), ""
+        self._take(task)
+        self.tasks.append(task)
+
+    def _take(self, task: RayTask) -> None:
+        task.taken = task.actor.take.options(concurrency_group="mail").remote(_POLL_SECONDS)
+
+    def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> RemoteActor:
+        """Start an actor that only answers calls. It takes no core, and is started again if it dies as `options` say.
+
+        Args: node: id of the node that it should run on; None: any.
+        """
+        strategy = "SPREAD" if node is None else on_node(node, soft=bool(options.get("max_restarts")))
+        actor = self._ray.remote(num_cpus=0, scheduling_strategy=strategy, **options)(kind).remote(*args)
+        self._servers.append(actor)
+        return RemoteActor(actor)
+
+    def restart(self, task: RayTask, *args: Any) -> None:
+        """Start a new process for a task, with new arguments if any are given, after killing the old one."""
+        self.kill(task)
+        task.restart += 1
+        task.args = args or task.args
+        self._launch(task)
+
+    def events(self, timeout: float) -> Iterator[Event]:
+        """Wait until something happens, no longer than `timeout` seconds; yield the events, of each task first its messages."""
+        if not self.tasks:
+            time.sleep(timeout)
+            return
+        taken = {task.taken: task for task in self.tasks}
+        done, _ = self._ray.wait(list(taken), num_returns=1, timeout=timeout)
+        if done:  # what else there is, or the first task would always come first
+            done, _ = self._ray.wait(list(taken), num_returns=len(taken), timeout=0)
+        for future in done:
+            self._read(taken[future], future)
+        for task in list(self.tasks):
+            if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
+                task.inbox.append(Died(task, task.verdict, ""))
+            while task.inbox and task in self.tasks:
+                event = task.inbox.popleft()
+                if isinstance(event, Died):
+                    self.kill(task)
+                yield event
+        self._notice_pending()
+
+    def _read(self, task: RayTask, future: Any) -> None:
+        """Put what a task has sent into its inbox."""
+        try:
+            messages, ended = self._ray.get(future)
+        except self._ray.exceptions.RayError as error:
+            reason = died(error)
+            lost = reason == LOST_NODE
+            task.inbox.append(Died(task, reason if lost else f"ended: {reason}", "", lost=lost))
+            return
+        for kind, content in messages:
+            if kind == STARTED:
+                task.started = None
+            elif kind == LOG:
+                path, line = content
+                with suppress(OSError), path.open("a", encoding="utf-8") as file:  # the disk is full
+                    file.write(line)
+            elif kind == STALLED:
+                task.inbox.append(Stalled(task, *content))
+            else:
+                task.inbox.append(Message(task, kind, content))
+        if ended:
+            failed = any(kind == "failed" for kind, _ in messages)
+            task.inbox.append(Died(task, f"ended with exit code {int(failed)}", "", int(failed)))
+        else:
+            self._take(task)
+
+    def _notice_pending(self) -> None:
+        late = [task for task in self.tasks if task.started is not None and time.monotonic() > task.started + _PENDING_SECONDS]
+        if late and not self._noticed:
+            self._noticed = True
+            notice(f"{', '.join(task.name for task in late)} still {'wait' if len(late) > 1 else 'waits'} for a free core of the cluster")
+
+    def stop(self, grace: float) -> None:
+        """Request a stop of all tasks; those that have not ended within `grace` seconds are killed by `events`."""
+        for task in self.tasks:
+            task.stop(grace)
+
+    def kill(self, task: RayTask) -> None:
+        """Kill a task at once. No event reports it."""
+        self._ray.kill(task.actor)
+        task.inbox.clear()
+        if task in self.tasks:
+            self.tasks.remove(task)
+
+    def close(self) -> None:
+        """Kill all tasks and servers."""
+        for task in list(self.tasks):
+            self.kill(task)
+        for server in self._servers:
+            self._ray.kill(server)
+        self._servers.clear()

@@ -1,0 +1,131 @@
+"""The process of a task on a node of a Ray cluster, which Ray has started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from slm_lab.experiment.execute.executor import Target
+from slm_lab.experiment.execute.heartbeat import PHASES, WAITING, Heartbeat, StallTimer
+from slm_lab.experiment.execute.local.child import print_to_fd
+from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.plan import Stop
+from slm_lab.lib.log import logger
+
+_TICK = 0.2
+"""Seconds between two checks of the heartbeat."""
+STARTED, LOG, STALLED = "_started", "_log", "_stalled"
+"""Kinds of messages for the executor itself."""
+
+
+class Limits(NamedTuple):
+    """Seconds without a heartbeat after which a stall is reported; None: never."""
+
+    stall_notice: float | None
+    stall_limit: float | None
+
+
+class RayContext:
+    """The Context of a task on a node."""
+
+    def __init__(self, name: str, restart: int) -> None:
+        self.name, self.restart, self.stop, self.heartbeat = name, restart, Stop(), Heartbeat()
+        self.beat = self.heartbeat.beat
+        self.messages: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+        self.orders: SimpleQueue[Any] = SimpleQueue()
+
+    def send(self, kind: str, *content: Any) -> None:
+        self.messages.put((kind, content))
+
+    def receive(self) -> Any:
+        self.beat(WAITING)
+        order = self.orders.get()
+        if order is None:
+            self.orders.put(None)  # for the next call
+        return order
+
+    def print_to(self, path: Path) -> None:
+        """Send each line that this process prints from now on to the executor, which appends it to the file: this node may not see it."""
+        reading, writing = os.pipe()
+        print_to_fd(writing)
+
+        def forward() -> None:
+            with open(reading, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    self.send(LOG, path, line)
+
+        threading.Thread(target=forward, name="log", daemon=True).start()
+        logger.info("process %d on node %s of %s, restart %d", os.getpid(), node_id(), platform.node(), self.restart)
+
+
+def node_id() -> str:
+    """Return Ray's id of the node of this process."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+class TaskActor:
+    """Runs one target. `take`, `order` and `stop` are called from other threads meanwhile.
+
+    Args: folder: current folder of the executor's process.
+    """
+
+    def __init__(self, name: str, restart: int, folder: Path, limits: Limits) -> None:
+        self.context, self.limits = RayContext(name, restart), limits
+        self._timer, self._reported, self._ended = StallTimer(self.context.heartbeat), 0, False
+        with suppress(OSError):  # this node has no such folder
+            os.chdir(folder)
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # for "package.module:Name" in a spec
+
+    def run(self, target: Target, args: tuple[Any, ...]) -> None:
+        """Run the target to its end. An exception becomes the message ("failed", cause)."""
+        self.context.send(STARTED)
+        try:
+            target(self.context, *args)
+        except BaseException as error:
+            logging.getLogger(__name__).info("failed", exc_info=True)
+            self.context.send("failed", cause(error))
+        finally:
+            self._ended = True
+
+    def take(self, seconds: float) -> tuple[list[tuple[str, tuple[Any, ...]]], bool]:
+        """Wait for messages, for at most `seconds`; return them, and whether the target has ended and there are no more."""
+        messages: list[tuple[str, tuple[Any, ...]]] = []
+        deadline = time.monotonic() + seconds
+        while not messages and time.monotonic() < deadline:
+            ended = self._ended
+            with suppress(Empty):
+                messages.append(self.context.messages.get(block=not ended, timeout=_TICK))
+                while True:
+                    messages.append(self.context.messages.get_nowait())
+            self._look(messages)
+            if ended:
+                return messages, self.context.messages.empty()
+        return messages, False
+
+    def _look(self, messages: list[tuple[str, tuple[Any, ...]]]) -> None:
+        """Add a stall that has not been reported yet."""
+        seconds, before, (notice, limit) = self._timer.seconds(), self._reported, self.limits
+        self._reported = 2 if seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
+        if self._reported > before:
+            level = "limit" if self._reported == 2 else "notice"
+            messages.append((STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
+
+    def order(self, order: Any) -> None:
+        """Hand the target an order."""
+        self.context.orders.put(order)
+
+    def stop(self) -> None:
+        """Request a stop."""
+        self.context.stop.requested = True
+        self.context.orders.put(None)

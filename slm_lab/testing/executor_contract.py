@@ -1,0 +1,127 @@
+"""What every Executor does: subclass ExecutorContract, and pytest runs it on your own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.execute.executor import Context, Died, Event, Executor, Message
+
+_SECONDS = 60.0
+"""Bound for each wait; much less on an idle machine."""
+
+
+def echo(context: Context, first: str) -> None:
+    """Send `first`, each order that arrives, and how the task was stopped."""
+    context.send("first", first, context.name, context.restart)
+    while (order := context.receive()) is not None:
+        context.send("order", order)
+    context.send("stopped", context.stop.requested)
+
+
+def fail(context: Context) -> None:
+    """Raise an error after a message."""
+    context.send("before")
+    raise ValueError("broken on purpose")
+
+
+def write(context: Context, path: Path) -> None:
+    """Print to a file."""
+    context.print_to(path)
+    print("a line")  # noqa: T201
+    context.receive()
+
+
+def stay(context: Context) -> None:
+    """Ignore the request to stop."""
+    context.send("here")
+    while True:
+        time.sleep(0.05)
+
+
+class ExecutorContract:
+    """Tests of an executor. Subclasses define `executor`, a fixture of pytest.
+
+    Attributes: prints: whether output goes to a file (`Context.print_to`).
+    """
+
+    prints = True
+
+    def until(self, executor: Executor, done: Callable[[list[Event]], Any]) -> list[Event]:
+        """Return the events until `done` of them is true."""
+        events: list[Event] = []
+        deadline = time.monotonic() + _SECONDS
+        while not done(events):
+            assert time.monotonic() < deadline, events
+            events += executor.events(0.2)
+        return events
+
+    def test_messages_and_orders_arrive_in_order_and_death_comes_last(self, executor: Executor) -> None:
+        task = executor.start("one", echo, "hello")
+        for order in range(3):
+            task.send(order)
+        events = self.until(executor, lambda events: sum(isinstance(event, Message) for event in events) == 4)
+        assert [(event.kind, event.content) for event in _messages(events)] == [
+            ("first", ("hello", "one", 0)),
+            *(("order", (order,)) for order in range(3)),
+        ]
+        task.stop(_SECONDS)
+        *messages, died = self.until(executor, _has_died)
+        assert [(event.kind, event.content) for event in _messages(messages)] == [("stopped", (True,))]
+        assert isinstance(died, Died)
+        assert (died.task, died.code, died.lost) == (task, 0, False)
+
+    def test_an_error_is_a_message_and_then_a_death(self, executor: Executor) -> None:
+        executor.start("one", fail)
+        *messages, died = self.until(executor, _has_died)
+        assert [event.kind for event in _messages(messages)] == ["before", "failed"]
+        assert "broken on purpose" in list(_messages(messages))[-1].content[0]
+        assert isinstance(died, Died)
+        assert died.code == 1
+
+    def test_a_restarted_task_has_new_arguments_and_counts_its_processes(self, executor: Executor) -> None:
+        task = executor.start("one", echo, "hello")
+        self.until(executor, len)
+        executor.restart(task, "again")
+        events = self.until(executor, len)
+        assert [event.content for event in _messages(events)] == [("again", "one", 1)]
+        assert task.restart == 1
+
+    def test_a_task_that_does_not_stop_is_killed(self, executor: Executor) -> None:
+        task = executor.start("one", stay)
+        self.until(executor, len)
+        begin = time.monotonic()
+        task.stop(0.5)
+        events = self.until(executor, _has_died)
+        assert isinstance(events[-1], Died)
+        assert events[-1].task == task
+        assert time.monotonic() - begin >= 0.4
+
+    def test_a_killed_task_is_not_reported_and_the_others_go_on(self, executor: Executor) -> None:
+        killed, other = (executor.start(name, echo, name) for name in ("killed", "other"))
+        self.until(executor, lambda events: len(events) == 2)
+        executor.kill(killed)
+        other.send("still here")
+        events = self.until(executor, len)
+        assert [(event.task, event.content) for event in _messages(events)] == [(other, ("still here",))]
+        executor.stop(_SECONDS)
+        events = self.until(executor, _has_died)
+        assert {event.task for event in events} == {other}
+
+    def test_output_goes_to_a_file(self, executor: Executor, tmp_path: Path) -> None:
+        if not self.prints:
+            return
+        task, path = executor.start("one", write, tmp_path / "log.txt"), tmp_path / "log.txt"
+        self.until(executor, lambda events: path.exists() and "a line" in path.read_text(encoding="utf-8"))
+        task.stop(_SECONDS)
+        self.until(executor, _has_died)
+
+
+def _messages(events: list[Event]) -> Iterator[Message]:
+    return (event for event in events if isinstance(event, Message))
+
+
+def _has_died(events: list[Event]) -> bool:
+    return any(isinstance(event, Died) for event in events)

@@ -1,0 +1,82 @@
+"""The contract of executors, on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from slm_lab.experiment.execute.executor import Context, TaskFailed, run_task
+from slm_lab.experiment.execute.local.fork_server import server_in_use
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
+from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
+from slm_lab.experiment.plan import Stop, UserError
+from slm_lab.lib.environment import environment
+from slm_lab.testing.executor_contract import ExecutorContract
+from slm_lab.testing.fake_executor import FakeExecutor
+from tests.experiment.cluster.conftest import RAY, Nodes
+
+
+class TestLocalExecutor(ExecutorContract):
+    @pytest.fixture
+    def executor(self) -> Iterator[LocalExecutor]:
+        with server_in_use(), LocalExecutor(stall_notice=None) as executor:
+            yield executor
+
+
+class TestFakeExecutor(ExecutorContract):
+    prints = False
+
+    @pytest.fixture
+    def executor(self) -> FakeExecutor:
+        return FakeExecutor()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A Ray cluster with two cores on this machine."""
+    pytest.importorskip("ray")
+    from slm_lab.experiment.execute.ray.connect import connected
+
+    with environment(RAY):
+        nodes = Nodes(1, 2)
+        try:
+            with connected(nodes.address, None):
+                yield
+        finally:
+            nodes.close()
+
+
+class TestRayExecutor(ExecutorContract):
+    @pytest.fixture
+    def executor(self, cluster: None) -> Iterator[RayExecutor]:
+        with RayExecutor(stall_notice=None) as executor:
+            yield executor
+
+
+def answer(context: Context, kind: str) -> None:
+    match kind:
+        case "messages":
+            context.send("one", 1)
+            context.send("two", 2)
+        case "user_error":
+            context.send("user_error", UserError("yours"))
+        case "failed":
+            raise ValueError("ours")
+        case "blocked":
+            context.receive()
+
+
+def test_a_single_task_returns_its_messages_or_raises_its_error() -> None:
+    executor = FakeExecutor()
+    messages = run_task(executor, "one", answer, "messages", stop=Stop())
+    assert [(message.kind, message.content) for message in messages] == [("one", (1,)), ("two", (2,))]
+    with pytest.raises(UserError, match="yours"):
+        run_task(executor, "one", answer, "user_error", stop=Stop())
+    with pytest.raises(TaskFailed, match=r"one failed: .*ours"):
+        run_task(executor, "one", answer, "failed", stop=Stop())
+    stop = Stop()
+    stop.requested = True
+    with pytest.raises(KeyboardInterrupt):
+        run_task(executor, "one", answer, "blocked", stop=stop)
+    assert executor.tasks == []

@@ -52,7 +52,7 @@ class DirectLayer:
             out = _product(x, self.weight_t)
             out += self.bias
             if activation is not None:
-                activation.array_forward_(out)
+                activation.array_forward_(out, out)
             return out
         outputs = self.products.linear(torch.from_numpy(x), *self.params)
         if activation is not None:

@@ -61,8 +61,10 @@ class Watch:
             and not any(map(dict.__contains__, self._attributes, _FORWARD))
             and list(map(type, self._modules)) == self._kinds
             and list(map(_children, self._containers)) == self._modules_of  # `del` of a Sequential replaces the dictionary
-            and all([held[name] is one for held, name, one in self._scalars])  # noqa: C419  # these compare as equal if their values are
-            and list(map(Tensor.data_ptr, self._data)) == self._places
+            and (
+                not self._scalars or all(held[name] is one for held, name, one in self._scalars)
+            )  # these compare as equal if their values are
+            and (not self._data or list(map(Tensor.data_ptr, self._data)) == self._places)
         )
 
     def _is_same_structure(self) -> bool:

@@ -303,7 +303,7 @@ class Normalizers:
         for name, stats in self._stats.items():
             if (saved := state.get(f"{name}_stats")) is not None:
                 stats.load_state_dict(saved)
-        returns = state.get("reward_returns")  # absent in older checkpoints
+        returns = state["reward_returns"]
         if self.reward is not None and returns is not None and len(returns) == len(self.reward.return_N):
             self.reward.return_N[:] = returns
 

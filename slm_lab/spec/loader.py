@@ -26,10 +26,9 @@ from slm_lab.spec.report import Path, Report, nearest, show, value_at
 from slm_lab.spec.resolve import resolve
 from slm_lab.spec.rules import check_rules, check_updates
 from slm_lab.spec.sampler_rules import derive_sizes
-from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.search import prune_search
 from slm_lab.spec.search_check import check_search, drop_misplaced, note_search
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.spec import SPEC_VERSION, Spec
 from slm_lab.spec.text import plain, read
 from slm_lab.spec.tidy import drop_ineffective, drop_nulls, fill_names
 from slm_lab.spec.validate import likely_names, models_at, validate, wrong_parts
@@ -301,7 +300,7 @@ def _build(
     given, raw = raw, copy.deepcopy(raw)  # --set values are shared between the specs of a file
     report.for_slm_lab = is_for_slm_lab(raw)
     migrate(raw, report)
-    keep_meaning(raw, report)
+    _check_version(raw, report)
     for path, value in arguments.overrides.items():
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
@@ -363,6 +362,15 @@ def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Repo
     if whole and not searched.problems:
         note_search(raw, found)
     return spec, searched
+
+
+def _check_version(raw: dict[str, Any], report: Report) -> None:
+    """Report a spec that a run of another version has saved: its keys may mean something else."""
+    starts = value_at(raw, ("meta", "run"))
+    last = starts[-1] if isinstance(starts, list) and starts else starts  # an entry for each start of the run
+    if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
+        why = "another version of slm_lab saved this spec; remove meta.run to use its values as they are meant now"
+        report.fail(("meta", "run"), f"spec_version {show(version)}; expected {SPEC_VERSION}: {why}")
 
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], arguments: Sets, folder: FilePath | None) -> bool:

@@ -30,6 +30,10 @@ def default_memory(algorithm: AlgorithmSpec | None) -> Any:
     return MEMORIES[name].model_validate({"name": name, **keys})
 
 
+SPEC_VERSION = 3
+"""meta.run.spec_version: version of the meaning of specs that runs save. Specs of another version are refused."""
+
+
 class AgentSpec(SpecModel):
     """The agent: algorithm, memory and networks."""
 

@@ -17,7 +17,6 @@ from slm_lab.lib.log import notice
 from slm_lab.spec.base import Flag, Problem, Real, Seed, SpecError, SpecModel
 from slm_lab.spec.loader import dump_spec, find_spec_file, load, raw_entries
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path, value_at
-from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.spec import Spec
 from slm_lab.spec.validate import explain, models_at
 from slm_lab.spec.variables import override, parse_sets
@@ -177,26 +176,6 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -
     ((_, body),) = dump_spec(spec).items()
     paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
     return [path for path in paths if before.get(path) != after.get(path)]
-
-
-def changed_meaning(found: Mapping[str, Any], version: int) -> list[str]:
-    """Return the keys that had another meaning when an older version of this package trained with these settings (see spec/saved.py).
-
-    Args:
-        found: by path, see `settings`.
-        version: meta.run.spec_version of the runs.
-    """
-    raw: dict[str, Any] = {}
-    for path, value in json.loads(json.dumps({**found, "meta.run.spec_version": version})).items():  # a copy, which is changed in place
-        *section, key = path.split(".")
-        place = raw
-        for name in section:
-            place = place.setdefault(name, {})
-        place[key] = value
-    report = Report()
-    keep_meaning(raw, report)
-    changed = [path for path, value in _flat(raw) if path != "meta.run.spec_version" and value != found.get(path)]
-    return [f"{path}: had another meaning in version {version} of specs" for path in changed] + report.notes
 
 
 def _is_default(path: str, value: Any, body: Any) -> bool:

@@ -162,7 +162,7 @@ def write_shared(
 ) -> None:
     """Rows of a Session that trains one net with others: row i at global frame 200 i + 50 index and after i + index / 2 seconds.
 
-    new: return of the new episodes of each row; None: an older version wrote the rows, without it.
+    new: return of the new episodes of each row; None: rows of SLM Lab, without it.
     """
     columns = ["frame", "global_frame", "wall_t", "opt_step", "total_reward", "total_reward_ma", "grad_norm", "staleness", "lock_wait"]
     columns += [] if new is None else ["worker_reward", "epi_new", "return_new", "loss"]
@@ -228,15 +228,13 @@ def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeS
     assert not paths.trial_graph("consistencies", "png").exists()
 
 
-def test_workers_of_an_older_version(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """Their total_reward was over their own episodes: the curve is the mean over the workers, and says so. A failed worker's rows count."""
-    write_shared(paths, 0, [30.0, 50.0, 70.0])
-    write_shared(paths, 1, [40.0, 60.0, 80.0])
+def test_rows_of_a_failed_worker_count(paths: RunPaths, make_spec: MakeSpec) -> None:
+    write_shared(paths, 0, [30.0, 50.0, 70.0], new=60.0)
+    write_shared(paths, 1, [40.0, 60.0, 80.0], new=60.0)
     metrics = analyze_trial(make_spec(meta={"distributed": "synced", "max_session": 2}), paths, failed={1: "killed"})
-    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert [(trace["name"], trace["y"]) for trace in traces] == [("all workers, 1 failed", [35, 45, 55, 65, 75])]
-    assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes of each worker)"
-    assert (metrics["final_return"], metrics["sessions"], metrics["failed"]) == (75, 1, 1)
+    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert ("all workers, 1 failed (last 100 episodes)", [30, 40, 50, 60, 70, 80]) in [(trace["name"], trace["y"]) for trace in traces]
+    assert (metrics["final_return"], metrics["sessions"], metrics["failed"]) == (80, 1, 1)
 
 
 @pytest.mark.usefixtures("pictures")
@@ -286,7 +284,7 @@ def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, mak
     write_shared(paths, 2, [])
     analyze_trial(make_spec(), paths)
     traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [250])]
+    assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [200, 250])]
     for index in range(3):
         write_shared(paths, index, [float("nan"), float("nan")])
     for path in paths.graph_dir.iterdir():

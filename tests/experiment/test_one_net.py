@@ -12,7 +12,7 @@ import pytest
 from slm_lab.experiment.events import Row, RowValues
 from slm_lab.experiment.report.compare import SeedResult, recent_returns
 from slm_lab.experiment.report.curves import Table
-from slm_lab.experiment.report.one_net import ALL_WORKERS, global_table, independent
+from slm_lab.experiment.report.one_net import global_table
 from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS
 from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
@@ -106,20 +106,6 @@ def older(returns: Mapping[int, list[float]]) -> dict[int, Table]:
         columns: dict[str, Any] = {"frame": 100 * count, "global_frame": 200 * count + 50 * worker, "opt_step": 10 * count}
         tables[worker] = columns | {"total_reward": np.array(values), "total_reward_ma": np.array(values)}
     return tables
-
-
-def test_tables_of_an_older_version_are_joined_by_the_mean_over_the_workers() -> None:
-    """Of the last value of each; before all have one there is none. Rows of evaluation are of the one net in any version."""
-    tables = older({0: [0.0, 20.0, 40.0], 1: [100.0, 200.0]})
-    one = global_table(tables)
-    assert one["frame"].tolist() == [200, 250, 400, 450, 600]
-    assert one["total_reward"].tolist()[1:] == [50, 60, 110, 120]
-    assert np.isnan(one["total_reward"][0])
-    assert one["opt_step"].tolist() == [18, 22, 38, 42, 50]  # of both workers, between the rows by straight lines
-    assert global_table(tables, "eval")["total_reward"].tolist() == [0, 100, 20, 200, 40]
-    assert list(independent(tables, "train")) == [ALL_WORKERS]
-    assert len(global_table({0: tables[0], 1: {"frame": np.empty(0)}})["frame"]) == 3
-    assert list(global_table({0: {"frame": np.empty(0), "global_frame": np.empty(0)}})) == ["frame"]
 
 
 def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:

@@ -11,6 +11,7 @@ from slm_lab.cli.entry import main
 from slm_lab.spec.differences import first_trainings
 from slm_lab.spec.loader import dump_spec, load, load_spec, load_specs
 from slm_lab.spec.search import parse_search
+from slm_lab.spec.spec import SPEC_VERSION
 from tests.spec.conftest import Specs, changed
 
 V5: dict[str, Any] = {
@@ -81,7 +82,7 @@ def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> 
         {"meta.distributed": ...},
         {"meta.max_trial": ...},
         {"meta.distributed": None},
-        {"meta.run": [{"git_sha": "0"}]},  # saved by a run
+        {"meta.run": [{"git_sha": "0", "spec_version": SPEC_VERSION}]},  # saved by a run
     ],
 )
 def test_specs_for_this_package_are_loaded_without_notes(specs: Specs, changes: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from slm_lab.spec import loader
 from slm_lab.spec.base import Problem, SpecError
 from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
 from slm_lab.spec.net import TorchArcNetSpec
+from slm_lab.spec.spec import SPEC_VERSION
 from tests.spec.conftest import PPO, Specs, changed
 
 YAML = """
@@ -91,8 +92,17 @@ def test_dump_of_a_yaml_spec_is_identity(specs: Specs) -> None:
 
 
 def test_meta_run_is_ignored(specs: Specs) -> None:
-    spec = specs.load({"meta.run": {"git_sha": "abc", "versions": {"torch": None}}})
+    spec = specs.load({"meta.run": [{"git_sha": "abc", "versions": {"torch": None}, "spec_version": SPEC_VERSION}]})
     assert load_spec(specs.file(dump_spec(spec)), "ppo") == spec
+
+
+@pytest.mark.parametrize("version", [None, 1, SPEC_VERSION - 1, SPEC_VERSION + 1])
+def test_a_spec_that_another_version_saved_is_refused(specs: Specs, version: int | None) -> None:
+    """Its keys may mean something else. The last start counts."""
+    last = {} if version is None else {"spec_version": version}
+    assert specs.problems({"meta.run": [{"spec_version": SPEC_VERSION}, last]}) == ["meta.run"]
+    assert specs.problems({"meta.run": last | {"mode": "train"}}) == ["meta.run"]
+    specs.load({"meta.run": [last, {"spec_version": SPEC_VERSION}]})
 
 
 def test_names_that_are_no_specs(specs: Specs) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load, load_spec, spec_summaries
-from slm_lab.spec.study import Study, changed_meaning, load_study, settings
+from slm_lab.spec.study import Study, load_study, settings
 
 PPO: dict[str, Any] = {"agent": {"algorithm": {"name": "PPO"}}, "env": {"name": "CartPole-v1", "max_frame": 20_000}}
 ANY_ENV: dict[str, Any] = {"agent": {"algorithm": {"name": "PPO"}}, "env": {"name": "${env}", "max_frame": 20_000}}
@@ -142,18 +142,6 @@ def test_pairs_are_those_of_one_env(tmp_path: Path) -> None:
     assert len(study(tmp_path, entries=entries, baseline="base", paired=True).runs) == 6
     entries[2]["random_seed"] = [0, 1]
     assert problems(tmp_path, entries=entries, baseline="base", paired=True) == ["study.entries[2].random_seed"]
-
-
-def test_a_target_net_that_moves_as_before_has_not_changed() -> None:
-    """Version 1 moved target nets once per update_frequency frames; with one env and a frame that is each vector step, as now."""
-
-    def changed(frames: int) -> list[str]:
-        net = {"agent.net.update_type": "polyak", "agent.net.polyak_coef": 0.005, "agent.net.update_frequency": frames}
-        found = {"agent.algorithm.name": "DQN", "agent.algorithm.training_frequency": 1, "env.num_envs": 1, **net}
-        return [one.partition(":")[0] for one in changed_meaning(found, 1)]
-
-    assert "agent.net.polyak_coef" not in changed(1)
-    assert "agent.net.polyak_coef" in changed(4)
 
 
 def test_keys_beside_the_study_are_refused(tmp_path: Path) -> None:

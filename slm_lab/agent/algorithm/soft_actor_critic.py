@@ -307,12 +307,12 @@ class SoftActorCritic(Algorithm):
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
         self._load_counts(state)
-        self.temperature.load_own_state(state.get("temperature", {}))  # absent in checkpoints of older versions
+        self.temperature.load_own_state(state["temperature"])
 
     def _load_counts(self, state: dict[str, Any]) -> None:
         self.critic_steps = int(state["critic_steps"])
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
-        entropy = state.get("mean_entropy")  # absent in checkpoints of older versions
+        entropy = state["mean_entropy"]
         self.mean_entropy = None if entropy is None else entropy.to(self.device, copy=True)
 
 

@@ -128,14 +128,6 @@ class FlatAdam(_KernelOptimizer):
             found_inf=found_inf,
         )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, here or in torch.optim (as earlier checkpoints with AdamW)."""
-        if "param_groups" in state:
-            saved: dict[str, Tensor] = next(iter(state["state"].values()), {})
-            names = {"first": "exp_avg", "second": "exp_avg_sq", "step": "step"}
-            state = {name: saved[theirs] if saved else torch.zeros_like(self.statistics[name]) for name, theirs in names.items()}
-        super().load_state_dict(state)
-
 
 class FlatAdamW(FlatAdam):
     """Adam with decoupled weight decay (arXiv:1711.05101, Algorithm 2), equal to torch.optim.AdamW(fused=True)."""

@@ -136,7 +136,7 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
 def _damage(file: IO[bytes]) -> str | None:
     """Return what is damaged in a file of `save`, for a message, None if nothing is; leave the file at its beginning.
 
-    A file without a seal is one of an older version, or has a damaged seal: the checksums inside the archive are compared.
+    In a file without a seal, whose version is refused afterwards, or with a damaged one, the checksums inside the archive are compared.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)

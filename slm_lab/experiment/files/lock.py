@@ -124,7 +124,7 @@ def in_use(path: Path) -> bool:
     """Return whether another process holds the lock of a run folder."""
     try:
         fd = os.open(path, os.O_RDONLY)
-    except OSError:  # no lock file: an older run
+    except OSError:  # no lock file: a run of SLM Lab
         return False
     try:
         return not _lock(fd, shared=True)
@@ -136,7 +136,7 @@ def unfinished(root: Path, lock: Path) -> str | None:
     """Return a notice on a run whose process has ended without releasing the lock of its folder; None for other runs."""
     try:
         fd = os.open(lock, os.O_RDONLY)
-    except OSError:  # no lock file: an older run
+    except OSError:  # no lock file: a run of SLM Lab
         return None
     try:
         holder = _holder(fd)

@@ -212,7 +212,7 @@ class CsvTable:
     """A CSV file to which rows are appended.
 
     Attributes:
-        columns: those given, or those of a file that is there already: one that an older version began keeps its own.
+        columns: those given, or those of a file that is there already.
         size, crc: of what is in the file, in bytes, and its CRC-32.
     """
 
@@ -323,15 +323,14 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(text[:end].decode().splitlines()))
 
 
-def table_end(position: Mapping[str, tuple[int, int] | int], path: Path) -> tuple[int, int | None]:
-    """Return where a table ended when a checkpoint was saved, and its CRC-32 up to there; None if an older version saved it."""
-    end = position.get(path.name, 0)
-    return (end, None) if isinstance(end, int) else end
+def table_end(position: Mapping[str, tuple[int, int]], path: Path) -> tuple[int, int]:
+    """Return where a table ended when a checkpoint was saved, and its CRC-32 up to there."""
+    return position.get(path.name, (0, 0))
 
 
-def is_damaged(path: Path, size: int, crc: int | None) -> bool:
+def is_damaged(path: Path, size: int, crc: int) -> bool:
     """Return whether a table has other content up to a size than was saved; not one that is missing or shorter. Raises OSError."""
-    if crc is None or not path.exists():
+    if not path.exists():
         return False
     with path.open("rb") as file:
         content = file.read(size)

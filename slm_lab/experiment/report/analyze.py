@@ -23,7 +23,7 @@ from slm_lab.experiment.report.metrics import (
     mean_scalars,
     session_metrics,
 )
-from slm_lab.experiment.report.one_net import ALL_WORKERS, distributed, own_windows
+from slm_lab.experiment.report.one_net import ALL_WORKERS, distributed
 from slm_lab.experiment.report.run import Run, Status, last_frame
 from slm_lab.experiment.report.sampler import draw_sampler, sampler_metrics
 from slm_lab.experiment.report.trial_figures import (
@@ -42,8 +42,6 @@ from slm_lab.spec.spec import Spec
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 EPISODES = "last 100 episodes"
 """Those of which a row's total_reward is the mean."""
-_OWN_EPISODES = "last 100 episodes of each worker"
-"""The same in a distributed run of an older version."""
 
 
 def analyze_trial(
@@ -89,7 +87,6 @@ def analyze_trial(
     if baseline is None and recorded_baseline is not None:
         baseline = Baseline(recorded_baseline)
     mean_return = baseline.mean_return if baseline else None
-    episodes = _OWN_EPISODES if own_windows(trial.train) else episodes
     trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():

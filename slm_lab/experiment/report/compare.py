@@ -33,7 +33,7 @@ _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
 RULES = {
     "evaluation": "rows of evaluation",
     "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
-    "total_reward": "mean of the last 100 episodes, since these rows of an older version have no return_new",
+    "total_reward": "mean of the last 100 episodes, since these rows, of SLM Lab, have no return_new",
 }
 """What a threshold is judged on → description."""
 

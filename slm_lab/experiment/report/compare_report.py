@@ -59,7 +59,7 @@ def compare(
     settings = read_settings(run_patterns, labels)
     for setting in settings:
         if metric == "return_new" and (old := [run.paths.root for run in setting.runs if not run.has_new_returns]):
-            raise UserError(f"{old[0]}: an older version wrote this run, without return_new; compare total_reward")
+            raise UserError(f"{old[0]}: SLM Lab wrote this run, without return_new; compare total_reward")
     summaries = [summarize(setting, solve, metric) for setting in settings]
     graphs = comparison_graphs(settings, by, solve, metric)
     try:

@@ -19,11 +19,6 @@ def distributed(tables: Mapping[int, Table]) -> bool:
     return any("global_frame" in table for table in tables.values())
 
 
-def own_windows(tables: Mapping[int, Table]) -> bool:
-    """Whether each worker's total_reward is over its own episodes: rows of training that an older version wrote."""
-    return distributed(tables) and not any("worker_reward" in table for table in tables.values())
-
-
 def independent(tables: Mapping[int, Table], mode: str) -> dict[int, Table]:
     """Return the tables of what was trained independently: one of all workers of a net, else those given."""
     return {ALL_WORKERS: global_table(tables, mode)} if distributed(tables) else dict(tables)
@@ -33,8 +28,7 @@ def global_table(tables: Mapping[int, Table], mode: str = "train") -> Table:
     """Return the rows of all workers in order of global frames, which are the frames of this table.
 
     Episodes, vector steps and optimizer steps are those of all workers, interpolated between the rows of each; seconds never decrease;
-    other columns are as in the worker's row. Where total_reward is over a worker's own episodes (see own_windows), it is replaced by the
-    mean over the workers of the last value of each.
+    other columns are as in the worker's row.
     """
     parts = [table for table in tables.values() if np.isfinite(table.get("global_frame", np.empty(0))).any()]
     parts = [{name: values[np.isfinite(table["global_frame"])] for name, values in table.items()} for table in parts]
@@ -51,9 +45,4 @@ def global_table(tables: Mapping[int, Table], mode: str = "train") -> Table:
         if name in rows:
             counts = [curve(table, name, "global_frame") for table in parts]
             rows[name] = np.sum([np.interp(frame, [0.0, *one.frame], [0.0, *one.value]) for one in counts], axis=0).round()
-    if mode == "train" and own_windows(tables):
-        for name in ("total_reward", "total_reward_ma"):
-            known = [one for table in parts if len((one := curve(table, name, "global_frame")).frame)]
-            last = [np.append(np.nan, one.value)[np.searchsorted(one.frame, frame, "right")] for one in known]
-            rows[name] = np.mean(last, axis=0) if last else np.full(len(frame), np.nan)
     return rows

@@ -13,7 +13,6 @@ from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.analyze import EPISODES, analyze_trial
-from slm_lab.experiment.report.one_net import own_windows
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run, last_frame, read_json
 from slm_lab.experiment.report.slm_lab_run import LAST_EPISODES, import_run, is_slm_lab_run
@@ -74,10 +73,8 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
         raise UserError(f"cannot write the metrics of {paths.root}: {paths.trial_metrics(t).name} was not replaced")
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
     files = [str(file) for file in (*graphs, paths.trial_metrics(t)) if file.is_file()]
-    older = "note: an older version wrote this run: total_reward is the mean over the workers of each one's last 100 episodes"
-    notes = [older] if own_windows(run.tables("train")) else []
-    if (left := unfinished(paths.root, paths.lock)) is not None:
-        notes.append(f"note: {left}")
+    left = unfinished(paths.root, paths.lock)
+    notes = [] if left is None else [f"note: {left}"]
     return "\n".join([_headline(run, spec, metrics, several), *filter(None, [_summary(metrics)]), *files, *notes])
 
 

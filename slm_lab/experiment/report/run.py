@@ -116,7 +116,7 @@ class Run:
 
     @property
     def has_new_returns(self) -> bool:
-        """Whether the rows of training have return_new: not if an older version, or SLM Lab, wrote one of the tables."""
+        """Whether the rows of training have return_new: not if SLM Lab wrote one of the tables."""
         return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
 
     def tables(self, mode: DataMode) -> dict[int, Table]:
@@ -135,12 +135,6 @@ class Run:
         """The mode of the run: "train" or "dev"."""
         starts = self.spec.get("meta", {}).get("run") or {}
         return str((starts[0] if isinstance(starts, list) else starts).get("mode", "train"))
-
-    @property
-    def spec_version(self) -> int:
-        """Version of the meaning of specs (see spec/saved.py) at the first start of the run."""
-        starts = self.spec.get("meta", {}).get("run") or {}
-        return int((starts[0] if isinstance(starts, list) else starts).get("spec_version", 1))
 
     def settings(self) -> dict[str, Any]:
         """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.

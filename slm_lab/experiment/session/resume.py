@@ -18,7 +18,6 @@ from slm_lab.experiment.files.sink import is_damaged, table_end
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.loader import dump_spec, is_flat, load_spec, spec_names
-from slm_lab.spec.saved import SPEC_VERSION
 from slm_lab.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -101,9 +100,6 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     shared = _read(
         paths, paths.trial_checkpoint(t), None, t
     )  # whatever meta.distributed is now: a change of it is found by what was saved with it
-    if shared is not None and "episodes/ring" not in shared["arrays"]:
-        old = f"{paths.trial_checkpoint(t)} was written by an older version of slm_lab, in which each worker had its own total_reward"
-        raise UserError(f"{old}; start a new run with its weights: --set meta.init_from={paths.root}")
     starts: dict[int, Start] = {}
     begun = False
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
@@ -141,8 +137,6 @@ def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], histo
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     before, now = history[-1].get("versions", {}) if history else {}, package_versions()
     reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
-    if history and history[-1].get("spec_version", 1) != SPEC_VERSION:
-        reasons.append("keys of the spec had other meanings in the version that saved it")
     return {
         index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
     }
@@ -249,8 +243,7 @@ def start_history(file: Path) -> list[dict[str, Any]]:
         train = f"train its spec with: {file} {content['name']} train"
         raise UserError(f"{file.parent} is a run of SLM Lab, which cannot be continued; {train}")
     ((_, body),) = content.items()
-    run = (body.get("meta") or {}).get("run") or []
-    return list(run) if isinstance(run, list) else [run]  # older runs have a single dict
+    return list((body.get("meta") or {}).get("run") or [])
 
 
 def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | None, index: int) -> Start:

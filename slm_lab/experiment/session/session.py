@@ -367,9 +367,6 @@ class Session:
         if self.store is not None:
             assert shared is not None
             saved = {name: tensor.numpy() for name, tensor in shared["arrays"].items()}
-            for name in self.store.arrays.keys() - saved.keys():
-                if name.endswith("target/updates"):  # absent in checkpoints of older versions
-                    saved[name] = np.zeros(1, np.int64)
             self.store.restore(saved)
             self._shared_loaded = True
             bundle = shared["session"] or bundle

@@ -26,9 +26,10 @@ from slm_lab.experiment.run.study.study import StudyExperiment, gpu_runs
 from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.training.resolve import select_device
+from slm_lab.lib.files import sealed
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.loader import load_spec
-from slm_lab.spec.saved import SPEC_VERSION
+from slm_lab.spec.spec import SPEC_VERSION
 from slm_lab.spec.study import StudyRun, load_study
 from tests.blank import BlankRenderer
 from tests.experiment.commands import rows
@@ -109,37 +110,17 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
     assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
 
 
-def _without_checksum(content: str) -> str:
-    """The content of a result as older versions wrote it."""
-    return re.sub(r', "crc32": \d+', "", content)
-
-
-def test_runs_of_an_older_version_are_set_aside_where_a_key_had_another_meaning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Version 1 clipped actor and critic by one norm over both; without clip_grad_val nothing differs."""
-    clipped = {**STUDY["entries"][1], "set": {"agent.net.clip_grad_val": 0.5}}
-    entries = [STUDY["entries"][0], clipped]
-    paths = run(tmp_path, entries=entries)
+def test_runs_of_another_version_are_refused(tmp_path: Path) -> None:
+    """Their keys may mean something else: nothing is compared with them, moved or trained."""
+    paths = run(tmp_path)
     before = written(paths)
-    (folder,) = paths.runs.glob("fast_*seed1*/a2c_*")
-    for file in (*paths.runs.glob("*/study_run.json"), *paths.results.glob("*.json"), folder / "a2c_spec.json"):
-        now, old = f'"spec_version": {SPEC_VERSION}', '"spec_version": 1'
-        content = file.read_text(encoding="utf-8")
-        assert now in content
-        file.write_text(_without_checksum(content.replace(now, old)), encoding="utf-8")
-    with pytest.raises(UserError, match=r"agent\.net\.clip_grad_val"):
-        run(tmp_path / "other", adopt=[str(folder)], entries=entries)
-    run(tmp_path, paths, entries=entries)
-    after = written(paths)
-    assert {key for key in after if after[key] != before[key]} == {("fast", 0), ("fast", 1)}
-    assert len(list(paths.aside.glob("fast_*.json"))) == 2
-    assert "agent.net.clip_grad_val" in capsys.readouterr().out
-    assert {one.content["spec_version"] for one in results(paths).values()} == {SPEC_VERSION}
-
-    for identity in paths.runs.glob("*/study_run.json"):  # an earlier version wrote the version only to the saved spec
-        content = json.loads(identity.read_text(encoding="utf-8"))
-        identity.write_text(json.dumps({key: value for key, value in content.items() if key != "spec_version"}), encoding="utf-8")
-    run(tmp_path, paths, entries=entries)
-    assert written(paths) == after
+    identity = next(paths.runs.glob("*/study_run.json"))
+    text = identity.read_text(encoding="utf-8")
+    identity.write_text(text.replace(f'"spec_version": {SPEC_VERSION}', f'"spec_version": {SPEC_VERSION - 1}'), encoding="utf-8")
+    with pytest.raises(UserError, match=f"has spec_version {SPEC_VERSION - 1}; expected {SPEC_VERSION}") as error:
+        run(tmp_path, paths)
+    assert str(identity) in str(error.value)
+    assert written(paths) == before
 
 
 def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,13 +298,14 @@ def test_kept_results_are_enough(study: StudyPaths, tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tmp_path: Path) -> None:
-    """If it has its default now: results of older versions lack it, and have another digest."""
+    """If it has its default now: results from before the key was added lack it, and have another digest."""
     before = written(study)
     for file in (*study.results.glob("*.json"), *study.runs.glob("*/study_run.json")):
         content = json.loads(file.read_text())
         del content["settings"]["agent.algorithm.rho_bar"]
         content["digest"] = "0" * 16
-        file.write_text(_without_checksum(json.dumps(content)))
+        content.pop("crc32", None)
+        file.write_text(json.dumps(sealed(content) if file.parent == study.results else content))
     run(tmp_path, study)
     assert written(study) == before
     assert all("agent.algorithm.rho_bar" in one.settings() for one in results(study).values())

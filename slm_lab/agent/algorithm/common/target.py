@@ -118,4 +118,4 @@ class TargetNet(Generic[Net]):
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         self.flat.load_state_dict(state)
         self._crossed[0] = int(state["followed"])
-        self._updates_done[0] = self._pulled = int(state.get("updates", 0))  # absent in checkpoints of older versions
+        self._updates_done[0] = self._pulled = int(state["updates"])

@@ -11,7 +11,6 @@ from torch import Tensor
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
 from slm_lab.agent.optim.trainer import Group
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.algorithm import EntropyAnneal, SoftActorCriticSpec
@@ -115,11 +114,7 @@ class Temperature:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.log_alpha.copy_(state["log_alpha"])
-        try:
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, ValueError, RuntimeError):  # of another optimizer: older versions always used Adam
-            notice(f"the temperature's {self._optim.name} starts without statistics: an older version saved those of Adam")
-            self._use(self.log_alpha)
+        self.optimizer.load_state_dict(state["optimizer"])
 
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:

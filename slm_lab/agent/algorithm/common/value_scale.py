@@ -112,7 +112,7 @@ class PercentileScale:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        self._range[0] = state["range"] or 0.0  # None in older versions, before the first returns
+        self._range[0] = state["range"]
 
 
 def standardize_valid(x_TN: A, valid_TN: A) -> A:

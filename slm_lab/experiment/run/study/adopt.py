@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.spec.loader import load_spec
-from slm_lab.spec.report import Report
-from slm_lab.spec.saved import keep_meaning
 from slm_lab.spec.study import Study, StudyRun, differing, settings
 
 
@@ -55,12 +52,6 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
         )
     spec = load_spec(run.paths.spec, run.name)
     own, seed = settings(spec), spec.meta.random_seed
-    report = Report()
-    keep_meaning(deepcopy(run.spec), report)  # load_spec has changed the values that can express the old meaning
-    if report.notes:
-        raise UserError(
-            f"--adopt: {folder} cannot be adopted: the meaning of these keys has changed since it was trained: {'; '.join(report.notes)}"
-        )
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}
     saved = {digest: completed(spec) for digest, spec in first.items()}  # a short spec is saved with the net that its env needs

@@ -26,8 +26,8 @@ from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.experiment.run.trial import check_writable, notices_to
 from slm_lab.lib.files import replace_file, sealed
 from slm_lab.lib.limits import cores
-from slm_lab.spec.saved import SPEC_VERSION
-from slm_lab.spec.study import Study, StudyRun, changed_meaning, differing
+from slm_lab.spec.spec import SPEC_VERSION
+from slm_lab.spec.study import Study, StudyRun, differing
 
 VERSION = 1
 ATTEMPTS = 2
@@ -233,30 +233,16 @@ class StudyExperiment:
         return found
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
-        """Return entry, env, random_seed, digest, settings and spec_version of a run.
-
-        Files of earlier versions have no spec_version; that of the saved spec counts, or 1 if there is only a result.
-        """
-        from slm_lab.experiment.report.run import Run
-
+        """Return entry, env, random_seed, digest, settings and spec_version of a run. Raises UserError for another version."""
         file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if "spec_version" not in identity:
-            versions = []
-            for start in folder.starts() if folder.root.is_dir() else ():
-                with suppress(UserError):  # its spec cannot be read
-                    versions.append(Run(start).spec_version)
-            identity["spec_version"] = min(versions, default=1)
+        if (version := identity["spec_version"]) != SPEC_VERSION:
+            raise UserError(f"{file} has spec_version {version}; expected {SPEC_VERSION}: another version of slm_lab trained this run")
         return identity
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
-        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys.
-
-        Return a digest that matches no run of the study if a key had another meaning when the run was trained.
-        """
+        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys."""
         seed = int(identity["random_seed"])
-        if changed_meaning(identity["settings"], identity["spec_version"]):
-            return f"{identity['digest']}, version {identity['spec_version']} of specs", seed
         for run in self.study.runs:
             alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
             if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
@@ -280,7 +266,7 @@ class StudyExperiment:
                     shutil.move(file, _free(paths.aside / file.name))  # results that are kept elsewhere can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
-                changed = changes(identity["settings"], run.settings) + changed_meaning(identity["settings"], identity["spec_version"])
+                changed = changes(identity["settings"], run.settings)
                 table.say(
                     f"{run.entry}, {run.env}: changed ({', '.join(changed)}); its runs are repeated, the old ones are in {paths.aside}"
                 )

@@ -24,8 +24,9 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.run.experiment import check_writable
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState
-from slm_lab.experiment.run.trial import Trial, check_writable
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.files import not_writable, sealed, unsealed
 from slm_lab.spec.spec import Spec

@@ -16,7 +16,7 @@ from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import TrialFailed, UserError
 from slm_lab.experiment.report import analyze
-from slm_lab.experiment.run import engine
+from slm_lab.experiment.run import sessions as sessions_module
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
@@ -59,7 +59,7 @@ def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_p
 
 def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Sessions were done before, and are ended after a time limit; one in this process is left behind with a notice."""
-    monkeypatch.setattr(engine, "_CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(sessions_module, "_CLOSE_SECONDS", 0.5)
     monkeypatch.setattr(user_code, "CLOSE_SECONDS", 0.5)
     for sessions in (1, 2):
         env = env_of(tmp_path, blocks="close", copies=3, simulator="ends")

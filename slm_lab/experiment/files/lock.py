@@ -77,16 +77,16 @@ class _FileLock:
 
 
 class RunLock(_FileLock):
-    """Held by the process that trains a run. Waits for Sessions of a killed one, which save themselves and then end.
+    """Held by the process that trains a run (or `what` it is). Waits for Sessions of a killed one, which save themselves and then end.
 
     Raises UserError if another process holds it, OSError if the file cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, what: str = "run") -> None:
         super().__init__(path)
         try:
             if not self.acquire(0.3):  # `in_use` of another process holds it while it looks
-                raise UserError(f"the run in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
+                raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
             """The process that held the lock before and did not release it."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):

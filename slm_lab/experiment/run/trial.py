@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +17,8 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from slm_lab.experiment.events import End
-from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, start_method, use_start_method
-from slm_lab.experiment.execute.local.interrupt import restore_handlers, stop_on_signal
+from slm_lab.experiment.execute.local.fork_server import ensure_server, start_method
+from slm_lab.experiment.execute.local.interrupt import restore_handlers
 from slm_lab.experiment.execute.local.user_code import build_errors, exits_raised
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
@@ -29,25 +27,23 @@ from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
+from slm_lab.experiment.run.experiment import Experiment, as_text, lock_of, writing
 from slm_lab.experiment.run.job import Job
 from slm_lab.experiment.run.trial_result import TrialResult
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.training.observers.base import ObserverFactory
 from slm_lab.experiment.training.observers.user import check_factories
 from slm_lab.experiment.training.resolve import completed
-from slm_lab.lib.files import not_writable, replace_file
+from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 
-_NEEDED_BYTES = 16 * 2**20
-"""Free disk space below which a run does not begin."""
 _NOTHING = "stopped before the first step; nothing was written"
-_REMAINS = "interrupted; partial results are in {}"
 
 
-class Trial:
+class Trial(Experiment):
     """Trial number `index` of an experiment.
 
     `data_dir` is the folder in which the run folder is made; it is ignored if `plan`, which has mode, data folder and resources, is given.
@@ -80,7 +76,7 @@ class Trial:
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run, once there is one."""
-        self._resumption, self._lock, self._folder = resumption, lock, folder
+        self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
         """The data folder, and the run's folder as the user gave it."""
@@ -103,10 +99,7 @@ class Trial:
         Raises SpecError or UserError: see `read_run` and RunLock.
         """
         paths = run_in(folder)
-        try:
-            lock = RunLock(paths.lock)
-        except OSError as error:
-            raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
+        lock = lock_of(paths.lock)
         try:
             found = read_run(paths, sets)
             plan = replace(plan or Plan(), data_dir=paths.root.parent)
@@ -122,33 +115,23 @@ class Trial:
         Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
         A signal that comes when every Session has ended by itself only shortens the analysis.
         """
-        try:
-            return self._checked_run()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
-
-    def _checked_run(self) -> TrialResult:
-        if self.plan.storage is not None and self._engine != "ray":
-            raise UserError(
-                f"--storage {self.plan.storage}: only a run on a cluster has its checkpoints there; remove it, or add --cluster"
-            )
-        check_writable(self.plan.data_dir if self._resumption is None else self._resumption.paths.root)
+        stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
-        stop = self._stop
-        use_start_method(self.spec.meta.start_method)
-        try:
-            with stop_on_signal(stop), exits_raised(), server_in_use():
-                if self._needs_processes:
-                    ensure_server()  # it loads torch meanwhile
-                metrics, ends = self._run(stop)
-        except KeyboardInterrupt:
-            raise Interrupted(_NOTHING if self.paths is None else _REMAINS.format(self._shown), stop.number) from None
+        with self._running(stop, folder, self.spec.meta.start_method, self._interrupted), exits_raised():
+            if self.plan.storage is not None and self._engine != "ray":
+                only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
+                raise UserError(f"--storage {self.plan.storage}: {only}")
+            if self._needs_processes:
+                ensure_server()  # it loads torch meanwhile
+            metrics, ends = self._run(stop)
         ended = [end for end in ends if end.status != "stopped"]
         if stop.requested and len(ended) < self.spec.meta.max_session:  # some were stopped, or never begun
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
         assert self.paths is not None
         return TrialResult(metrics, self.paths, self.index)
+
+    def _interrupted(self) -> str:
+        return _NOTHING if self.paths is None else f"interrupted; partial results are in {self._shown}"
 
     @property
     def _engine(self) -> str:
@@ -214,23 +197,21 @@ class Trial:
             name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # of two runs on different machines, each has its own
             start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
-        text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
-        paths = self._folder
-        try:
-            if paths is None:
-                paths = new_run(self._data_dir, self.spec.name) if found is None else found.paths
-                if found is None:
-                    self._lock = RunLock(paths.lock)
-                else:
-                    paths.make_dirs()
-                    paths.remove_temporaries()
+        saved = as_text(dump_spec(self.spec.model_copy(update={"meta": meta})))
+        made: Path | None = None
+        with writing(self.plan.data_dir, lambda: made):
+            paths = self._folder
+            if found is not None and paths is None:
+                paths = found.paths
+                paths.make_dirs()
+                paths.remove_temporaries()
+            elif paths is None:
+                paths = new_run(self._data_dir, self.spec.name)
+                made = paths.root
+                self.lock = RunLock(paths.lock)
             own = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
             for file in own if choices is not None else ():
-                replace_file(file, text.encode(), sync=True)
-        except OSError as error:
-            if paths is not None and found is None and self._folder is None:
-                shutil.rmtree(paths.root, ignore_errors=True)
-            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+                replace_file(file, saved, sync=True)
         self._shown = self.plan.data_dir / paths.root.name
         self.paths = paths
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
@@ -240,7 +221,7 @@ class Trial:
             display.say(f"checkpoints in {paths.checkpoint_dir}")
         if found is not None:
             display.say(f"continues {self._shown}")
-            for line in resumed_lines(found, self._lock.killed if self._lock is not None else None):
+            for line in resumed_lines(found, self.lock.killed if self.lock is not None else None):
                 display.say(f"  {line}")
         return paths
 
@@ -288,23 +269,6 @@ def _summary(metrics: dict[str, Any], max_frame: int) -> str:
     """The metrics but final_return in one line; those that are not defined are left out."""
     shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "final_return"}
     return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
-
-
-def check_writable(folder: Path) -> None:
-    """Raise UserError if the data folder does not exist and cannot be made, or no file can be made in it. Makes nothing."""
-    try:
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        is_folder = existing.is_dir()
-    except OSError as error:  # an unreadable parent, a name that is too long
-        raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
-    if not is_folder:
-        raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")
-    if (reason := not_writable(existing)) is not None:
-        raise UserError(f"cannot write to the data folder {folder}: {reason} in {existing}")
-    usage = shutil.disk_usage(existing)
-    if usage.total and usage.free < _NEEDED_BYTES:
-        needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))
-        raise UserError(f"cannot write to the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:

@@ -175,16 +175,16 @@ def test_a_trial_whose_process_dies_is_retried_and_one_whose_node_is_lost_contin
 
 
 def test_each_running_trial_has_a_slot_of_its_own(make_stage: MakeStage) -> None:
-    slots: list[int] = []
+    slots: dict[int, int] = {}
     stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 5)
     make_job = stage.make_job
 
     def job(trial: TrialState, slot: int) -> Any:
-        assert slot not in {one.slot for one in stage.running.values()}
-        slots.append(slot)
+        assert slot not in [slots[task.job.trial] for task in executor.playing]
+        slots[trial.trial] = slot
         return make_job(trial, slot)
 
     stage.make_job = job
     stage.run(Stop())
-    assert len(executor.started) == len(slots) == 5
-    assert set(slots) == {0, 1}
+    assert sorted(slots) == sorted(executor.started) == [0, 1, 2, 3, 4]
+    assert {*slots.values()} == {0, 1}

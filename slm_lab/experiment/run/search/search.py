@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,8 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from slm_lab.experiment.execute.executor import Executor, TaskFailed, run_task
-from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, use_start_method
-from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.connect import connected
 from slm_lab.experiment.execute.ray.local_cluster import check_installed
@@ -23,8 +21,9 @@ from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.files.lock import ENDED, RunLock
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.provenance import provenance
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
+from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.trial_record import TrialRecord
+from slm_lab.experiment.run.experiment import Experiment, as_text, lock_of, writing
 from slm_lab.experiment.run.search import confirm as confirming
 from slm_lab.experiment.run.search.build_check import check_in_process
 from slm_lab.experiment.run.search.proposer import make_proposer
@@ -34,7 +33,7 @@ from slm_lab.experiment.run.search.search_state import SearchState, TrialState, 
 from slm_lab.experiment.run.search.search_table import SearchTable, result_lines, shown_values
 from slm_lab.experiment.run.search.stage import Stage, final_metric
 from slm_lab.experiment.run.search.trial_task import TrialJob
-from slm_lab.experiment.run.trial import check_writable, load_analysis, notices_to
+from slm_lab.experiment.run.trial import load_analysis, notices_to
 from slm_lab.experiment.session.resume import differences, run_in, start_history
 from slm_lab.experiment.training.resolve import with_seed
 from slm_lab.lib.files import replace_file
@@ -62,7 +61,7 @@ class SearchResult:
     summary: SearchSummary
 
 
-class Search:
+class Search(Experiment):
     """Runs trials with proposed values, as many at a time as the machine allows, until meta.max_trial of them have ended.
 
     Each is a full Trial of its Sessions, and its files are those of any trial, numbered t. The state of the search is saved in its run
@@ -88,7 +87,7 @@ class Search:
         self.plan = plan or Plan()
         self._drawn = spec.meta.random_seed is None
         self.spec = with_seed(spec, draw_seed())
-        self.paths, self._lock = paths, lock
+        self.paths, self.lock = paths, lock
         """The files of the search, once there are some."""
         self._continued = state is not None
         self._confirm, self._common_seeds = confirm, common_seeds
@@ -110,10 +109,7 @@ class Search:
         if not paths.search_state.exists():
             missing = paths.search_state.name
             raise UserError(f"'{folder}' is not the folder of a search: it has no {missing}; train@ continues a training run")
-        try:
-            lock = RunLock(paths.lock)
-        except OSError as error:
-            raise UserError(f"cannot write to the run folder {folder}: {error.strerror or error}") from None
+        lock = lock_of(paths.lock)
         try:
             saved = load_spec(paths.spec, paths.spec_name)
             spec = load_spec(paths.spec, paths.spec_name, sets) if sets else saved
@@ -130,19 +126,15 @@ class Search:
         Raises UserError or SpecError before anything is written; TrialFailed if every trial failed; Interrupted (a KeyboardInterrupt) after
         Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved themselves and what there is has been analysed.
         """
-        stop = stop or Stop()
-        try:
-            with stop_on_signal(stop), server_in_use():
-                result = self._run(stop)
-        except KeyboardInterrupt as error:
-            where = _NOTHING if self.paths is None else f"interrupted; continue it with search@{self.paths.root.name}"
-            raise Interrupted(str(error) or where, stop.number) from None
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
+        with self._running(stop, folder, self.spec.meta.start_method, self._interrupted):
+            result = self._run(stop)
         if all(record.status == "failed" for record in result.records):
             raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
         return result
+
+    def _interrupted(self) -> str:
+        return _NOTHING if self.paths is None else f"interrupted; continue it with search@{self.paths.root.name}"
 
     def _new_state(self) -> SearchState:
         from slm_lab.experiment.report.baseline import known_baseline
@@ -153,10 +145,8 @@ class Search:
 
     def _run(self, stop: Stop) -> SearchResult:
         meta = self.spec.meta
-        use_start_method(meta.start_method)
         schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
         check_installed(*["ray"] * schedules, *["optuna"] * (meta.search_algorithm == "optuna"))
-        check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
         algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # of the first values
         proposer = make_proposer(self.space, algorithm, meta.random_seed or 0)
@@ -208,25 +198,20 @@ class Search:
 
     def _open(self) -> RunPaths:
         """Make the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
-        new = self.paths is None
-        try:
-            paths = self.paths or new_run(self.plan.data_dir, self.spec.name)
-            try:
-                self._lock = self._lock or RunLock(paths.lock)
-                paths.make_dirs()
-                paths.remove_temporaries()
-                history = [] if new else start_history(paths.spec)
-                start = provenance({}, "search") | ({} if new else {"continues": len(self.state.trials)})
-                meta = self.spec.meta.model_copy(update={"run": [*history, start]})
-                text = json.dumps(dump_spec(self.spec.model_copy(update={"meta": meta})), indent=2, ensure_ascii=False) + "\n"
-                replace_file(paths.spec, text.encode(), sync=True)
-                self.state.save(paths.search_state)
-            except BaseException:
-                if new:
-                    shutil.rmtree(paths.root, ignore_errors=True)
-                raise
-        except OSError as error:
-            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        made: Path | None = None
+        with writing(self.plan.data_dir, lambda: made):
+            paths = self.paths
+            if paths is None:
+                paths = new_run(self.plan.data_dir, self.spec.name)
+                made = paths.root
+            history = [] if made is not None else start_history(paths.spec)
+            self.lock = self.lock or RunLock(paths.lock)
+            paths.make_dirs()
+            paths.remove_temporaries()
+            start = provenance({}, "search") | ({} if made is not None else {"continues": len(self.state.trials)})
+            meta = self.spec.meta.model_copy(update={"run": [*history, start]})
+            replace_file(paths.spec, as_text(dump_spec(self.spec.model_copy(update={"meta": meta}))), sync=True)
+            self.state.save(paths.search_state)
         self.paths = paths
         return paths
 
@@ -240,7 +225,7 @@ class Search:
         if self._continued:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
-            killed = "" if self._lock is None or self._lock.killed is None else f"the last start, {self._lock.killed}, {ENDED}; "
+            killed = "" if self.lock is None or self.lock.killed is None else f"the last start, {self.lock.killed}, {ENDED}; "
             table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
     def _search_stage(self, executor: Executor, paths: RunPaths, table: SearchTable) -> Stage:

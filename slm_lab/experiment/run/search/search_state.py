@@ -14,9 +14,6 @@ from slm_lab.lib.files import replace_file, sealed, unsealed
 from slm_lab.spec.search_space import Values
 
 VERSION = 1
-ATTEMPTS = 2
-"""Times that a trial is started before it counts as failed; starts that ended with the search itself do not count."""
-
 TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
 """waiting: proposed, or to be retried; stopped: by the scheduler."""
 

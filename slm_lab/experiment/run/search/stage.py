@@ -5,32 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
-from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Resources, Task
+from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Task
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, Start, run_plan
 from slm_lab.experiment.run.search.reports import metric_of
 from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
-from slm_lab.experiment.run.search.search_state import ATTEMPTS, TrialState
+from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable, Totals
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, run_trial_task
 from slm_lab.spec.base import SpecError
 from slm_lab.spec.search_space import Values
 
-STOP_SECONDS = 120.0
-"""Time that a trial has to save and analyse itself after a stop."""
 _SAVE_EVERY = 2.0
 """Seconds between two saves of the state because of reports; a trial that begins or ends is saved at once."""
-
-
-@dataclass
-class _Running:
-    """A trial whose task runs."""
-
-    trial: TrialState
-    slot: int
-    last: Update | None = None
-    """With the outcome, once the trial has ended; its process still runs."""
 
 
 @dataclass
@@ -57,47 +45,67 @@ class Stage:
     on_end: Callable[[TrialState], None] = lambda trial: None
     on_take_over: Callable[[TrialState, TakeOver], None] = lambda trial, decision: None
     scheduler: Scheduler | None = None
-    stopping: dict[int, Decision] = field(default_factory=dict)
+    decisions: dict[int, Decision] = field(default_factory=dict)
     """Trials that the scheduler has stopped and that have not ended yet, and why."""
     exhausted: bool = False
-    running: dict[Any, _Running] = field(default_factory=dict)
-    """By their tasks."""
+    last: dict[int, Update] = field(default_factory=dict)
+    """Trial → its last update, with the outcome, once it has ended; its process still runs."""
     _begun: dict[int, float] = field(default_factory=dict)
     """Trial → when its seconds were last counted."""
     _save_due: float = 0.0
+    _stop: Stop = field(default_factory=Stop)
 
     @property
     def totals(self) -> Totals:
         return Totals(self.trials, self.target, self.concurrent, self.max_frame)
 
-    @property
-    def free(self) -> bool:
-        """Whether another trial can be started."""
-        return len(self.running) < self.concurrent
-
     def run(self, stop: Stop) -> None:
         """Run to the end. After a stop request no trial begins, and those that run save themselves."""
+        self._stop = stop
         for trial in self.trials:
             if trial.status == "running":  # when an earlier start of the search ended
                 trial.status = "waiting"
-        asked = False
-        while True:
-            if stop.requested and not asked:
-                asked = True
-                self.table.notice("saving checkpoints (Ctrl-C again quits without saving)")
-                self.executor.stop(STOP_SECONDS)
-            while not stop.requested and self.free and (waiting := self._next()) is not None:
-                self._start(waiting)
-            if not self.running:
-                break
-            for event in self.executor.events(0.25):
-                self._event(event, stop)
-            self._count_seconds()
-            if monotonic() >= self._save_due:
-                self._save_due = monotonic() + _SAVE_EVERY
-                self.save()
-            self.table.show(self.totals)
+        run_plan(self, self.executor, self.resources, stop)
         self.save()
+
+    def next(self, slot: int) -> Start[TrialState] | None:
+        """Start the next trial; one whose values are invalid ends at once."""
+        while (trial := self._next()) is not None:
+            try:
+                job = self.make_job(trial, slot)
+            except SpecError as error:
+                self._end(trial, Outcome("failed", cause=str(error), retry=False))
+                continue
+            trial.status = "running"
+            self._begun[trial.trial] = monotonic()
+            self.save()  # before the trial writes a file
+            return Start(trial, f"trial {trial.trial}", run_trial_task, (job,))
+        return None
+
+    def stopping(self) -> None:
+        self.table.notice("saving checkpoints (Ctrl-C again quits without saving)")
+
+    def tick(self) -> None:
+        """Save and show the state."""
+        self._count_seconds()
+        if monotonic() >= self._save_due:
+            self._save_due = monotonic() + _SAVE_EVERY
+            self.save()
+        self.table.show(self.totals)
+
+    def report(self, item: TrialState, task: Task, message: Message) -> None:
+        match message:
+            case Message(_, "update", (Update(outcome=None) as update,)):
+                self._handle(task, item, update)
+            case Message(_, "update", (Update() as update,)):
+                self.last[item.trial] = update
+            case Message(_, "failed", (cause,)):
+                self.last[item.trial] = Update(item.frame, outcome=Outcome("failed", cause=cause))
+
+    def ended(self, item: TrialState, died: Died) -> None:
+        cause = died.reason if died.lost else f"the process that ran the trial {died.reason}\n{died.output}".strip()
+        unknown = Update(item.frame, outcome=Outcome("failed", cause=cause, lost=died.lost))
+        self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
     def _next(self) -> TrialState | None:
         """Return the next trial to start, a new one if none waits."""
@@ -114,53 +122,24 @@ class Stage:
         self.trials.append(TrialState(len(self.trials), values))
         return self.trials[-1]
 
-    def _start(self, trial: TrialState) -> None:
-        slots = {one.slot for one in self.running.values()}
-        slot = next(slot for slot in range(self.concurrent) if slot not in slots)
-        try:
-            job = self.make_job(trial, slot)
-        except SpecError as error:
-            self._end(trial, Outcome("failed", cause=str(error), retry=False))
-            return
-        trial.status = "running"
-        self._begun[trial.trial] = monotonic()
-        self.save()  # before the trial writes a file
-        task = self.executor.start(f"trial {trial.trial}", run_trial_task, job, resources=self.resources)
-        self.running[task] = _Running(trial, slot)
-
-    def _event(self, event: Event, stop: Stop) -> None:
-        one = self.running[event.task]
-        match event:
-            case Message(_, "update", (Update(outcome=None) as update,)):
-                self._handle(event.task, one.trial, update, stop)
-            case Message(_, "update", (Update() as update,)):
-                one.last = update
-            case Message(_, "failed", (cause,)):
-                one.last = Update(one.trial.frame, outcome=Outcome("failed", cause=cause))
-            case Died(_, reason, output):
-                cause = reason if event.lost else f"the process that ran the trial {reason}\n{output}".strip()
-                last = one.last or Update(one.trial.frame, outcome=Outcome("failed", cause=cause, lost=event.lost))
-                del self.running[event.task]
-                self._handle(event.task, one.trial, last, stop)
-
-    def _handle(self, task: Task, trial: TrialState, update: Update, stop: Stop) -> None:
+    def _handle(self, task: Task, trial: TrialState, update: Update) -> None:
         trial.frame = max(trial.frame, update.frame)
         trial.take_over = None
         for frame, metric in update.reports:
             trial.metric = metric
             self.on_report(trial, frame, metric)
             decision = self.scheduler.report(trial, frame, metric) if self.scheduler is not None else None
-            if decision is not None and update.outcome is None and trial.trial not in self.stopping:
-                self.stopping[trial.trial] = decision
+            if decision is not None and update.outcome is None and trial.trial not in self.decisions:
+                self.decisions[trial.trial] = decision
                 task.stop(STOP_SECONDS)
         if update.outcome is not None:
             self._count_seconds()
             del self._begun[trial.trial]
-            decision = self.stopping.pop(trial.trial, None)
+            decision = self.decisions.pop(trial.trial, None)
             if update.outcome.status == "stopped" and isinstance(decision, TakeOver):
                 self._take_over(trial, decision)
                 return
-            if update.outcome.status == "stopped" and decision is None and stop.requested:
+            if update.outcome.status == "stopped" and decision is None and self._stop.requested:
                 return  # search@ continues it
             self._end(trial, update.outcome)
 

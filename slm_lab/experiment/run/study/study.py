@@ -6,35 +6,30 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Target, Task, TaskFailed, run_task
-from slm_lab.experiment.execute.local.fork_server import ensure_server, server_in_use, use_start_method
-from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
-from slm_lab.experiment.files.lock import ENDED, RunLock
+from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunPaths, new_folder
 from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, about_study, run_name
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, session_processes
+from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
 from slm_lab.experiment.report.study_result import ResultRun, result_of_folder
+from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, Start, as_text, lock_of, run_plan, writing
 from slm_lab.experiment.run.study.adopt import adopted_runs, changes, key_of
 from slm_lab.experiment.run.study.study_run import RunJob, check_in_process, has_failed, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
-from slm_lab.experiment.run.trial import check_writable, notices_to
+from slm_lab.experiment.run.trial import notices_to
 from slm_lab.lib.files import replace_file, sealed
 from slm_lab.lib.limits import cores
 from slm_lab.spec.spec import SPEC_VERSION
 from slm_lab.spec.study import Study, StudyRun, differing
 
 VERSION = 1
-ATTEMPTS = 2
-"""Times that a run is started before it counts as failed; starts that ended with the study itself do not count."""
-STOP_SECONDS = 120.0
-"""Time that a run has to save and analyse itself after a stop."""
-_POLL = 0.5
 
 
 class _Runner(NamedTuple):
@@ -51,16 +46,85 @@ class _Runner(NamedTuple):
 
 
 @dataclass
-class _Running:
-    """A run whose task runs."""
+class _Planner:
+    """The Planner of a study: it lists the runs that are missing."""
 
-    state: RunState
-    slot: int
-    outcome: tuple[str, str] | None = None
-    """Status and cause that it has reported."""
+    states: list[RunState]
+    folders: Mapping[tuple[str, int], RunFolder]
+    """By `key_of` the run."""
+    paths: StudyPaths
+    table: StudyTable
+    runner: _Runner
+    target: Target
+    device: str | None
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Name of a run that has reported its end → status and cause."""
+
+    @property
+    def concurrent(self) -> int:
+        return self.runner.concurrent
+
+    def next(self, slot: int) -> Start[RunState] | None:
+        state = next((state for state in self.states if state.status == "waiting"), None)
+        if state is None:
+            return None
+        folder, gpus = self.folders[key_of(state.run)], self.runner.gpus
+        state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
+        state.begun_at = state.share
+        name = folder.root.name
+        files = folder, self.paths.result(name), self.paths.lock_of(name)
+        job = RunJob(state.run.spec, *files, self.device, slot % gpus if gpus else 0, self.runner.jobs)
+        return Start(state, state.run.name, self.target, (job,))
+
+    def report(self, item: RunState, task: Task, message: Message) -> None:
+        match message:
+            case Message(_, "outcome", (status, cause)):
+                self.outcomes[item.run.name] = status, cause
+            case Message(_, "failed", (cause,)):
+                self.outcomes[item.run.name] = "failed", cause
+
+    def ended(self, item: RunState, died: Died) -> None:
+        ended = "stopped" if died.lost else "failed", f"the process of the run {died.reason}\n{died.output}".strip()
+        outcome = self.outcomes.pop(item.run.name, None)
+        if died.lost and outcome is None:
+            self.table.say(f"{died.text}; it continues on another one")
+        self._end(item, *(outcome or ended))
+
+    def tick(self) -> None:
+        for state in self.states:
+            if state.status == "running":
+                state.share = max(state.share, self._share(state.run))
+        self.table.show()
+
+    def stopping(self) -> None:
+        self.table.say("stopping: the runs under way save themselves …")
+
+    def _end(self, state: RunState, status: str, cause: str) -> None:
+        state.cause = cause
+        if status == "done":
+            state.status, state.share = "done", 1.0
+            state.seconds = perf_counter() - state.began if state.begun_at == 0.0 else None
+        elif status == "stopped":
+            state.status = "waiting"
+            return
+        else:
+            state.failures += 1
+            state.status = "failed" if state.failures >= ATTEMPTS or status == "invalid" else "waiting"
+            state.share = 0.0
+            if state.status == "waiting":
+                return self.table.say(f"{state.run.name}: failed, is tried again: {_last_line(cause)}")
+        self.table.ended(state)
+
+    def _share(self, run: StudyRun) -> float:
+        """Return the share of its frames that a run has trained."""
+        folder = self.folders[key_of(run)]
+        starts = folder.starts() if folder.root.is_dir() else []
+        frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
+        meta = run.spec.meta
+        return min(1.0, frames / (run.spec.session_frames * meta.max_session))
 
 
-class StudyExperiment:
+class StudyExperiment(Experiment):
     """Run the missing runs of a study, and compare all.
 
     Args:
@@ -80,7 +144,6 @@ class StudyExperiment:
     ) -> None:
         self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
         self.states = [RunState(run) for run in study.runs]
-        self._lock: RunLock | None = None
 
     def run(self, stop: Stop | None = None) -> StudyPaths:
         """Run what is missing, write the comparison, and return the files.
@@ -88,18 +151,9 @@ class StudyExperiment:
         Raises UserError or SpecError before anything is written; Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when
         the runs under way have saved themselves; TrialFailed at the end if a run failed.
         """
-        stop = stop or Stop()
-        try:
-            with stop_on_signal(stop), server_in_use():
-                self._run(stop)
-        except KeyboardInterrupt as error:
-            where = "interrupted; nothing was written"
-            if self.paths is not None:
-                where = f"interrupted; continue it with: {self.study.source} {self.study.name} study@{self.paths.root}"
-            raise Interrupted(str(error) or where, stop.number) from None
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
+        with self._running(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
+            self._run(stop)
         assert self.paths is not None
         failed = [state for state in self.states if state.status == "failed"]
         if failed:
@@ -107,17 +161,20 @@ class StudyExperiment:
             raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
         return self.paths
 
+    def _interrupted(self) -> str:
+        if self.paths is None:
+            return "interrupted; nothing was written"
+        return f"interrupted; continue it with: {self.study.source} {self.study.name} study@{self.paths.root}"
+
     def _run(self, stop: Stop) -> None:
         study = self.study
-        check_writable(self.plan.data_dir if self.paths is None else self.paths.root)
-        use_start_method(study.runs[0].spec.meta.start_method)
         adopted = adopted_runs(self.study, self.adopt)
         concurrent, _ = self._concurrency()
         table = StudyTable(self.states, concurrent)
         with table, notices_to(table), LocalExecutor(stall_notice=None) as executor:
             ensure_server()
             if self.paths is not None:
-                self._take_lock(self.paths)
+                self.lock = lock_of(self.paths.lock, "study")
             known = {} if self.paths is None else self._known(self.paths)
             missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
             ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
@@ -128,12 +185,13 @@ class StudyExperiment:
             self._read_states(paths, known, adopted)
             table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{paths.root}")
-            if self._lock is not None and self._lock.killed is not None:
-                table.say(f"the last start, {self._lock.killed}, {ENDED}")
+            if self.lock is not None and self.lock.killed is not None:
+                table.say(f"the last start, {self.lock.killed}, {ENDED}")
             table.say(table.summary())
             with self._runner(executor, gpus) as runner:
                 table.concurrent = runner.concurrent
-                self._run_missing(runner, paths, table, stop)
+                planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device)
+                run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # of runs, which have ended
                 lock.unlink(missing_ok=True)
@@ -183,35 +241,22 @@ class StudyExperiment:
 
     # ---- files
 
-    def _take_lock(self, paths: StudyPaths) -> None:
-        try:
-            self._lock = RunLock(paths.lock)
-        except UserError as error:
-            raise UserError(str(error).replace("the run in", "the study in", 1)) from None
-        except OSError as error:
-            raise UserError(f"cannot write to the folder of the study, {paths.root}: {error.strerror or error}") from None
-
     def _open(self) -> StudyPaths:
         """Make the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
-        new = self.paths is None
-        try:
-            paths = self.paths or StudyPaths(new_folder(self.plan.data_dir.absolute(), self.study.name), self.study.name)
-            try:
-                if new:
-                    self._take_lock(paths)
-                for folder in (paths.runs, paths.results):
-                    folder.mkdir(exist_ok=True)
-                content = {
-                    self.study.name: dict(self.study.raw),
-                    "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)},
-                }
-                replace_file(paths.study, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(), sync=True)
-            except BaseException:
-                if new:
-                    shutil.rmtree(paths.root, ignore_errors=True)
-                raise
-        except OSError as error:
-            raise UserError(f"cannot write to the data folder {self.plan.data_dir}: {error.strerror or error}") from None
+        made: Path | None = None
+        with writing(self.plan.data_dir, lambda: made):
+            paths = self.paths
+            if paths is None:
+                paths = StudyPaths(new_folder(self.plan.data_dir.absolute(), self.study.name), self.study.name)
+                made = paths.root
+                self.lock = lock_of(paths.lock, "study")
+            for folder in (paths.runs, paths.results):
+                folder.mkdir(exist_ok=True)
+            content = {
+                self.study.name: dict(self.study.raw),
+                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)},
+            }
+            replace_file(paths.study, as_text(content), sync=True)
         self.paths = paths
         return paths
 
@@ -314,70 +359,6 @@ class StudyExperiment:
         except TaskFailed as error:
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
-
-    def _run_missing(self, runner: _Runner, paths: StudyPaths, table: StudyTable, stop: Stop) -> None:
-        running: dict[Task, _Running] = {}
-        stopped = False
-        while True:
-            if stop.requested and not stopped:
-                stopped = True
-                table.say("stopping: the runs under way save themselves …")
-                runner.executor.stop(STOP_SECONDS)
-            for state in self.states if not stopped else ():
-                if len(running) >= runner.concurrent:
-                    break
-                if state.status == "waiting":
-                    slot = next(slot for slot in range(runner.concurrent) if slot not in [one.slot for one in running.values()])
-                    running[self._start(runner, paths, state, slot % runner.gpus if runner.gpus else 0)] = _Running(state, slot)
-            if not running:
-                return
-            for event in runner.executor.events(_POLL):
-                match event:
-                    case Message(task, "outcome", (status, cause)):
-                        running[task].outcome = status, cause
-                    case Message(task, "failed", (cause,)):
-                        running[task].outcome = "failed", cause
-                    case Died(task, reason, output):
-                        one = running.pop(task)
-                        ended = "stopped" if event.lost else "failed", f"the process of the run {reason}\n{output}".strip()
-                        if event.lost and one.outcome is None:
-                            table.say(f"{event.text}; it continues on another one")
-                        self._end(one.state, *(one.outcome or ended), table)
-            for one in running.values():
-                one.state.share = max(one.state.share, self._share(one.state.run))
-            table.show()
-
-    def _start(self, runner: _Runner, paths: StudyPaths, state: RunState, gpu: int) -> Task:
-        folder = self._folders[key_of(state.run)]
-        state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
-        state.begun_at = state.share
-        name = folder.root.name
-        job = RunJob(state.run.spec, folder, paths.result(name), paths.lock_of(name), self.plan.device, gpu, runner.jobs)
-        return runner.executor.start(state.run.name, self._target, job, resources=runner.resources)
-
-    def _end(self, state: RunState, status: str, cause: str, table: StudyTable) -> None:
-        state.cause = cause
-        if status == "done":
-            state.status, state.share = "done", 1.0
-            state.seconds = perf_counter() - state.began if state.begun_at == 0.0 else None
-        elif status == "stopped":
-            state.status = "waiting"
-            return
-        else:
-            state.failures += 1
-            state.status = "failed" if state.failures >= ATTEMPTS or status == "invalid" else "waiting"
-            state.share = 0.0
-            if state.status == "waiting":
-                return table.say(f"{state.run.name}: failed, is tried again: {_last_line(cause)}")
-        table.ended(state)
-
-    def _share(self, run: StudyRun) -> float:
-        """Return the share of its frames that a run has trained."""
-        folder = self._folders[key_of(run)]
-        starts = folder.starts() if folder.root.is_dir() else []
-        frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
-        meta = run.spec.meta
-        return min(1.0, frames / (run.spec.session_frames * meta.max_session))
 
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report

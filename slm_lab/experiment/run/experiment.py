@@ -1,0 +1,165 @@
+"""What trial, search and study share: their folder, its lock, signals, and the loop that keeps tasks running."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Target, Task
+from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
+from slm_lab.experiment.execute.local.interrupt import stop_on_signal
+from slm_lab.experiment.files.lock import RunLock
+from slm_lab.experiment.plan import Interrupted, Stop, UserError
+from slm_lab.lib.files import not_writable
+from slm_lab.spec.meta import StartMethod
+
+ATTEMPTS = 2
+"""Times that a task is started before it counts as failed; starts that ended with the experiment itself do not count."""
+STOP_SECONDS = 120.0
+"""Time that a run has to save and analyse itself after a stop."""
+_POLL = 0.25
+_NEEDED_BYTES = 16 * 2**20
+"""Free disk space below which a run does not begin."""
+Item = TypeVar("Item")
+
+
+class Experiment:
+    """Base of trial, search and study.
+
+    Attributes: lock: of the folder, held while the experiment runs; None before there is a folder.
+    """
+
+    lock: RunLock | None = None
+
+    def _take_lock(self, path: Path, what: str = "run") -> None:
+        """Lock the folder of `path`. Raises UserError if it is in use or cannot be written."""
+        self.lock = lock_of(path, what)
+
+    @contextmanager
+    def _running(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
+        """Turn signals into a request to stop, and start processes by `method`, while the block runs; release the lock in the end.
+
+        Args: folder: in which files are written. interrupted: the message of a KeyboardInterrupt without one, which becomes Interrupted.
+
+        Raises UserError, before the block, if the folder cannot be written.
+        """
+        try:
+            check_writable(folder)
+            use_start_method(method)
+            with stop_on_signal(stop), server_in_use():
+                yield
+        except KeyboardInterrupt as error:
+            raise Interrupted(str(error) or interrupted(), stop.number) from None
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+
+def lock_of(path: Path, what: str = "run") -> RunLock:
+    """Lock a folder by the file `path` in it. Raises UserError if it is in use or cannot be written."""
+    try:
+        return RunLock(path, what)
+    except OSError as error:
+        raise UserError(f"cannot write to the folder of the {what}, {path.parent}: {error.strerror or error}") from None
+
+
+@contextmanager
+def writing(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
+    """Write the first files of an experiment. If that fails, remove the folder that `new` returns, unless it is None.
+
+    Raises UserError in place of OSError.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if (folder := new()) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write to the data folder {data_dir}: {error.strerror or error}") from None
+        raise
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError if the data folder does not exist and cannot be made, or no file can be made in it. Makes nothing."""
+    try:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        is_folder = existing.is_dir()
+    except OSError as error:  # an unreadable parent, a name that is too long
+        raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
+    if not is_folder:
+        raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")
+    if (reason := not_writable(existing)) is not None:
+        raise UserError(f"cannot write to the data folder {folder}: {reason} in {existing}")
+    usage = shutil.disk_usage(existing)
+    if usage.total and usage.free < _NEEDED_BYTES:
+        needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))
+        raise UserError(f"cannot write to the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
+
+
+def as_text(content: Any) -> bytes:
+    """Return content as the JSON files of an experiment have it."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Start(Generic[Item]):
+    """A task to start now, for one item of a plan."""
+
+    item: Item
+    name: str
+    target: Target
+    args: tuple[Any, ...]
+
+
+class Planner(Protocol[Item]):
+    """Says what to run next, and makes something of the results."""
+
+    @property
+    def concurrent(self) -> int:
+        """Maximum number of concurrent tasks."""
+
+    def next(self, slot: int) -> Start[Item] | None:
+        """Return what to start, None for nothing now. Args: slot: a number below `concurrent` that no running task has."""
+
+    def report(self, item: Item, task: Task, message: Message) -> None:
+        """Take a message of a task."""
+
+    def ended(self, item: Item, died: Died) -> None:
+        """Take the end of a task; its item may be started again."""
+
+    def tick(self) -> None:
+        """Called about four times per second while tasks run, to save and show the state."""
+
+    def stopping(self) -> None:
+        """Called once when a stop is requested: tasks that run save themselves, and none begins."""
+
+
+def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, stop: Stop) -> None:
+    """Keep as many tasks running as the planner allows, until it has nothing to start and all have ended."""
+    running: dict[Any, tuple[Item, int]] = {}
+    stopped = False
+    while True:
+        if stop.requested and not stopped:
+            stopped = True
+            planner.stopping()
+            executor.stop(STOP_SECONDS)
+        while not stop.requested and len(running) < planner.concurrent:
+            slots = {slot for _, slot in running.values()}
+            slot = next(slot for slot in range(planner.concurrent) if slot not in slots)
+            if (start := planner.next(slot)) is None:
+                break
+            running[executor.start(start.name, start.target, *start.args, resources=resources)] = start.item, slot
+        if not running:
+            return
+        for event in executor.events(_POLL):
+            match event:
+                case Message(task):
+                    planner.report(running[task][0], task, event)
+                case Died(task):
+                    planner.ended(running.pop(task)[0], event)
+        planner.tick()

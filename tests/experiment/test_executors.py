@@ -12,8 +12,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.lib.environment import environment
-from slm_lab.testing.executor_contract import ExecutorContract
-from slm_lab.testing.fake_executor import FakeExecutor
+from slm_lab.testing import ExecutorContract, FakeExecutor
 from tests.experiment.cluster.conftest import RAY, Nodes
 
 

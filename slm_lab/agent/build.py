@@ -21,7 +21,7 @@ from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.matmul import has_bfloat16, resolve_matmul, use_matmul
 from slm_lab.agent.net.threads import resolve_threads
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.build import build_policy
+from slm_lab.agent.policy.build_policy import build_policy
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import notice
 from slm_lab.lib.processor import processor

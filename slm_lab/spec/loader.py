@@ -301,14 +301,7 @@ def _build(
     report.for_slm_lab = is_for_slm_lab(raw)
     migrate(raw, report)
     _check_version(raw, report)
-    for path, value in arguments.overrides.items():
-        if value is None and value_at(raw, path) is None:
-            names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
-            if names and path[-1] not in names:
-                report.fail(path, f"unknown key{nearest(str(path[-1]), names)}", "unknown")
-        override(raw, path, copy.deepcopy(value), report)
-        if path[:2] == ("meta", "run"):
-            report.fail(path, "has no effect: written by a run, ignored on load")
+    _apply_sets(raw, arguments, report)
     migrate(raw, report)
     read_arc_files(raw, folder, report)
     drop_nulls(raw)
@@ -336,8 +329,7 @@ def _build(
     if not for_search and spec.search is not None:
         why = "only for a search; left out"
         if searched.problems and whole and arguments.overrides and _is_valid_without_sets(name, given, arguments, folder):
-            first, count = searched.problems[0], len(searched.problems)
-            why += f" (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
+            why += _invalid_by_sets(searched)
             searched = report.child()
         found.note(("search",), why)
         spec = spec.model_copy(update={"search": None})
@@ -362,6 +354,23 @@ def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Repo
     if whole and not searched.problems:
         note_search(raw, found)
     return spec, searched
+
+
+def _apply_sets(raw: dict[str, Any], arguments: Sets, report: Report) -> None:
+    """Write the values of --set into a raw spec."""
+    for path, value in arguments.overrides.items():
+        if value is None and value_at(raw, path) is None:
+            names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
+            if names and path[-1] not in names:
+                report.fail(path, f"unknown key{nearest(str(path[-1]), names)}", "unknown")
+        override(raw, path, copy.deepcopy(value), report)
+        if path[:2] == ("meta", "run"):
+            report.fail(path, "has no effect: written by a run, ignored on load")
+
+
+def _invalid_by_sets(searched: Report) -> str:
+    first, count = searched.problems[0], len(searched.problems)
+    return f" (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
 
 
 def _check_version(raw: dict[str, Any], report: Report) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay

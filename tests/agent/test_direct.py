@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slm_lab.agent.net import critic_passes, direct, direct_layers
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.critic_passes import DirectCritics, GraphCritics, SeparateOutputs, StackedOutputs
 from slm_lab.agent.net.direct import (
     DirectActionValues,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_critics import build_critics
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.lib.records import ActionSpace, ObservationSpace

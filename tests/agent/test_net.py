@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.net.in_place import IN_PLACE

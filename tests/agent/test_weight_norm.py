@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.weight_norm import LazyWeightNormLinear, WeightNormLinear
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ObservationSpace

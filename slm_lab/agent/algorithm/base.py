@@ -10,7 +10,7 @@ from slm_lab.agent.algorithm.common.memory import agent_memory
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.build import optimizer_parts, separate_gradients
+from slm_lab.agent.policy.build_policy import optimizer_parts, separate_gradients
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import Rollout

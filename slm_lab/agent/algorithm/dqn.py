@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.algorithm.common.losses import ValueLoss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
+from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_net import QNet

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.common.losses import LossAndGradient, ValueLoss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
+from slm_lab.agent.algorithm.common.regression_losses import LossAndGradient, ValueLoss
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics, direct_critics
 from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet, ActorHead, actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.direct_layers import ALL, AnyLayer, direct_layer, is_supported
 from slm_lab.agent.net.fused import ACTIVATIONS, Activation, chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic import ActorHead
+from slm_lab.agent.net.actor_critic_net import ActorHead
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output
 from slm_lab.lib.records import ObservationSpace

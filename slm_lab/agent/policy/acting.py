@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from slm_lab.agent.net.actor_critic import ActorHead, actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.in_place import IN_PLACE, InPlace
 from slm_lab.agent.net.q_net import QNet

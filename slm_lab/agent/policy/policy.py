@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.common.losses import ValueLoss
 from slm_lab.agent.algorithm.common.meter import GradientMeter
+from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
-from slm_lab.agent.net.actor_critic import ActorCriticNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.direct import DirectActorCritic, DirectPass
 from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -17,8 +17,8 @@ from typing import Any
 from slm_lab.experiment.collect.workers import worker_process as process
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
+from slm_lab.experiment.collect.workers.pool_base import PoolBase
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.execute.executor import Died, Event, Message, Stalled
 from slm_lab.experiment.execute.heartbeat import WAITING
 from slm_lab.experiment.execute.local.child import SharedFd
@@ -41,7 +41,7 @@ _BUILD_SECONDS = 120.0
 """Timeout in seconds for building the envs; with more workers than cores it is multiplied by the workers per core."""
 
 
-class ProcessPool:
+class ProcessPool(PoolBase):
     """A WorkerPool of processes.
 
     One thread communicates with the workers: it assigns slots, copies rollouts into datasets, and restarts a worker that died. The learner
@@ -49,11 +49,8 @@ class ProcessPool:
     """
 
     def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
-        spec, sampler = config.spec, config.spec.meta.sampler
-        assert sampler is not None
-        self.spec, self.sampler, self.stop, self.beat = spec, sampler, stop, beat
-        self.turns = not sampler.async_rl
-        """Workers wait while the learner trains."""
+        super().__init__(config.spec, stop, beat)
+        spec, sampler = self.spec, self.sampler
         self.fd = shared_file()
         self.store: SharedArrays | None = SharedArrays(self.fd)
         self.folder: str | None = None
@@ -74,23 +71,11 @@ class ProcessPool:
         """Slots that each worker was ordered to fill and has not filled yet, in order."""
         self.ordered_W = [0] * workers
         """Number of slots that each worker was ever ordered to fill."""
-        self.due = 0
-        """In turns: how many that should be at the end of the round."""
-        self.out = 0
-        """Datasets that the learner has not given back."""
         self.free: list[deque[int]] = [deque(range(SLOTS)) for _ in range(workers)]
-        self.put = self.taken = 0
-        """Datasets that were ever put in the queue and taken from it."""
-        self.round_end = 0
-        """In turns, once a round is complete: how many were put until then; −1 while one is collected. The next begins when the learner has
-        given them back, unless a stop is requested."""
         self.requests = self.answered = 0
         """Number of the last request for the workers' states, and of the last one that was answered or refused."""
         self.states_W: dict[int, Any] = {}
         self.saved: SimpleQueue[tuple[int, list[Any] | None]] = SimpleQueue()
-        self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
-        self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self.wake, self.call = os.pipe()
         """Wakes the thread."""
         os.set_blocking(self.wake, False)
@@ -129,10 +114,6 @@ class ProcessPool:
                     child.send((process.LOAD, saved, resumes))
             self.thread.start()
 
-    @property
-    def between_rounds(self) -> bool:
-        return self.taken == self.round_end
-
     def states(self) -> list[Any] | None:
         self.requests += 1
         os.write(self.call, b"x")
@@ -155,33 +136,15 @@ class ProcessPool:
                 if isinstance(event, Message) and event.kind == "user_error":
                     raise event.content[0]
                 self._handle(event)
-            with suppress(Empty):
-                item = self.datasets.get_nowait()
-                assert isinstance(item, str)
-                raise WorkerFailed(item)
+            self._raise_failure()
             if time.monotonic() > deadline:
                 late = [str(index) for index, ready in enumerate(self.ready_W) if not ready]
                 what = f"rollout workers {', '.join(late)} did not build their envs within {limit:.0f} seconds"
                 raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
 
-    def next(self) -> tuple[int, Dataset] | None:
-        try:
-            item = self.datasets.get(timeout=0.2)
-        except Empty:
-            return None
-        if isinstance(item, str):
-            raise WorkerFailed(item)
-        self.taken += 1
-        return item
-
     def release(self, policy: int, dataset: Dataset) -> None:
         self.returned.put((policy, dataset))
         os.write(self.call, b"x")
-
-    def reports(self) -> Iterator[tuple[int, Collected]]:
-        with suppress(Empty):
-            while True:
-                yield self.reported.get_nowait()
 
     def close(self) -> None:
         if self.fd < 0:
@@ -283,36 +246,12 @@ class ProcessPool:
             self._fail(f"{child.name} {reason}; a new process could not be started: {error.strerror or error}{printed}")
 
     def _release_returned(self) -> None:
-        """Release the datasets that were trained on."""
         with suppress(BlockingIOError):
             os.read(self.wake, 4096)
-        with suppress(Empty):
-            while True:
-                policy, dataset = self.returned.get_nowait()
-                self.assembler.builders[policy].release(dataset)
-                self.out -= 1
-
-    def _begin_round(self) -> None:
-        """In turns: once the learner has trained on everything of a round, begin the next."""
-        if self.turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
-            assert self.assembler.rounds is not None
-            self.assembler.round_over, self.round_end = False, -1
-            self.due += self.assembler.rounds
-
-    def _assemble(self) -> None:
-        for filled, complete in self.assembler.assemble():
-            if filled is not None:
-                self.free[filled.worker].append(filled.slot)
-                self.reported.put((filled.worker, filled.report))
-            self.out += len(complete)
-            self.put += len(complete)
-            if self.turns and self.assembler.round_over:
-                self.round_end = self.put  # before the learner can have the last one
-            for item in complete:
-                self.datasets.put(item)
+        super()._release_returned()
 
     def _assign_slots(self) -> None:
-        """Order workers to fill free slots: in turns as many as the round needs, otherwise as many as the datasets can hold."""
+        """Order workers to fill free slots."""
         while (index := self._next_worker()) is not None:
             slot = self.free[index].popleft()
             self.ordered_W[index] += 1
@@ -320,15 +259,14 @@ class ProcessPool:
             if self.ready_W[index]:
                 self.children[index].send(slot)
 
-    def _next_worker(self) -> int | None:
-        """Number of the worker that may fill a slot now."""
-        workers = range(len(self.children))
-        if self.turns:
-            able = [w for w in workers if self.free[w] and self.ordered_W[w] < self.due]
-        elif self.assembler.free_rollouts <= sum(map(len, self.orders)):
-            return None
-        elif self.assembler.rounds is not None:  # in the order of assembly, or the free columns might be left to the wrong worker
-            able = [min(workers, key=lambda w: (self.ordered_W[w], w))]
-        else:
-            able = sorted(workers, key=lambda w: len(self.orders[w]))
-        return next((w for w in able if self.free[w]), None)
+    def _free_slot(self, worker: int, slot: int) -> None:
+        self.free[worker].append(slot)
+
+    def _ordered(self) -> list[int]:
+        return self.ordered_W
+
+    def _pending(self) -> list[int]:
+        return list(map(len, self.orders))
+
+    def _can_take(self, worker: int) -> bool:
+        return bool(self.free[worker])

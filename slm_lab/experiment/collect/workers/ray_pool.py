@@ -12,21 +12,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from slm_lab.experiment.collect.workers import worker_pool as local
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
+from slm_lab.experiment.collect.workers.pool_base import PoolBase
 from slm_lab.experiment.collect.workers.ray_worker import Broadcast, RolloutActor, SentRollout, Weights
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.execute.heartbeat import WAITING
-from slm_lab.experiment.execute.local.failures import WorkerFailed, cause
+from slm_lab.experiment.execute.local.failures import cause
 from slm_lab.experiment.execute.ray.remote import LOST_NODE, died, pack, unpack
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import Beat
@@ -95,7 +93,7 @@ class _Worker:
     """Number of rollouts that were ever ordered and not lost."""
 
 
-class RayPool:
+class RayPool(PoolBase):
     """A WorkerPool of Ray actors."""
 
     store: SharedArrays | None = None
@@ -103,15 +101,13 @@ class RayPool:
     def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
         import ray
 
-        sampler = config.spec.meta.sampler
-        assert sampler is not None
+        super().__init__(config.spec, stop, beat)
         self._ray: Any = ray
-        self.spec, self.stop, self.beat, self.turns = config.spec, stop, beat, not sampler.async_rl
         remote = self._ray.remote(
             num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD", concurrency_groups={"control": 1}, enable_task_events=False
         )
         self._actor: Any = remote(RolloutActor)
-        self.workers = [self._start(replace(config, index=index)) for index in range(sampler.num_workers)]
+        self.workers = [self._start(replace(config, index=index)) for index in range(self.sampler.num_workers)]
         self._info: EnvInfo | None = None
         self._ended = False
         self._states: list[Any] | None = None
@@ -119,11 +115,6 @@ class RayPool:
         self._broadcast: Any = None
         self._number = self._published = 0
         """Of the newest broadcast; sum over policies of how often weights were published until then."""
-        self.due = self.out = self.put = self.taken = self.round_end = 0
-        """As in ProcessPool."""
-        self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
-        self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self.thread = threading.Thread(target=self._run_thread, name="worker pool", daemon=True)
 
     def _start(self, config: WorkerConfig, deaths: int = 0) -> _Worker:
@@ -136,7 +127,7 @@ class RayPool:
         while self._info is None and not self.stop.requested:
             self.beat(WAITING)
             self._look(0.2)
-            self._raise()
+            self._raise_failure()
         if self._info is None:
             raise Interrupted("", self.stop.number)
         return self._info
@@ -153,13 +144,9 @@ class RayPool:
             self.beat(WAITING)
             self._look(0.2)
             self._connect()
-            self._raise()
+            self._raise_failure()
         if not self.stop.requested:
             self.thread.start()
-
-    @property
-    def between_rounds(self) -> bool:
-        return self.taken == self.round_end
 
     def states(self) -> list[Any] | None:
         if self.round_end < 0 or not all(worker.ready for worker in self.workers):
@@ -171,23 +158,8 @@ class RayPool:
             return None
         return None if None in states else states
 
-    def next(self) -> tuple[int, Dataset] | None:
-        try:
-            item = self.datasets.get(timeout=0.2)
-        except Empty:
-            return None
-        if isinstance(item, str):
-            raise WorkerFailed(item)
-        self.taken += 1
-        return item
-
     def release(self, policy: int, dataset: Dataset) -> None:
         self.returned.put((policy, dataset))
-
-    def reports(self) -> Iterator[tuple[int, Collected]]:
-        with suppress(Empty):
-            while True:
-                yield self.reported.get_nowait()
 
     def close(self) -> None:
         self._ended = True
@@ -206,18 +178,13 @@ class RayPool:
             self._ray.kill(worker.actor)
         self.workers = []
 
-    def _raise(self) -> None:
-        with suppress(Empty):
-            item = self.datasets.get_nowait()
-            assert isinstance(item, str)
-            raise WorkerFailed(item)
-
     # ---- in the thread
 
     def _run_thread(self) -> None:
         try:
             while not self._ended:
                 self._release_returned()
+                self._assemble()  # what did not fit before
                 self._renew_broadcast()
                 self._begin_round()
                 self._connect()
@@ -271,35 +238,7 @@ class RayPool:
         now = time.perf_counter()
         report = sent.report._replace(begin=now - (sent.report.end - sent.report.begin), end=now)
         self.assembler.put(index, slot, report)
-        for filled, complete in self.assembler.assemble():
-            self._assembled(filled, complete)
-
-    def _assembled(self, filled: Any, complete: list[tuple[int, Dataset]]) -> None:
-        if filled is not None:
-            self.workers[filled.worker].free.append(filled.slot)
-            self.reported.put((filled.worker, filled.report))
-        self.out += len(complete)
-        self.put += len(complete)
-        if self.turns and self.assembler.round_over:
-            self.round_end = self.put  # before the learner can have the last one
-        for item in complete:
-            self.datasets.put(item)
-
-    def _release_returned(self) -> None:
-        with suppress(Empty):
-            while True:
-                policy, dataset = self.returned.get_nowait()
-                self.assembler.builders[policy].release(dataset)
-                self.out -= 1
-        for filled, complete in self.assembler.assemble():  # what did not fit before
-            self._assembled(filled, complete)
-
-    def _begin_round(self) -> None:
-        """In turns: once the learner has trained on everything of a round, begin the next."""
-        if self.turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
-            assert self.assembler.rounds is not None
-            self.assembler.round_over, self.round_end = False, -1
-            self.due += self.assembler.rounds
+        self._assemble()
 
     def _renew_broadcast(self) -> None:
         """Send the newest weights to each worker whose last broadcast is over; large ones go through the object store."""
@@ -327,21 +266,11 @@ class RayPool:
                 worker.connected = worker.actor.connect.remote(self._broadcast, saved, self._resumes)
 
     def _order(self) -> None:
-        """Order rollouts: in turns as many as the round needs, otherwise as many as the datasets can hold."""
-        while (worker := self._next_worker()) is not None:
+        """Order rollouts."""
+        while (index := self._next_worker()) is not None:
+            worker = self.workers[index]
             worker.ordered += 1
             worker.orders.append((worker.actor.collect.remote(), worker.free.popleft()))
-
-    def _next_worker(self) -> _Worker | None:
-        able = [worker for worker in self.workers if worker.ready and worker.free]
-        if self.turns:
-            return next((worker for worker in able if worker.ordered < self.due), None)
-        if self.assembler.free_rollouts <= sum(len(worker.orders) for worker in self.workers):
-            return None
-        if self.assembler.rounds is not None:  # in the order of assembly, or the free columns might be left to the wrong worker
-            first = min(self.workers, key=lambda worker: (worker.ordered, worker.index))
-            return first if first in able else None
-        return min(able, key=lambda worker: len(worker.orders), default=None)
 
     def _restart(self, worker: _Worker, reason: str) -> None:
         most, lost = self.spec.meta.max_restart, reason == LOST_NODE
@@ -358,3 +287,15 @@ class RayPool:
         new.ordered, new.free = worker.ordered - len(worker.orders), worker.free
         new.free.extend(slot for _, slot in worker.orders)
         self.workers[worker.index] = new
+
+    def _free_slot(self, worker: int, slot: int) -> None:
+        self.workers[worker].free.append(slot)
+
+    def _ordered(self) -> list[int]:
+        return [worker.ordered for worker in self.workers]
+
+    def _pending(self) -> list[int]:
+        return [len(worker.orders) for worker in self.workers]
+
+    def _can_take(self, worker: int) -> bool:
+        return self.workers[worker].ready and bool(self.workers[worker].free)

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, closing
 from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
 from slm_lab.experiment.session.session import Session
@@ -181,7 +182,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         remote = cast("_Timed", servers.first)
         remote.look = servers.look
         session = Session(spec)
-        session.store = RemoteArrays(remote, spec, 0, lambda: session.info)
+        session.process = SessionProcess(store=RemoteArrays(remote, spec, 0, lambda: session.info))
         session.build()
         push_update = session.agent.algorithm.trainer.shared.push
         pushes_s: list[float] = []

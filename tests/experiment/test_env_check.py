@@ -17,7 +17,7 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.search.build_check import check_builds as check_search
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session import session
+from slm_lab.experiment.session import build as session_build
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import no_beat
@@ -63,7 +63,7 @@ def test_the_run_is_the_same_without_it(make_spec: MakeSpec, monkeypatch: pytest
     """Also of an env that draws from the generators of the process."""
     spec = make_spec(env={"name": "tests.env.toys:GlobalDraws-v0", "backend": "sync"})
     rows = Session(spec).run().rows
-    monkeypatch.setattr(session, "check_env", lambda *arguments, **keys: None)
+    monkeypatch.setattr(session_build, "check_env", lambda *arguments, **keys: None)
     without = Session(spec).run().rows
     assert [row["total_reward"] for row in rows] == [row["total_reward"] for row in without]
     assert len(rows) == 4

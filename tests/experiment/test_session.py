@@ -17,6 +17,7 @@ from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.session.session_state import playable
 from slm_lab.experiment.training.observers.dev_checks import DevCheckError
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.base import SpecError
@@ -79,7 +80,7 @@ def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec)
     sets = {"distributed": "synced", "max_session": 4}
     session = Session(spec.model_copy(update={"meta": spec.meta.model_copy(update=sets)}))
     assert session.run().frame == 1000
-    assert session.playable(session.learners[0])["global_frame"] == session.clock.frame
+    assert playable(session.built, session.learners[0])["global_frame"] == session.clock.frame
 
 
 def test_equal_seeds_give_equal_bytes_and_another_session_others(make_spec: MakeSpec, paths: RunPaths) -> None:
@@ -316,7 +317,7 @@ IMAGES: dict[str, Any] = {
 
 def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
-    monkeypatch.setattr("slm_lab.experiment.session.session.cores", lambda: 2)
+    monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 2)
     weights, numbers = [], set()
     for _ in range(2):
         session = Session(Spec.model_validate(IMAGES)).build()
@@ -340,5 +341,5 @@ def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_byte
 
 
 def test_fully_connected_layers_learn_in_one_thread(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slm_lab.experiment.session.session.cores", lambda: 4)
+    monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 4)
     assert Session(make_spec()).build().choices["threads"] == 1

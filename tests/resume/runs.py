@@ -14,6 +14,7 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.resume import load_session
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import Episode
@@ -60,7 +61,7 @@ def train(spec: Spec, root: Path, stops: Sequence[int] = ()) -> tuple[Session, R
     for number, frame in enumerate((*stops, None)):
         stop = Stop()
         observers = [] if frame is None else [StopAt(stop, frame).observer]
-        session = Session(spec, stop=stop, resumed=number > 0, observers=observers).build()
+        session = Session(spec, stop=stop, observers=observers, process=SessionProcess(resumed=number > 0)).build()
         if number:
             load_session(session, paths)
         sink = LocalSink(paths)

@@ -43,11 +43,13 @@ the fork server share torch: 2 workers take 382 MB together with trial and serve
 def run_inline(job: Job) -> list[End]:
     """Run one Session in this process."""
     from slm_lab.experiment.files.sink import LocalSink
+    from slm_lab.experiment.session.build import SessionProcess
     from slm_lab.experiment.session.session import Session
 
     resumed = job.resumed
     with watched(job.spec, job.stop, job.emit) as beat:
-        session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, resumed=resumed is not None, beat=beat)
+        process = SessionProcess(resumed=resumed is not None, beat=beat)
+        session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, process=process)
         try:
             with build_errors(job.spec.env.name, job.stop):
                 session.build()
@@ -183,6 +185,7 @@ def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
 
 def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
     from slm_lab.experiment.run.build_report import quick
+    from slm_lab.experiment.session.build import SessionProcess
     from slm_lab.experiment.session.session import Session
     from slm_lab.experiment.training.resolve import completed, with_seed
 
@@ -193,7 +196,9 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
         try:
             with _store_to_check(spec) as store, watched(spec, stop := Stop(), _show_notice) as beat:
                 with build_errors(spec.env.name, stop):
-                    session = Session(quick(completed(with_seed(spec, 0), beat)), plan=plan, store=store, beat=beat).build()
+                    session = Session(
+                        quick(completed(with_seed(spec, 0), beat)), plan=plan, process=SessionProcess(store, beat=beat)
+                    ).build()
                 try:
                     reports += [report(session)] if not problems else []
                 finally:

@@ -119,21 +119,13 @@ def run_session(context: Context, task: SessionTask) -> None:
 
 
 def _run(context: Context, task: SessionTask) -> None:
+    from slm_lab.experiment.session.build import SessionProcess
     from slm_lab.experiment.session.session import Session
 
     resumed = task.resumed if task.fresh else None
-    session = Session(
-        task.spec,
-        task.index,
-        task.plan,
-        trial=task.trial,
-        stop=context.stop,
-        store=None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.info, fresh=task.fresh),
-        restart=0 if task.fresh else context.restart,
-        resumed=resumed is not None,
-        beat=context.beat,
-        pool=task.open_pool,
-    )
+    store = None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.info, fresh=task.fresh)
+    process = SessionProcess(store, 0 if task.fresh else context.restart, resumed is not None, context.beat, task.open_pool)
+    session = Session(task.spec, task.index, task.plan, trial=task.trial, stop=context.stop, process=process)
     try:
         with build_errors(task.spec.env.name, context.stop):
             session.build()

@@ -17,9 +17,10 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
+from slm_lab.experiment.session.build import SessionProcess, shared_parts
 from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
 from slm_lab.experiment.session.resume import load_session
-from slm_lab.experiment.session.session import Session, shared_parts
+from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib import store as store_module
 from slm_lab.lib.clock import Clock
@@ -234,8 +235,8 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         spec = Spec.model_validate(body | {"meta": meta, "env": {**body["env"], "max_frame": frames}})  # type: ignore[dict-item]
         fd = shared_file()
         with closing(Served(spec, session_seeds(5, 0, 0))) as server:
-            session = Session(spec, resumed=resumed)
-            session.store = RemoteArrays(server.first, spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
+            store = RemoteArrays(server.first, spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
+            session = Session(spec, process=SessionProcess(store, resumed=resumed))
             session.build()
             if resumed:
                 load_session(session, paths)
@@ -265,9 +266,9 @@ def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spe
     fd = shared_file()
     with closing(Served(spec, session_seeds(5, 0, 0))) as server:
         session = Session(spec)
-        session.store = RemoteArrays(server.first, spec, 0, lambda: session.info)
+        session.process = SessionProcess(store=RemoteArrays(server.first, spec, 0, lambda: session.info))
         ours = session.run()
-        theirs = Session(spec, store=shared_arrays(spec, fd)).run()
+        theirs = Session(spec, process=SessionProcess(store=shared_arrays(spec, fd))).run()
     os.close(fd)
     changing = ("wall_t", "fps", *SENT[1:])
     assert len(ours.rows) == 8

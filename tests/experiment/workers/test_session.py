@@ -252,7 +252,7 @@ def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_sess
     session = open_session(worker_spec(sampler={"num_policies": 2, "async_rl": True} | SERIAL)).build()
     arrays = source_of(session).arrays
     arrays.active_P[0] = False
-    late = RolloutWorker(WorkerConfig(session.spec, session._seed(0), restart=1))
+    late = RolloutWorker(WorkerConfig(session.spec, session.built._seed(0), restart=1))
     late.attach(None, arrays)
     assert (late.groups[0].policy_N == 1).all()
     late.close()
@@ -287,7 +287,7 @@ def test_many_workers_need_few_descriptors() -> None:
     spec = worker_spec(sampler={"num_workers": 32, "num_envs_per_worker": 1}, algorithm={"minibatch_size": 512})
     other = Session(worker_spec(sampler=SERIAL)).build()
     policies = [learner.agent.policy for learner in other.learners]
-    worker = RolloutWorker(WorkerConfig(spec, other._seed(0)))
+    worker = RolloutWorker(WorkerConfig(spec, other.built._seed(0)))
     before = len(os.listdir("/proc/self/fd"))
     arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_count(worker.envs[0]))
     fd = shared_file()

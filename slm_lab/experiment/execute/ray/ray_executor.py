@@ -36,6 +36,8 @@ class RayTask:
         """When the process was asked for, in seconds of monotonic(); None once it runs."""
         self.deadline = float("inf")
         self.verdict = ""
+        self.failed = False
+        """Its target has raised an exception."""
 
     def send(self, order: Any) -> None:
         """Send an order. Without effect if the process has ended."""
@@ -86,7 +88,7 @@ class RayExecutor:
         )(TaskActor)
         task.actor = remote.remote(task.name, task.restart, Path(os.getcwd()), self._limits)
         task.actor.run.remote(task.target, task.args)
-        task.started, task.deadline, task.verdict = time.monotonic(), float("inf"), ""
+        task.started, task.deadline, task.verdict, task.failed = time.monotonic(), float("inf"), "", False
         self._take(task)
         self.tasks.append(task)
 
@@ -140,6 +142,7 @@ class RayExecutor:
             lost = reason == LOST_NODE
             task.inbox.append(Died(task, reason if lost else f"ended: {reason}", "", lost=lost))
             return
+        task.failed |= any(kind == "failed" for kind, _ in messages)
         for kind, content in messages:
             if kind == STARTED:
                 task.started = None
@@ -152,8 +155,7 @@ class RayExecutor:
             else:
                 task.inbox.append(Message(task, kind, content))
         if ended:
-            failed = any(kind == "failed" for kind, _ in messages)
-            task.inbox.append(Died(task, f"ended with exit code {int(failed)}", "", int(failed)))
+            task.inbox.append(Died(task, f"ended with exit code {int(task.failed)}", "", int(task.failed)))
         else:
             self._take(task)
 

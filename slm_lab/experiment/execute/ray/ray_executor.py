@@ -147,9 +147,9 @@ class RayExecutor:
             if kind == STARTED:
                 task.started = None
             elif kind == LOG:
-                path, line = content
+                path, text = content
                 with suppress(OSError), path.open("a", encoding="utf-8") as file:  # the disk is full
-                    file.write(line)
+                    file.write(text)
             elif kind == STALLED:
                 task.inbox.append(Stalled(task, *content))
             else:

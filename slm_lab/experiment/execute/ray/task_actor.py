@@ -6,12 +6,13 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from slm_lab.experiment.execute.executor import Target
 from slm_lab.experiment.execute.heartbeat import PHASES, WAITING, Heartbeat, StallTimer
@@ -22,6 +23,8 @@ from slm_lab.lib.log import logger
 
 _TICK = 0.2
 """Seconds between two checks of the heartbeat."""
+_MOST_BYTES = 2**20
+"""Maximum of what is sent of a log at once."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
 """Kinds of messages for the executor itself."""
 
@@ -41,6 +44,10 @@ class RayContext:
         self.beat = self.heartbeat.beat
         self.messages: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
         self.orders: SimpleQueue[Any] = SimpleQueue()
+        self._log, self._sent = Path(), 0
+        self._printed: IO[bytes] | None = None
+        """Where output goes, the file that it is printed to, and how many of its bytes were sent."""
+        self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
         self.messages.put((kind, content))
@@ -53,17 +60,30 @@ class RayContext:
         return order
 
     def print_to(self, path: Path) -> None:
-        """Send each line that this process prints from now on to the executor, which appends it to the file: this node may not see it."""
-        reading, writing = os.pipe()
-        print_to_fd(writing)
+        """Print to a file of this node from now on, whose lines are sent to the executor, which appends them to `path`.
 
-        def forward() -> None:
-            with open(reading, encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    self.send(LOG, path, line)
-
-        threading.Thread(target=forward, name="log", daemon=True).start()
+        (A pipe would block a program that prints while it holds Python's lock.)
+        """
+        self._log, self._printed = path, tempfile.TemporaryFile("ab+")  # noqa: SIM115  # until the process ends
+        print_to_fd(os.dup(self._printed.fileno()))
+        threading.Thread(target=self._forward_always, name="log", daemon=True).start()
         logger.info("process %d on node %s of %s, restart %d", os.getpid(), node_id(), platform.node(), self.restart)
+
+    def _forward_always(self) -> None:
+        while True:
+            time.sleep(_TICK)
+            self.forward()
+
+    def forward(self) -> None:
+        """Send the lines that were printed since the last call."""
+        if self._printed is None:
+            return
+        with self._forwarding:
+            text = os.pread(self._printed.fileno(), _MOST_BYTES, self._sent)
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) == _MOST_BYTES else 0)
+            if end:
+                self._sent += end
+                self.send(LOG, self._log, text[:end].decode(errors="replace"))
 
 
 def node_id() -> str:
@@ -96,6 +116,7 @@ class TaskActor:
             logging.getLogger(__name__).info("failed", exc_info=True)
             self.context.send("failed", cause(error))
         finally:
+            self.context.forward()
             self._ended = True
 
     def take(self, seconds: float) -> tuple[list[tuple[str, tuple[Any, ...]]], bool]:

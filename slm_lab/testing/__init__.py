@@ -2,5 +2,6 @@
 
 from slm_lab.testing.executor_contract import ExecutorContract
 from slm_lab.testing.fake_executor import FakeExecutor
+from slm_lab.testing.spec_contract import SpecContract
 
-__all__ = ["ExecutorContract", "FakeExecutor"]
+__all__ = ["ExecutorContract", "FakeExecutor", "SpecContract"]

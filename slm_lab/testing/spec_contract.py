@@ -1,0 +1,97 @@
+"""What every component of a spec does: subclass SpecContract with a spec that names your algorithm, net, memory or env backend."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import slm_lab
+from slm_lab.experiment.files.bundle import load as load_bundle
+from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.training.observers.base import Observer
+from slm_lab.lib.records import Episode
+from slm_lab.spec.spec import Spec
+
+_MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", "lock_wait")
+"""Columns that depend on the speed of the machine."""
+
+
+class SpecContract:
+    """Tests of what a spec trains, in trials of one session in this process.
+
+    Attributes:
+        exact: whether a run that was stopped and continued equals one without a break byte for byte, which requires that the env can be
+            saved in the middle of an episode (else the tests ask that the checkpoint says what is lost).
+    """
+
+    exact = True
+
+    @abstractmethod
+    def spec(self) -> Spec:
+        """Return a spec of one session with a fixed meta.random_seed, some updates and some rows: 1,000 to 10,000 frames."""
+
+    def test_it_trains_and_every_number_is_finite(self, tmp_path: Path) -> None:
+        result = slm_lab.Trial(self.spec(), tmp_path).run()
+        table = _rows(result.paths.root)
+        assert len(table) >= 2, "meta.log_frequency is too large for a test"
+        assert [row["frame"] for row in table] == sorted(row["frame"] for row in table)
+        assert any(row.get("opt_step", 0) > 0 for row in table), "no update was made"
+        for row in table:
+            assert not any(math.isinf(value) for value in row.values()), row
+
+    def test_every_diagnostic_of_the_algorithm_is_a_column(self, tmp_path: Path) -> None:
+        session = slm_lab.Session(self.spec())
+        rows = session.run().rows
+        missing = set(session.agent.algorithm.diagnostics) - set(rows[-1])
+        assert not missing
+
+    def test_equal_seeds_give_equal_rows_and_weights(self, tmp_path: Path) -> None:
+        one, other = (slm_lab.Trial(self.spec(), tmp_path / name).run().paths for name in ("one", "other"))
+        assert _rows(one.root) == _rows(other.root)
+        weights = [load_bundle(paths.checkpoint(0, "last"))["policies"][0]["weights"] for paths in (one, other)]
+        assert weights[0].keys() == weights[1].keys()
+        assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+    def test_another_seed_gives_other_rows(self, tmp_path: Path) -> None:
+        spec = self.spec()
+        seed = (spec.meta.random_seed or 0) + 1
+        changed = spec.model_copy(update={"meta": spec.meta.model_copy(update={"random_seed": seed})})
+        one, other = (slm_lab.Trial(each, tmp_path / name).run().paths for name, each in (("one", spec), ("other", changed)))
+        assert _rows(one.root) != _rows(other.root)
+
+    def test_a_run_that_is_stopped_and_continued_equals_one_without_a_break(self, tmp_path: Path) -> None:
+        spec, stop = self.spec(), Stop()
+
+        class Half(Observer):
+            def on_step(self, episodes: list[Episode]) -> None:
+                stop.requested = stop.requested or 2 * self.context.clock.frame >= spec.env.max_frame
+
+        straight = slm_lab.Trial(spec, tmp_path / "straight").run().paths
+        with pytest.raises(Interrupted):
+            slm_lab.Trial(spec, tmp_path / "broken", observers=[Half], stop=stop).run()
+        (folder,) = (tmp_path / "broken").iterdir()
+        slm_lab.Trial.resume(folder).run()
+        if self.exact:
+            assert _rows(folder) == _rows(straight.root)
+        else:
+            assert _rows(folder)[-1]["frame"] == _rows(straight.root)[-1]["frame"]
+            assert load_bundle(straight.checkpoint(0, "last"))["lost"], "set `exact`: nothing is lost when a run is continued"
+
+    def test_the_trained_agent_acts_without_its_environment(self, tmp_path: Path) -> None:
+        agent = slm_lab.Trial(self.spec(), tmp_path).run().agent()
+        agent.observation_space.seed(0)
+        for deterministic in (False, True):
+            action, _ = agent.act(agent.observation_space.sample(), deterministic=deterministic)
+            assert np.shape(action) == np.shape(agent.action_space.sample())
+            assert agent.action_space.contains(action)
+
+
+def _rows(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of training, without what depends on the speed of the machine, and without values that are not defined."""
+    table = slm_lab.load_run(folder).train.select_dtypes(include=np.number)
+    rows = table.drop(columns=[name for name in _MEASURED if name in table]).to_dict("records")
+    return [{str(name): value for name, value in row.items() if not math.isnan(value)} for row in rows]

@@ -42,6 +42,11 @@ def run(words: list[str], arguments: Namespace) -> int:
         return resume(file, name, where, arguments)
     assert file is not None
     assert name is not None
+    return _train(file, name, mode, arguments)
+
+
+def _train(file: str, name: str, mode: str, arguments: Namespace) -> int:
+    """Run a new trial of a spec in mode train or dev."""
     from slm_lab.experiment.plan import Plan
     from slm_lab.lib.log import notice
     from slm_lab.spec.base import SpecError

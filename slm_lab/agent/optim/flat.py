@@ -48,19 +48,7 @@ class FlatParams:
         self.module = module
         where = torch.device(device)
         module.to(where)
-        seen: set[int] = set()
-        ordered: list[nn.Parameter] = []
-        bounds: list[slice] = []  # of groups, in `ordered`
-        for group in groups or [list(module.parameters())]:
-            begin = len(ordered)
-            for p in group:
-                if id(p) not in seen:
-                    seen.add(id(p))
-                    ordered.append(p)
-            bounds.append(slice(begin, len(ordered)))
-        missing = [name for name, p in module.named_parameters() if id(p) not in seen]
-        if missing:
-            raise ValueError(f"parameters without an optimizer group: {', '.join(missing)}")
+        ordered, bounds = _ordered(module, groups or [list(module.parameters())])
         self.params, self.size = ordered, sum(p.numel() for p in ordered)
         self.division: Division | None = None
         self._packed_parts = list(_slices(ordered))
@@ -286,6 +274,23 @@ def _array(tensor: Tensor) -> np.ndarray:
 def _shifted(own: slice, part: slice) -> slice:
     """Return the place in `part` of what `own` and `part` have in common."""
     return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
+
+
+def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
+    """Return the parameters of all groups, each once, and where those of each group are. Raises ValueError for one in no group."""
+    seen: set[int] = set()
+    ordered: list[nn.Parameter] = []
+    bounds: list[slice] = []
+    for group in groups:
+        begin = len(ordered)
+        for p in group:
+            if id(p) not in seen:
+                seen.add(id(p))
+                ordered.append(p)
+        bounds.append(slice(begin, len(ordered)))
+    if missing := [name for name, p in module.named_parameters() if id(p) not in seen]:
+        raise ValueError(f"parameters without an optimizer group: {', '.join(missing)}")
+    return ordered, bounds
 
 
 def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:

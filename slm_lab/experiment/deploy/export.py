@@ -62,14 +62,7 @@ def export(
 
     Raises UserError if the policy cannot be exported, or if the file acts differently.
     """
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
-        raise UserError(f"--out {out} {why}")
-    named = None if out is None else next((known for known, suffix in SUFFIXES.items() if out.suffix == suffix), None)
-    if out is not None and (named is None or (format is not None and format != named)):
-        expected = " or ".join(SUFFIXES.values()) if format is None else SUFFIXES[format]
-        raise UserError(f"--out {out} must end with {expected}{'' if format is None else f', since --format is {format}'}")
-    format = format or named or "onnx"
+    format = _format_of(out, format)
     for package in _ONNX_PACKAGES if format == "onnx" else ():
         try:
             importlib.import_module(package)
@@ -91,6 +84,18 @@ def export(
         with suppress(OSError):  # the folder is read-only
             temporary.unlink(missing_ok=True)
     return Exported(path, agent.path, *names, action_difference, params_difference)
+
+
+def _format_of(out: Path | None, format: Format | None) -> Format:
+    """Return the format of a file. Raises UserError if it cannot be written, or its name does not fit."""
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
+        raise UserError(f"--out {out} {why}")
+    named = None if out is None else next((known for known, suffix in SUFFIXES.items() if out.suffix == suffix), None)
+    if out is not None and (named is None or (format is not None and format != named)):
+        expected = " or ".join(SUFFIXES.values()) if format is None else SUFFIXES[format]
+        raise UserError(f"--out {out} must end with {expected}{'' if format is None else f', since --format is {format}'}")
+    return format or named or "onnx"
 
 
 def summary(done: Exported) -> str:

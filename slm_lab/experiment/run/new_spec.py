@@ -80,12 +80,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
 
     Raises UserError, SpecError; nothing is written then, and an existing file is never changed.
     """
-    if file.suffix.lower() in (".yaml", ".yml"):
-        raise UserError(f"{file}: a new spec is JSON with comments; choose a FILE that ends in .json")
-    if file.exists():
-        raise UserError(f"{file} exists already and is not changed; choose another FILE")
-    if not file.absolute().parent.is_dir():
-        raise UserError(f"{file}: there is no folder {file.parent}")
+    _check_new(file)
     if (current := current_id(env)) != env:
         notice(f"--env {env}: '{env}' is now '{current}'")
     if (reason := unavailable_reason(current)) is not None:
@@ -100,6 +95,22 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     spec = complete(short, info.observation.has_images, info.action.kind)
     text = spec_text(spec, f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train")
     written = load_spec(parse_json(text), name)  # the recommended and the given values are checked together
+    _write_new(file, text)
+    return NewSpec(name, written)
+
+
+def _check_new(file: Path) -> None:
+    """Raise UserError if a file cannot be that of a new spec."""
+    if file.suffix.lower() in (".yaml", ".yml"):
+        raise UserError(f"{file}: a new spec is JSON with comments; choose a FILE that ends in .json")
+    if file.exists():
+        raise UserError(f"{file} exists already and is not changed; choose another FILE")
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}")
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that does not exist. Raises UserError."""
     try:
         with file.open("x"):  # claims the name: another process that comes first is not overwritten
             pass
@@ -112,7 +123,6 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     except OSError as error:
         file.unlink(missing_ok=True)
         raise UserError(f"cannot write {file}: {error.strerror or error}") from None
-    return NewSpec(name, written)
 
 
 @dataclass(frozen=True)

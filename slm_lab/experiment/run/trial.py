@@ -214,6 +214,12 @@ class Trial(Experiment):
                 replace_file(file, saved, sync=True)
         self._shown = self.plan.data_dir / paths.root.name
         self.paths = paths
+        self._say_begin(paths, display)
+        return paths
+
+    def _say_begin(self, paths: RunPaths, display: ProgressDisplay) -> None:
+        """Say what runs, and of a continued run what its last start left."""
+        found, meta = self._resumption, self.spec.meta
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
@@ -223,7 +229,6 @@ class Trial(Experiment):
             display.say(f"continues {self._shown}")
             for line in resumed_lines(found, self.lock.killed if self.lock is not None else None):
                 display.say(f"  {line}")
-        return paths
 
     def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
         """Measure and draw all Sessions, which took `seconds`; the metrics are those of the Sessions that did not fail."""

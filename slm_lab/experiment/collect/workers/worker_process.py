@@ -8,7 +8,7 @@ import shutil
 import time
 from multiprocessing import current_process
 from multiprocessing.connection import Listener
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import SpecError
 
 if TYPE_CHECKING:
-    from slm_lab.experiment.execute.local.child import ChildContext, SharedFd
+    from slm_lab.experiment.collect.workers.worker import RolloutWorker
+    from slm_lab.experiment.execute.executor import Context
+    from slm_lab.experiment.execute.local.child import SharedFd
 
 CONNECT = "connect"
 """Order: the shared arrays are there; build the policies and begin episodes."""
@@ -34,7 +36,7 @@ _ORPHAN_SECONDS = 10.0
 """Time for which workers are answered after the learner was killed, so that they can close their envs."""
 
 
-def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+def run_worker(context: Context, config: WorkerConfig, memory: SharedFd) -> None:
     """Collect rollouts into the requested slots until a stop is requested.
 
     Messages: ("built", EnvInfo), ("ready",), then ("rollout", slot, Collected) for each, and ("state", number, state) when asked; or
@@ -42,7 +44,6 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
     """
     from slm_lab.experiment.collect.workers.inference import CentralInference
     from slm_lab.experiment.collect.workers.worker import RolloutWorker
-    from slm_lab.experiment.files.bundle import set_rng_state, to_tensors
 
     assert config.spec.meta.sampler is not None
     if config.spec.meta.sampler.async_rl and hasattr(os, "nice"):
@@ -66,21 +67,28 @@ def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) ->
     worker.stop = context.stop
     context.send("ready")
     while (order := context.receive()) is not None:
-        match order:
-            case int():
-                report = worker.collect(order)
-                if not context.stop.requested:
-                    context.send("rollout", order, report)
-            case (kind, saved, resumes) if kind == LOAD:
-                if worker.resume(saved, resumes):
-                    set_rng_state(to_tensors(saved["rng"]), "cpu")
-            case (kind, request) if kind == SAVE:
-                context.send("state", request, worker.state_dict())
+        _carry_out(order, worker, context)
     context.beat(CLOSING)
     worker.close()
 
 
-def run_inference(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+def _carry_out(order: Any, worker: RolloutWorker, context: Context) -> None:
+    """Collect into a slot, or load or send the state."""
+    from slm_lab.experiment.files.bundle import set_rng_state, to_tensors
+
+    match order:
+        case int():
+            report = worker.collect(order)
+            if not context.stop.requested:
+                context.send("rollout", order, report)
+        case (kind, saved, resumes) if kind == LOAD:
+            if worker.resume(saved, resumes):
+                set_rng_state(to_tensors(saved["rng"]), "cpu")
+        case (kind, request) if kind == SAVE:
+            context.send("state", request, worker.state_dict())
+
+
+def run_inference(context: Context, config: WorkerConfig, memory: SharedFd) -> None:
     """Serve inference requests until killed; if the learner was killed, until the workers have ended. Message: ("ready",)."""
     from slm_lab.experiment.collect.workers.inference import InferenceServer
 

@@ -246,32 +246,33 @@ class Search(Experiment):
             self._proposer.tell(trial.trial, None if failed else trial.metric)
             self._prune(paths)
 
-        def take_over(trial: TrialState, decision: TakeOver) -> None:
-            state.exploits.append({"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values})
-            new = shown_values(decision.values)
-            table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
-
-        def save() -> None:
-            state.proposer = self._proposer.state_dict()
-            state.save(paths.search_state)
-
         return Stage(
             state.trials,
             self.space.trials,
             executor,
             self._share.resources,
             lambda trial, slot: self._job(paths, trial, slot),
-            save,
+            lambda: self._save(paths),
             table,
             self._share.concurrent,
             self.spec.session_frames,
             propose=propose,
             on_report=report,
             on_end=end,
-            on_take_over=take_over,
+            on_take_over=lambda trial, decision: self._take_over(trial, decision, table),
             scheduler=scheduler,
             exhausted=state.exhausted,
         )
+
+    def _save(self, paths: RunPaths) -> None:
+        self.state.proposer = self._proposer.state_dict()
+        self.state.save(paths.search_state)
+
+    def _take_over(self, trial: TrialState, decision: TakeOver, table: SearchTable) -> None:
+        exploit = {"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values}
+        self.state.exploits.append(exploit)
+        new = shown_values(decision.values)
+        table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
 
     def _job(self, paths: RunPaths, trial: TrialState, slot: int) -> TrialJob:
         after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)

@@ -19,7 +19,7 @@ from slm_lab.experiment.session.cluster.parameter_server import ParameterServer,
 from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 ENVS, ROWS = 4, 32
 GIGABIT = 125e6

@@ -14,9 +14,10 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
-from slm_lab.spec.loader import load_spec, spec_names
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
+from slm_lab.spec.models.spec import Spec
 
 ROOT = Path(__file__).parent.parent
 SPEC_DIR = ROOT / "slm_lab" / "spec"

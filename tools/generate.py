@@ -1,7 +1,7 @@
 """Write the generated files: python tools/generate.py [--check]
 
-- slm_lab/spec/known_envs.json from Gymnasium's registry and ALE's list of games,
-- slm_lab/spec/torch_names.json from torch,
+- slm_lab/spec/compat/known_envs.json from Gymnasium's registry and ALE's list of games,
+- slm_lab/spec/models/torch_names.json from torch,
 - slm_lab/spec/spec.schema.json, docs/spec.md and the tables of docs/from_slm_lab.md from the models.
 
 With --check nothing is written; exit status 1 if a file is out of date.
@@ -38,8 +38,8 @@ def _from_slm_lab() -> str:
 
 
 FILES = {
-    "slm_lab/spec/known_envs.json": known_envs.text,
-    "slm_lab/spec/torch_names.json": torch_names.text,
+    "slm_lab/spec/compat/known_envs.json": known_envs.text,
+    "slm_lab/spec/models/torch_names.json": torch_names.text,
     "slm_lab/spec/spec.schema.json": _schema,
     "docs/spec.md": _reference,
     "docs/from_slm_lab.md": _from_slm_lab,

@@ -11,7 +11,7 @@ import numpy as np
 from slm_lab.env.atari import is_preprocessed
 from slm_lab.lib.records import EnvInfo, ObservationSpace
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 
 EPSILON = 1e-8
 """Added to a variance before its square root."""

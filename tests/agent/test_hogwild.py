@@ -21,7 +21,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import session_seeds
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, shared_file
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import Acting, ToyEnv, info
 from tests.contract.combinations import Case
 

@@ -22,10 +22,10 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Group
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.algorithm import SoftActorCriticSpec
+from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, drive, info
 
 OBS = ObservationSpace((4,))

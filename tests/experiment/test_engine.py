@@ -21,7 +21,7 @@ from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.run.job import Job
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]

@@ -33,8 +33,8 @@ from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
 FRAGILE = '''

@@ -13,8 +13,8 @@ from slm_lab.env.spaces import observation_codec
 from slm_lab.experiment.run.build_report import observation_text
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import completed
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.report import SpecError
 from tests.env.test_layout import CUE
 from tests.env.toys import Spaced
 

@@ -28,9 +28,9 @@ from slm_lab.experiment.training import resolve
 from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.test_observers import Rates, Rows
 
 MakeSpec = Callable[..., Spec]

@@ -19,8 +19,8 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 SpecBody = Callable[..., dict[str, Any]]
 DQN = {"algorithm": {"name": "DQN", "training_frequency": 4, "training_start_step": 100}}

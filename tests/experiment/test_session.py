@@ -20,9 +20,9 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_state import playable
 from slm_lab.experiment.training.observers.dev_checks import DevCheckError
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]

@@ -18,8 +18,8 @@ from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.resume import load_session
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import Episode
-from slm_lab.spec.loader import dump_spec, load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.spec import Spec
 
 MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy")
 """Columns that depend on the speed of the machine."""

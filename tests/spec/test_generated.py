@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import torch_check
-from slm_lab.spec.loader import SPEC_FOLDER
-from slm_lab.spec.validate import SECTION_KEYS
+from slm_lab.spec.load.files import SPEC_FOLDER
+from slm_lab.spec.models.sections import SECTION_KEYS
+from slm_lab.spec.rules import torch_check
 from tools import schema
 
 

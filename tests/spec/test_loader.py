@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import loader
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
-from slm_lab.spec.net import TorchArcNetSpec
-from slm_lab.spec.spec import SPEC_VERSION
+from slm_lab.spec.load import loader
+from slm_lab.spec.load.files import find_spec_file, spec_names
+from slm_lab.spec.load.loader import dump_spec, load_spec, load_specs
+from slm_lab.spec.models.net import TorchArcNetSpec
+from slm_lab.spec.models.spec import SPEC_VERSION
+from slm_lab.spec.report import Problem, SpecError
 from tests.spec.conftest import PPO, Specs, changed
 
 YAML = """
@@ -158,8 +159,8 @@ def test_loading_is_fast_and_imports_nothing_heavy(specs: Specs) -> None:
     file = specs.file({"good": PPO, "bad": changed(PPO, {"agent.algorithm.gama": 1, "env.name": "CartPol-v1"})})
     code = f"""
 import sys
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.report import Problem, SpecError
+from slm_lab.spec.load.loader import load_spec
 load_spec({str(file)!r}, "good")
 try:
     load_spec({str(file)!r}, "bad")

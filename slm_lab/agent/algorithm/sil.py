@@ -19,7 +19,7 @@ from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.records import ActOut, Metrics, VecStep
-from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
+from slm_lab.spec.models.algorithm import PPOSILSpec, SILSpec
 
 
 class SelfImitation(PolicyGradient):

@@ -32,9 +32,9 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import AgentSpec
+from slm_lab.spec.models.algorithm import SoftActorCriticSpec
+from slm_lab.spec.models.spec import AgentSpec
+from slm_lab.spec.report import Problem, SpecError
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Loss, entropy and gradient norm of a step of the actor."""

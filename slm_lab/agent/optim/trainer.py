@@ -18,7 +18,7 @@ from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, prefixed
-from slm_lab.spec.net import SHAPED, NetSpec
+from slm_lab.spec.models.net import SHAPED, NetSpec
 
 
 def has_modes(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from slm_lab.experiment.files.paths import RunPaths, belongs_to_other_spec, name
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-from slm_lab.spec.loader import spec_names
+from slm_lab.spec.load.files import spec_names
 
 Which = str | int
 """A checkpoint: "best", "last", or the frame of a numbered one."""

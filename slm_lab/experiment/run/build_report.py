@@ -16,8 +16,8 @@ from slm_lab.experiment.report.progress import duration
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 from slm_lab.lib.records import Episode, Metrics, ObservationPart, ObservationSpace
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
 """Maximum seconds of a measurement; the seconds and updates after which it ends earlier."""

@@ -27,8 +27,8 @@ from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session

@@ -42,8 +42,8 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
 from slm_lab.lib.store import Shareable, Store
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.models.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.sink import is_damaged, table_end
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.loader import dump_spec, is_flat, load_spec, spec_names
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import is_flat, spec_names
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.spec import Spec
 
 if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session

@@ -37,7 +37,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.garbage import freeze_objects
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.records import EnvInfo
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 
 @dataclass

@@ -23,8 +23,8 @@ from slm_lab.experiment.session.resume import load_session
 from slm_lab.lib.log import logger
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays, Store
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 STOP_GRACE = 5.0
 """Seconds after a stop request for which an env may block before it is interrupted."""

@@ -38,7 +38,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 
 class PolicyLearner:

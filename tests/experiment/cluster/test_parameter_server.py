@@ -28,7 +28,7 @@ from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
 from slm_lab.lib.store import Store, shared_file
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.test_hogwild import Worker
 from tests.contract.combinations import Case
 from tests.contract.test_algorithms import SENT, Beat, assert_equal, drive, every_second_case, updates

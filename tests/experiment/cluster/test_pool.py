@@ -20,8 +20,8 @@ from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import resolve_inference
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.cluster.fake_ray import FakeRay
 
 SAMPLER = {"num_workers": 2, "num_envs_per_worker": 4, "num_batches_per_epoch": 4, "async_rl": False}

@@ -27,8 +27,8 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import SAMPLER_COLUMNS
 from slm_lab.lib.processor import processor
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.workers.conftest import RECURRENT, pool_of, source_of, spans_of, weights_of, worker_spec
 
 Open = Callable[[Spec], Session]

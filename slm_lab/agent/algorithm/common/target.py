@@ -10,7 +10,7 @@ from torch import nn
 
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.net import NetSpec
 
 Net = TypeVar("Net", bound=nn.Module)
 

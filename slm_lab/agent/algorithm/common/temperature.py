@@ -13,8 +13,8 @@ from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
 from slm_lab.agent.optim.trainer import Group
 from slm_lab.lib.records import ActionSpace, EnvInfo
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
-from slm_lab.spec.algorithm import EntropyAnneal, SoftActorCriticSpec
-from slm_lab.spec.net import SHAPED, OptimSpec
+from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
+from slm_lab.spec.models.net import SHAPED, OptimSpec
 
 LARGEST_GRADIENT = 1e15
 """Gradient beyond which a step is skipped: its square would overflow in the optimizer's statistics."""

@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.ray.remote import pack, unpack
 from slm_lab.experiment.files.bundle import set_rng_state, to_tensors
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import worker_seeds
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 
 
 class Weights(NamedTuple):

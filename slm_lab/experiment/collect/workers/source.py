@@ -28,8 +28,8 @@ from slm_lab.experiment.training.population import Population
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 STOP_SECONDS = 3.0
 """Time that a round has to end after a stop request."""

@@ -27,7 +27,7 @@ from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.meta import MetaSpec
+from slm_lab.spec.models.meta import MetaSpec
 
 
 class Collected(NamedTuple):

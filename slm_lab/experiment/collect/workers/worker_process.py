@@ -17,7 +17,7 @@ from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.execute.heartbeat import CLOSING
 from slm_lab.lib.rng import worker_seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 
 if TYPE_CHECKING:
     from slm_lab.experiment.collect.workers.worker import RolloutWorker

@@ -21,8 +21,8 @@ from slm_lab.experiment.report.run import read_json
 from slm_lab.experiment.run.search.reports import ReportReader
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.resume import read_run
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 _POLL = 0.25
 """Seconds between two looks at the tables."""

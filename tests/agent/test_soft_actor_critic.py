@@ -489,22 +489,6 @@ def test_temperature_has_the_actors_optimizer_and_schedule(name: str, alpha_lr: 
     assert abs(log_alpha.item()) > 0.01
 
 
-def test_a_temperature_of_another_optimizer_keeps_alpha(caplog: pytest.LogCaptureFixture) -> None:
-    """Checkpoints of older versions have statistics of Adam, whatever the actor's optimizer was."""
-    before, _ = temperature_of(target_entropy=-1.0)
-    before.step(0.5, 0)
-    net = {**MLP, "optim_spec": {"name": "RMSprop", "lr": 0.02}}
-    temperature, _ = temperature_of(net=net, target_entropy=-1.0)
-    temperature.load_state_dict(before.state_dict())
-    assert temperature.log_alpha.item() == before.log_alpha.item() != 0.0
-    assert len(caplog.records) == 1
-    fresh, _ = temperature_of(net=net, target_entropy=-1.0)
-    fresh.log_alpha.copy_(before.log_alpha)
-    for one in (temperature, fresh):
-        one.step(0.5, 0)
-    assert temperature.log_alpha.item() == fresh.log_alpha.item() < before.log_alpha.item()
-
-
 class Recording:
     """A store of one process that runs what it is given, and records its name."""
 
@@ -531,7 +515,7 @@ def test_a_shared_temperature(optim: dict[str, Any]) -> None:
     assert store.ran == ["update"]
     assert temperature.log_alpha.item() == arrays["log_alpha"][0] < 0.0
     resumed.attach(Recording(), {name: array.copy() for name, array in arrays.items()})  # type: ignore[arg-type]
-    resumed.load_own_state(copy.deepcopy(temperature.own_state()))
+    resumed.load_state_dict(copy.deepcopy(temperature.state_dict()))
     for one in (temperature, resumed):
         one.step(0.5, 0)
     assert resumed.log_alpha.item() == temperature.log_alpha.item()

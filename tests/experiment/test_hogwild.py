@@ -26,15 +26,14 @@ from slm_lab.experiment.execute.local.supervisor import Child
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import DataMode, RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
-from slm_lab.experiment.plan import TrialFailed, UserError
+from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.resume import read_run
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import dump_spec
 from slm_lab.spec.spec import Spec
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
@@ -402,20 +401,26 @@ def flat(session: Session) -> torch.Tensor:
     return trainer.flat.master
 
 
+def restarted(spec: Spec, fd: int, paths: RunPaths | None = None, sink: LocalSink | None = None) -> Session:
+    """Session 0 in the process that takes over from one that died."""
+    store = shared_arrays(spec, fd, 0, fresh=False)
+    return Session(spec, 0, sink=sink, context=SessionContext(store=store, restart=1, resumed=paths))
+
+
 def test_sessions_share_weights_and_differ_in_random_numbers() -> None:
     """A restarted process keeps what has been learned, and its count of frames; its random numbers are its own."""
     fd, spec = shared_file(), spec_of(frames=400)
-    made = [Session(spec, index, store=shared_arrays(spec, fd, index)).build() for index in (0, 1)]
+    made = [Session(spec, index, context=SessionContext(store=shared_arrays(spec, fd, index))).build() for index in (0, 1)]
     initial = flat(made[0]).clone()
     assert torch.equal(flat(made[1]), initial)
     made[0].run()
     trained = flat(made[0]).clone()
     assert not torch.equal(trained, initial)
     made[1].close()
-    made.append(Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1).build())
+    made.append(restarted(spec, fd).build())
     assert torch.equal(flat(made[2]), trained)
     assert made[2].clock.frame == 400
-    seeds = [session._seed(0) for session in made]
+    seeds = [session.parts.seeds(0) for session in made]
     assert made[2].clock.frame == 400
     for name in ("act", "update", "env"):
         assert len({getattr(one, name) for one in seeds}) == 3, name
@@ -428,13 +433,13 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
     """Its new process has nothing left to do, adds no row, and counts as the old one did, with a checkpoint or from the table."""
     paths = new_run(tmp_path, "small")
     fd, spec = shared_file(), spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
-    old = Session(spec, 0, store=shared_arrays(spec, fd, 0))
+    old = Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0)))
     old.run(LocalSink(paths))
     modes: tuple[DataMode, ...] = ("train", "eval")
     tables = [paths.session_df(0, mode).read_bytes() for mode in modes]
     if not saved:
         paths.checkpoint(0, "last").unlink()
-    new = Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1)
+    new = restarted(spec, fd, paths)
     assert new.run(LocalSink(paths)).frame == 400
     assert [paths.session_df(0, mode).read_bytes() for mode in modes] == tables
     assert (new.clock.epi, new.clock.t, new.clock.opt_step) == (old.clock.epi, old.clock.t, old.clock.opt_step)
@@ -447,31 +452,17 @@ def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
     """The row that a killed process was writing is cut off, and made again where it is due, with the time since the first process began."""
     paths, fd = new_run(tmp_path, "small"), shared_file()
     half, spec = spec_of(frames=200), spec_of(frames=400)
-    killed = Session(half, 0, store=shared_arrays(half, fd, 0))
+    killed = Session(half, 0, context=SessionContext(store=shared_arrays(half, fd, 0)))
     killed.run(LocalSink(paths))
-    killed.store.arrays["clock/started_moment"][0] -= 100  # type: ignore[union-attr]  # as if it had begun 100 s earlier
+    killed.context.store.arrays["clock/started_moment"][0] -= 100  # type: ignore[union-attr]  # as if it had begun 100 s earlier
     paths.checkpoint(0, "last").unlink()
     header, row = paths.session_df(0).read_bytes().splitlines(keepends=True)
     paths.session_df(0).write_bytes(header + row.rstrip()[:-3])
-    Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1).run(LocalSink(paths))
+    restarted(spec, fd, paths).run(LocalSink(paths))
     rows = table(paths, 0)
     assert [row["frame"] for row in rows] == [200, 400]
     assert rows[0]["wall_t"] >= 100  # type: ignore[operator]
     os.close(fd)
-
-
-def test_a_checkpoint_of_an_older_version_is_refused(tmp_path: Path) -> None:
-    """In it each worker had a total_reward of its own: the tables would mix the two."""
-    paths, fd, spec = new_run(tmp_path, "small"), shared_file(), spec_of(frames=400, meta={"max_session": 1})
-    paths.spec.write_text(json.dumps(dump_spec(spec)))
-    Session(spec, 0, store=shared_arrays(spec, fd, 0)).run(LocalSink(paths))
-    os.close(fd)
-    assert read_run(paths).starts[0].status == "finished"
-    bundle = state.load(paths.trial_checkpoint())
-    bundle["arrays"] = {name: array for name, array in bundle["arrays"].items() if not name.startswith("episodes/")}
-    state.save(paths.trial_checkpoint(), bundle)
-    with pytest.raises(UserError, match=r"each worker had its own total_reward; start a new run with its weights: --set meta.init_from="):
-        read_run(paths)
 
 
 def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
@@ -479,9 +470,9 @@ def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
     for kept in (True, False):
         paths = new_run(tmp_path, "small")
         fd, spec = shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
-        old = Session(spec, 0, store=shared_arrays(spec, fd, 0))
+        old = Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0)))
         old.run(LocalSink(paths))
-        new = Session(spec, 0, store=shared_arrays(spec, fd, 0, fresh=False), restart=1, sink=LocalSink(paths)).build()
+        new = restarted(spec, fd, paths, sink=LocalSink(paths)).build()
         new.begin()
         assert new.agent.replay.seen == (old.agent.replay.seen if kept else 0)
         if kept:

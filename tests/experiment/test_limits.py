@@ -101,7 +101,7 @@ def test_evaluation_takes_the_mode_if_asked(deterministic: bool, make_spec: Make
 
     session = Session(make_spec(meta={"rigorous_eval": 2, "eval_deterministic": deterministic})).build()
     learner = session.learners[0]
-    learner.stop, learner.beat = session.stop, session.beat
+    learner.stop, learner.beat = session.context.stop, session.context.beat
     calls: list[bool] = []
     policy_class = type(learner.agent.policy)
     act = policy_class.act
@@ -146,7 +146,7 @@ def test_columns_of_the_envs_info_are_means_over_the_last_100_episodes(caplog: p
 
 
 def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slm_lab.experiment.session.session import session as module
+    from slm_lab.experiment.session import build as module
 
     make_env = module.make_env
 

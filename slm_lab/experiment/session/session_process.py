@@ -14,7 +14,6 @@ from slm_lab.experiment.execute.local.user_code import build_errors
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, UserError
-from slm_lab.experiment.session.resume import load_session
 from slm_lab.lib.log import logger
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.base import SpecError
@@ -85,25 +84,15 @@ def run_session(context: ChildContext, task: SessionTask) -> None:
 
 def _run(context: ChildContext, task: SessionTask) -> None:
     from slm_lab.experiment.files.sink import LocalSink
+    from slm_lab.experiment.session.context import SessionContext
     from slm_lab.experiment.session.session import Session
 
-    session = Session(
-        task.spec,
-        task.index,
-        task.plan,
-        trial=task.trial,
-        stop=context.stop,
-        store=task.store(),
-        restart=context.restart,
-        resumed=task.resumed is not None and task.fresh,
-        beat=context.beat,
-    )
+    given = SessionContext(context.stop, context.beat, task.store(), context.restart, task.resumed)
+    session = Session(task.spec, task.index, task.plan, trial=task.trial, context=given)
     try:
         with build_errors(task.spec.env.name, context.stop):
             session.build()
-        if task.resumed is not None and task.fresh:
-            load_session(session, task.resumed)
-        context.send("ready", session.choices)
+        context.send("ready", session.parts.choices)
         paths = context.receive()
         if paths is None:
             context.send("event", End(task.index, "stopped"))

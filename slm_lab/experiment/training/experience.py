@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.experiment.files.sink import Spans
 from slm_lab.lib.records import ActOut, Episode, VecStep
 
 Beat = Callable[[int], None]
@@ -58,11 +59,14 @@ class ExperienceSource(Protocol):
     def begin(self) -> None:
         """Prepare for collection, after load_state_dict if there is something to load. Raises WorkerFailed."""
 
+    def spans(self) -> Spans | None:
+        """Return what each process did in a window of time; None if there is one process only."""
+
     def close(self) -> None:
         """Release envs and processes."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of envs and random streams, with all that belongs to open episodes in "open": None if it cannot be saved."""
 
-    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
-        """Load what `state_dict` returned, with or without the normalizers' statistics. Returns whether open episodes continue."""
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Load what `state_dict` returned. Returns whether open episodes continue."""

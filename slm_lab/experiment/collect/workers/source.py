@@ -21,6 +21,7 @@ from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.local.heartbeat import TRAINING, WAITING
 from slm_lab.experiment.files.bundle import to_arrays, to_tensors
+from slm_lab.experiment.files.sink import Spans
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, Experience, Transition, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
@@ -199,6 +200,9 @@ class WorkerSource:
         extras = PolicyExtras(learner.agent.explore_var or 0.0, learner.agent.acts_at_random, self.normalizers.vector)
         self.arrays.weights[policy].publish(learner.clock.opt_step, extras.vector())
 
+    def spans(self) -> Spans:
+        return self.utilization.window()
+
     def close(self) -> None:
         self.pool.close()
 
@@ -216,7 +220,7 @@ class WorkerSource:
     def state_dict(self) -> dict[str, Any]:
         return {"open": to_tensors(self.pool.states()) if self.in_rounds else None, "resumes": self._resumes}
 
-    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._loaded, self._states, self._resumes = True, to_arrays(state["open"]), int(state["resumes"]) + 1
         return self._states is not None
 

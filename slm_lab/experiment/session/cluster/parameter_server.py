@@ -168,7 +168,7 @@ class ParameterServer:
     def _view(self, index: int, info: EnvInfo) -> _View:
         from slm_lab.agent.build import build_agent
         from slm_lab.env.normalize import make_normalizers
-        from slm_lab.experiment.session.session import shared_parts
+        from slm_lab.experiment.session.build import shared_parts
         from slm_lab.lib.clock import Clock
         from slm_lab.lib.episodes import EpisodeWindow
 

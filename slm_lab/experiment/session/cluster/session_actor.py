@@ -22,7 +22,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, UserError
 from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
 from slm_lab.experiment.session.cluster.remote_sink import RemoteSink
-from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session_process import STOP_GRACE
 from slm_lab.lib.log import logger
 from slm_lab.spec.base import SpecError
@@ -98,30 +98,19 @@ class SessionWorker:
         task = self.task
         store: RemoteArrays | None = None
         if self.server is not None:
-            store = RemoteArrays(self.server, task.spec, task.index, lambda: session.info, fresh=task.fresh)
-        self._session = session = Session(
-            task.spec,
-            task.index,
-            task.plan,
-            trial=task.trial,
-            stop=self._stop,
-            store=store,
-            restart=0 if task.fresh else task.restart,
-            resumed=task.resumed is not None and task.fresh,
-            beat=self._heartbeat.beat,
-            pool=open_pool,
-        )
+            store = RemoteArrays(self.server, task.spec, task.index, lambda: session.parts.info, fresh=task.fresh)
+        restart = 0 if task.fresh else task.restart
+        context = SessionContext(self._stop, self._heartbeat.beat, store, restart, task.resumed, open_pool)
+        self._session = session = Session(task.spec, task.index, task.plan, trial=task.trial, context=context)
         try:
             with watchdog(self._heartbeat, self._stop, grace=STOP_GRACE, stall_limit=task.spec.meta.stall_limit):
                 session.build()
-            if task.resumed is not None and task.fresh:
-                load_session(session, task.resumed)
         except (SpecError, UserError) as error:
             return Ready(os.getpid(), error=error)
         except (Exception, Blocked, Interrupted) as error:
             return Ready(os.getpid(), failure=cause(error))
         self._heartbeat.beat(WAITING)
-        return Ready(os.getpid(), session.choices)
+        return Ready(os.getpid(), session.parts.choices)
 
     def train(self, paths: RunPaths) -> End:
         """Train to the end."""

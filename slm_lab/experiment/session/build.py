@@ -1,0 +1,247 @@
+"""Build what a Session trains with: envs or rollout workers, and a learner for each policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic_core import PydanticSerializationError
+from threadpoolctl import threadpool_limits
+
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.build import build_agent, check_arithmetic
+from slm_lab.agent.net.matmul import resolve_matmul
+from slm_lab.agent.replay.replay import check_replay_memory
+from slm_lab.env.make import make_env
+from slm_lab.env.normalize import Normalizers, make_normalizers
+from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.local import LocalSource
+from slm_lab.experiment.collect.workers.source import WorkerSource
+from slm_lab.experiment.collect.workers.worker import log_info
+from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
+from slm_lab.experiment.execute.local.failures import WorkerFailed
+from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
+from slm_lab.experiment.execute.local.heartbeat import BUILDING, CLOSING
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.training.env_check import check_env
+from slm_lab.experiment.training.experience import ExperienceSource
+from slm_lab.experiment.training.learner import PolicyLearner
+from slm_lab.experiment.training.observers.base import ObserverFactory
+from slm_lab.experiment.training.observers.checkpointer import SaveTimer
+from slm_lab.experiment.training.observers.user import check_factories, load_observers
+from slm_lab.experiment.training.population import Population
+from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device, with_seed
+from slm_lab.experiment.training.torch_settings import TorchSettings
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import EpisodeWindow
+from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
+from slm_lab.lib.store import Shareable
+from slm_lab.spec.loader import dump_spec
+from slm_lab.spec.spec import Spec
+
+
+class SessionParts:
+    """The source of experience and the learners of one Session, once `build` was called.
+
+    Args: observers: of the user, beside those of meta.observers.
+    """
+
+    def __init__(
+        self, spec: Spec, index: int, plan: Plan, trial: int, context: SessionContext, observers: Sequence[ObserverFactory] = ()
+    ) -> None:
+        self.spec, self.index, self.plan, self.trial, self.context = spec, index, plan, trial, context
+        self._factories = (*plan.observers, *check_factories(observers))
+        self.timer = SaveTimer(spec.meta.save_interval)
+        self.device = "cpu"
+        self.dumped: dict[str, Any] = {}
+        """The spec as checkpoints hold it."""
+        self.learners: list[PolicyLearner] = []
+        self.source: ExperienceSource | None = None
+        self.population: Population | None = None
+        """For meta.sampler.pbt."""
+        self._info: EnvInfo | None = None
+        self._closing: list[Callable[[], None]] = []
+        """What releases envs and processes, to be called last first."""
+
+    @property
+    def info(self) -> EnvInfo:
+        """The info of the envs; with rollout workers, of all envs together."""
+        assert self._info is not None
+        return self._info
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to close."""
+        return bool(self._closing)
+
+    @property
+    def choices(self) -> dict[str, str | int]:
+        """What was chosen for this machine: the env backend, what computes matrix products, and the threads of an update. It is recorded in
+        meta.run."""
+        assert self.source is not None
+        matmul = resolve_matmul(self.spec.meta.matmul, self.device)
+        return {"backend": self.source.backend, "matmul": matmul, "threads": self.learners[0].agent.threads}
+
+    def close(self) -> None:
+        """Release envs and processes. An env that fails to close, or not in time, is left behind, with a notice."""
+        while self._closing:
+            self.context.beat(CLOSING)
+            close_env(self._closing.pop())
+
+    def build(self) -> None:
+        """Make envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; call `close` then too."""
+        if self.spec.meta.random_seed is None:
+            seed = draw_seed()
+            self.spec = with_seed(self.spec, seed)
+            notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
+        self.spec = completed(self.spec)
+        with suppress(PydanticSerializationError):  # arguments of an env that are objects: such a spec is not saved either
+            self.dumped = dump_spec(self.spec)
+        self._factories = (*load_observers(self.spec), *self._factories)
+        self.device = select_device(self.spec, self.plan, self.index)
+        check_arithmetic(self.spec, self.device)
+        self._prepare_process()
+        self.context.beat(BUILDING)
+        self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
+
+    def _prepare_process(self) -> None:
+        use_start_method(self.spec.meta.start_method)
+        processes = ExitStack()
+        processes.enter_context(server_in_use())
+        self._closing.append(processes.close)
+        self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
+        # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
+        torch.set_num_threads(1)
+        self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
+        self._torch = TorchSettings()
+
+    def _build_local(self) -> LocalSource:
+        context = self.context
+        if context.resumed is None and not context.restart:
+            check_env(self.spec, self.seeds(0).env, context.beat, device=self.device)
+        env = self._make_env(self._seeded(0).env)
+        self._closing.append(env.close)
+        learner = self._build_learner(0, env.info, env.normalizers)
+        if context.store is not None:
+            context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
+        self._check_memory(learner)
+        self._closing.pop()  # the source closes it
+        source = LocalSource(env, learner, context.stop, context.beat)
+        self._closing.append(source.close)
+        return source
+
+    def _build_workers(self) -> WorkerSource:
+        context = self.context
+        self.spec = resolve_inference(self.spec, self.device)
+        spec, sampler = self.spec, self.spec.meta.sampler
+        assert sampler is not None
+        pool: WorkerPool = context.open_pool(spec, self._seeded(0), self.device, context.stop, context.beat)
+        self._closing.append(pool.close)
+        try:
+            info = pool.info()
+            self._torch.restore()
+        except WorkerFailed as error:
+            raise UserError(f"{spec.env.name} cannot be built: {error}") from None
+        normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
+        learners = [self._build_learner(policy, info, normalizers) for policy in range(spec.policies)]
+        concurrent_sessions = self.plan.concurrent_sessions(spec.meta)
+        source = WorkerSource(
+            spec, pool, info, learners, normalizers, pool.store, context.stop, context.beat, concurrent_sessions=concurrent_sessions
+        )
+        if sampler.pbt is not None:
+            self.population = source.population = Population(sampler.pbt, learners, self.seeds(0).update, self.index)
+        self._closing.remove(pool.close)
+        self._closing.append(source.close)
+        return source
+
+    def seeds(self, policy: int) -> Seeds:
+        """Return the seeds of a policy."""
+        return self._seeds(self.index * self.spec.policies + policy, self.context.restart)
+
+    def _seeds(self, table: int, restart: int = 0) -> Seeds:
+        assert self.spec.meta.random_seed is not None
+        return session_seeds(self.spec.meta.random_seed, 0 if self.plan.common_seeds else self.trial, table, restart)
+
+    def _seeded(self, policy: int) -> Seeds:
+        """Return the seeds of a policy, after seeding the global generators of Python, numpy and torch with them."""
+        seeds = self.seeds(policy)
+        random.seed(seeds.env)
+        np.random.seed(seeds.env)
+        torch.manual_seed(seeds.net)
+        return seeds
+
+    def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
+        spec, seeds, shared = self.spec, self._seeded(policy), self.context.store is not None
+        initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions of one net start with the weights of the first
+        self._info = info
+        agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
+        if initial != seeds:
+            torch.manual_seed(seeds.net)
+        table = self.index * spec.policies + policy
+        learner = PolicyLearner(
+            spec, table, agent, self.frames, normalizers, self.timer, info.spaces, shared=shared, torch_settings=self._torch
+        )
+        learner.add_observers(self._factories)
+        self.learners.append(learner)
+        self._closing.append(learner.close)
+        if spec.meta.rigorous_eval:
+            learner.eval_env = self._make_env(seeds.eval_env, training=False)
+        return learner
+
+    @property
+    def frames(self) -> int:
+        """Frames that each policy is to collect."""
+        return self.spec.env.max_frame if self.context.store is None else self.spec.session_frames
+
+    def _make_env(self, seed: int, *, training: bool = True) -> Env:
+        spec = self.spec
+        env = make_env(
+            spec.env.model_copy(update={"max_frame": self.frames}),
+            seed,
+            num_envs=None if training else spec.meta.rigorous_eval,
+            gamma=spec.agent.algorithm.gamma,
+            training=training,
+            threads=self._cores,
+            input=spec.agent.input,
+            **log_info(spec.meta),
+        )
+        self.context.beat(BUILDING)
+        self._torch.restore()
+        return env
+
+    @property
+    def _cores(self) -> int:
+        """Cores for each Session that runs at a time."""
+        return max(1, cores() // self.plan.concurrent_sessions(self.spec.meta))
+
+    @property
+    def _learning_cores(self) -> int:
+        """Cores for an update: one if other processes learn or act at the same time, or may."""
+        sampler = self.spec.meta.sampler
+        synchronous = sampler is None or sampler.serial_mode or not sampler.async_rl
+        alone = self.context.store is None and synchronous and self.plan.jobs is None
+        return self._cores if alone else 1
+
+    def _check_memory(self, learner: PolicyLearner) -> None:
+        """Raise SpecError if the replay memories of all Sessions that run at a time do not fit this machine."""
+        replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
+        if replay is not None:
+            shared = self.context.store is not None
+            fewer = "use fewer sessions (meta.max_session)" if shared else "run fewer sessions at a time (--jobs)"
+            check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}", replay.device)
+
+
+def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
+    """Return the parts of a Session that it shares with others that train the same net."""
+    return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}

@@ -448,6 +448,21 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
     os.close(fd)
 
 
+def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was learned is in shared memory."""
+    paths, fd, spec = new_run(tmp_path, "small"), shared_file(), spec_of(frames=400)
+    Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0))).run(LocalSink(paths))
+    path = paths.checkpoint(0, "last")
+    assert isinstance(path, Path)
+    path.write_bytes(path.read_bytes()[:300])
+    caplog.clear()
+    new = restarted(spec, fd, paths).build()
+    assert [str(path) in message for message in caplog.messages] == [True]
+    assert (new.clock.frame, new.clock.t) == (400, 200)
+    new.close()
+    os.close(fd)
+
+
 def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
     """The row that a killed process was writing is cut off, and made again where it is due, with the time since the first process began."""
     paths, fd = new_run(tmp_path, "small"), shared_file()

@@ -303,6 +303,26 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
         after.close()
 
 
+def test_the_best_weights_on_disk_may_be_newer(make_spec: MakeSpec, paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
+    """Their value is taken from the header alone; if it cannot be read, that is a notice, and the value of the state counts."""
+    spec, best = make_spec(), paths.checkpoint(0, "best")
+    assert isinstance(best, Path)
+    with closing(LocalSink(paths)) as sink:
+        stopped_at(500, spec).run(sink)
+    last = state.load(paths.checkpoint(0, "last"))["policies"][0]["observers"]["checkpointer"]["best_value"]
+    state.save(best, {**state.load(best), "total_reward_ma": 1000.0})
+
+    def best_value() -> float:
+        with closing(Session(spec, context=SessionContext(resumed=paths)).build()) as session:
+            return session.learners[0].checkpointer.best_value
+
+    assert best_value() == 1000.0
+    assert not caplog.messages
+    best.write_bytes(best.read_bytes()[:300])
+    assert best_value() == last < 1000.0
+    assert [str(best) in message for message in caplog.messages] == [True]
+
+
 IMAGES: dict[str, Any] = {
     "name": "images",
     "agent": {

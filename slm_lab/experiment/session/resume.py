@@ -250,17 +250,16 @@ def _start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping[str, An
     if spec.meta.distributed:
         if shared is None:
             return Start("new")
-        frame = shared["frames"][index]
+        frames = [shared["frames"][index]]
         header = shared if "done" in shared else header
-        lost = ["its own checkpoint was not written yet"] if header is None else header["lost"]
+        if header is None:
+            return Start("continues", frames[0], ("its own checkpoint was not written yet",))
     elif header is None:
         return Start("new")
     else:
-        frame, lost = header["frames"][0], header["lost"]
-    least = frame if spec.meta.distributed or header is None else min(header["frames"])
-    enough = least >= spec.session_frames or (header is not None and _out_of_time(header, spec))
-    done = header is not None and header["done"]
-    return Start("finished" if done and enough else "continues", frame, tuple(lost))
+        frames = header["frames"]
+    enough = min(frames) >= spec.session_frames or _out_of_time(header, spec)
+    return Start("finished" if header["done"] and enough else "continues", frames[0], tuple(header["lost"]))
 
 
 def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:

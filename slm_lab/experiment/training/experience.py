@@ -25,18 +25,29 @@ for a policy without memory; the policy's output; the env's step."""
 
 
 class Experience(NamedTuple):
-    """One vector step of a policy, and what to learn from after it.
-
-    Rollout workers send whole rollouts: then the steps before the last only count frames and episodes, and the last brings the rollout.
-    """
+    """One vector step of a policy."""
 
     policy: int
     frames: int
     episodes: list[Episode]
-    transition: Transition | None = None
-    rollout: Rollout | None = None
+    """Those that ended in it."""
+    transition: Transition
+    moment: float | None = None
+    """When it was collected, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None
     """Called after an update: returns what the source reports about the data trained on (policy lag, utilization)."""
+
+
+class CollectedRollout(NamedTuple):
+    """A rollout of a policy, which workers have collected."""
+
+    policy: int
+    steps: list[tuple[int, list[Episode], float]]
+    """Of each vector step: frames, episodes that ended in it, and the moment, as in Experience."""
+    rollout: Rollout | None = None
+    """To learn from after the last step; None: nothing of it is left to learn from."""
+    report: Callable[[], dict[str, float]] | None = None
+    """As in Experience."""
 
 
 class ExperienceSource(Protocol):
@@ -53,8 +64,8 @@ class ExperienceSource(Protocol):
     def lost_reason(self) -> str:
         """Why `state_dict` has no open episodes, if it has none."""
 
-    def __iter__(self) -> Iterator[Experience]:
-        """Yield the experience step by step. Each item is consumed before the next is collected."""
+    def __iter__(self) -> Iterator[Experience | CollectedRollout]:
+        """Yield the experience step by step, or as rollouts. Each item is consumed before the next one is asked for."""
 
     def begin(self) -> None:
         """Prepare for collection, after load_state_dict if there is something to load. Raises WorkerFailed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.training.evaluate import play
-from slm_lab.experiment.training.experience import Beat, Experience, no_beat
+from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
     SAMPLER_COLUMNS,
@@ -38,7 +39,7 @@ from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
-from slm_lab.lib.records import Metrics
+from slm_lab.lib.records import Episode, Metrics
 from slm_lab.spec.spec import Spec
 
 
@@ -145,32 +146,52 @@ class PolicyLearner:
         self._on_step, self._on_update = self._hooks("on_step"), self._hooks("on_update")
         self._rows[:] = [sink, *self._hooks("on_row")]
 
-    def step(self, experience: Experience) -> None:
-        """Count one vector step and learn from it."""
-        clock, agent = self.clock, self.agent
-        clock.tick(experience.frames)
-        clock.epi += len(experience.episodes)
-        metrics: Metrics | None = None
-        if experience.transition is not None:
-            agent.observe(*experience.transition)
-            if agent.ready():
-                self.torch.restore()
-                begin = perf_counter()
-                metrics = agent.update()
-                self._update_times = (begin, perf_counter())
-            agent.end_step()
-        elif experience.rollout is not None:
-            self.torch.restore()
-            begin = perf_counter()
-            metrics = agent.learn(experience.rollout)
-            self._update_times = (begin, perf_counter())
+    def step(self, experience: Experience | CollectedRollout) -> None:
+        """Count the steps and learn from them."""
+        if isinstance(experience, CollectedRollout):
+            self._learn(experience)
+            return
+        agent, episodes = self.agent, experience.episodes
+        self._count(experience.frames, episodes, experience.moment)
+        agent.observe(*experience.transition)
+        metrics = self._timed(agent.update) if agent.ready() else None
+        agent.end_step()
         if metrics is not None:
-            if experience.report is not None:
-                metrics.extra |= experience.report()
-            for hook in self._on_update:
-                hook(metrics)
+            self._report(metrics, experience.report)
         for hook in self._on_step:
-            hook(experience.episodes)
+            hook(episodes)
+
+    def _learn(self, collected: CollectedRollout) -> None:
+        """Count the steps of a rollout, and learn from it after the last; not if training ends before."""
+        last = len(collected.steps) - 1
+        for t, (frames, episodes, moment) in enumerate(collected.steps):
+            self._count(frames, episodes, moment)
+            if t == last and collected.rollout is not None:
+                self._report(self._timed(partial(self.agent.learn, collected.rollout)), collected.report)
+            for hook in self._on_step:
+                hook(episodes)
+            if self.finished:
+                return
+
+    def _count(self, frames: int, episodes: list[Episode], moment: float | None) -> None:
+        clock = self.clock
+        if moment is not None:
+            clock.moment = moment
+        clock.tick(frames)
+        clock.epi += len(episodes)
+
+    def _timed(self, update: Callable[[], Metrics]) -> Metrics:
+        self.torch.restore()
+        begin = perf_counter()
+        metrics = update()
+        self._update_times = (begin, perf_counter())
+        return metrics
+
+    def _report(self, metrics: Metrics, report: Callable[[], dict[str, float]] | None) -> None:
+        if report is not None:
+            metrics.extra |= report()
+        for hook in self._on_update:
+            hook(metrics)
 
     def end(self) -> None:
         """Write the last row."""

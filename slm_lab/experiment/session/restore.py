@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slm_lab.experiment.events import CheckpointWritten
-from slm_lab.experiment.execute.local.heartbeat import SAVING
+from slm_lab.experiment.execute.local.heartbeat import BUILDING, SAVING, WAITING
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import Position
@@ -124,6 +124,7 @@ def resume(session: Session, paths: RunPaths) -> None:
     index, trial, takes_over = session.index, session.trial, session.context.takes_over
     path = paths.checkpoint(index * session.spec.policies, "last", trial)
     shared = None
+    session.context.beat(WAITING)  # a large file takes long, and no env runs
     try:
         bundle = read_checkpoint(paths, path, index, trial)
         if session.context.store is not None and not takes_over:
@@ -134,12 +135,16 @@ def resume(session: Session, paths: RunPaths) -> None:
             raise
         notice(str(error))
         bundle = None
+    session.context.beat(BUILDING)
+    if bundle is None and shared is None and not takes_over:
+        init_weights(session)
+        session.continuation = Continuation(cut_tables=True)
+        return
     try:
         restore(session, bundle, shared)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
-    _resume_best(session, paths)
 
 
 def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
@@ -149,8 +154,8 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
     streams and envs are new ones: those that the process died with could end it again.
 
     Args:
-        bundle: the Session's last checkpoint; None if it has none.
-        shared: the last checkpoint of the arrays that several Sessions share; None: as they are in the store.
+        bundle: the Session's last checkpoint; None if it has none, and others have trained the net.
+        shared: the last checkpoint of the arrays that several Sessions share; None: they stay as they are in the store.
 
     Raises ValueError, RuntimeError, KeyError or TypeError if they do not fit.
     """
@@ -159,10 +164,6 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
         assert store is not None
         store.restore({name: tensor.numpy() for name, tensor in shared["arrays"].items()})
         bundle = shared["session"] or bundle
-    if bundle is None and shared is None and not takes_over:
-        init_weights(session)
-        session.continuation = Continuation(cut_tables=True)
-        return
     if bundle is None:
         session.clock.resume_shared({}, session.spec.env.num_envs)
     else:
@@ -170,6 +171,8 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
             (learner.load_progress if takes_over else learner.load_state_dict)(saved)
         if not takes_over:
             _restore_collection(session, bundle)
+        if session.context.resumed is not None:
+            _resume_best(session, session.context.resumed)
     if shared is not None:
         assert store is not None
         store.publish()

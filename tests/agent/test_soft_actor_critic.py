@@ -515,7 +515,7 @@ def test_a_shared_temperature(optim: dict[str, Any]) -> None:
     assert store.ran == ["update"]
     assert temperature.log_alpha.item() == arrays["log_alpha"][0] < 0.0
     resumed.attach(Recording(), {name: array.copy() for name, array in arrays.items()})  # type: ignore[arg-type]
-    resumed.load_own_state(copy.deepcopy(temperature.own_state()))
+    resumed.load_state_dict(copy.deepcopy(temperature.state_dict()))
     for one in (temperature, resumed):
         one.step(0.5, 0)
     assert resumed.log_alpha.item() == temperature.log_alpha.item()

@@ -101,7 +101,7 @@ def test_evaluation_takes_the_mode_if_asked(deterministic: bool, make_spec: Make
 
     session = Session(make_spec(meta={"rigorous_eval": 2, "eval_deterministic": deterministic})).build()
     learner = session.learners[0]
-    learner.stop, learner.beat = session.stop, session.process.beat
+    learner.stop, learner.beat = session.context.stop, session.context.beat
     calls: list[bool] = []
     policy_class = type(learner.agent.policy)
     act = policy_class.act

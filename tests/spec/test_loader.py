@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.load import loader
 from slm_lab.spec.load.files import find_spec_file, spec_names
 from slm_lab.spec.load.loader import dump_spec, load_spec, load_specs
 from slm_lab.spec.models.net import TorchArcNetSpec
@@ -134,7 +133,7 @@ def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pyt
     (package / "experimental").mkdir()
     for path in ("demo.json", "benchmark/ppo/ppo_x.json", "experimental/dqn_x.json", "both.json"):
         (package / path).write_text(json.dumps({"ppo": PPO}))
-    monkeypatch.setattr(loader, "SPEC_FOLDER", package)
+    monkeypatch.setattr("slm_lab.spec.load.files.SPEC_FOLDER", package)
     monkeypatch.chdir(specs.folder)
     specs.file({"here": PPO}, "both.json")
     assert find_spec_file("demo.json") == package / "demo.json"

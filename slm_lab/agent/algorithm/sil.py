@@ -94,13 +94,6 @@ class SelfImitation(PolicyGradient):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "sil_replay": self.replay.state_dict()}
 
-    def own_state(self) -> dict[str, Any]:
-        return {**super().own_state(), "sil_replay": self.replay.state_dict()}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        super().load_own_state(state)
-        self.replay.load_state_dict(state["sil_replay"])
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.replay.load_state_dict(state["sil_replay"])

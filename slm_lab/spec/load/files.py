@@ -17,14 +17,9 @@ Source = str | FilePath | Mapping[str, Any]
 """A spec file, its content, or one spec."""
 
 
-def raw_entries(path: Source) -> tuple[str, dict[str, Any]]:
-    """Return a file's path, and the entries in it as they stand there: name → spec or study. Raises: SpecError."""
-    return read_entries(path)
-
-
 def spec_names(path: Source) -> list[str]:
     """Return the names of the specs and studies in a file, without names that begin with _ or $. Raises: SpecError."""
-    return [*read_entries(path)[1]]
+    return [*raw_entries(path)[1]]
 
 
 def shipped_spec_files() -> list[FilePath]:
@@ -50,7 +45,7 @@ def is_study(raw: Any) -> bool:
 
 def raw_specs(path: Source) -> dict[str, Any]:
     """Return name → spec of a file in the current form, not validated, with variables as they stand there. Raises: SpecError."""
-    entries = {name: raw for name, raw in read_entries(path)[1].items() if not is_study(raw)}
+    entries = {name: raw for name, raw in raw_entries(path)[1].items() if not is_study(raw)}
     for raw in entries.values():
         if isinstance(raw, dict):
             migrate(raw, Report())
@@ -86,8 +81,13 @@ def _files_beside(path: FilePath) -> list[str]:
         return []
 
 
-def read_entries(path: Source, name: str | None = None, repeated: dict[str, list[str]] | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the name of a source for messages, and name → raw spec. `repeated`: see text.read."""
+def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[str]] | None = None) -> tuple[str, dict[str, Any]]:
+    """Return a file's path, and the entries in it as they stand there: name → spec or study. Raises: SpecError.
+
+    Args:
+        name: of the spec, if `path` is one without a name.
+        repeated: see `text.read`.
+    """
     if isinstance(path, Mapping):
         source, content = "spec", plain(dict(path), "spec")
         if content.keys() & {"agent", "env"}:

@@ -11,7 +11,7 @@ from typing import Any
 from slm_lab.lib.log import notice
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.load.build import Request, build
-from slm_lab.spec.load.files import Source, is_study, read_entries
+from slm_lab.spec.load.files import Source, is_study, raw_entries
 from slm_lab.spec.load.hints import suggest_argument
 from slm_lab.spec.load.tidy import drop_nulls
 from slm_lab.spec.load.variables import Sets, combinations, fill, parse_sets
@@ -42,7 +42,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
 
     Raises: SpecError with all problems. Notices go to lib.log.
     """
-    source, entries = read_entries(path, name)
+    source, entries = raw_entries(path, name)
     if name is None:
         if len(entries) != 1:
             raise SpecError(source, [Problem("", f"the name is missing; expected one of {', '.join(entries)}")])
@@ -79,7 +79,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
     """As load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
-    source, entries = read_entries(path, name, repeated)
+    source, entries = raw_entries(path, name, repeated)
     keys = [key for key in entries if not is_study(entries[key])] if name is None else [_key_of(name, entries, arguments, source)]
     loaded, used = Loaded(), set[str]()
     folder = None if isinstance(path, Mapping) else FilePath(source).parent

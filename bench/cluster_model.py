@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bench.cluster_times import Times, measure, ray_message, spec_of, with_messages
-from slm_lab.lib.environment import environment
+from slm_lab.lib.process import environment
 
 
 def closed_queue(workers: int, think: float, service: float) -> float:

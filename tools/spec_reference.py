@@ -21,9 +21,8 @@ from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.base import SpecModel
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES
-from slm_lab.spec.models.meta import MetaSpec, SearchResources, SearchScheduler
+from slm_lab.spec.models.meta import MetaSpec, PBTSpec, SamplerSpec, SearchResources, SearchScheduler
 from slm_lab.spec.models.net import NETS, LossSpec, LRSchedulerSpec, OptimSpec
-from slm_lab.spec.models.sampler import PBTSpec, SamplerSpec
 from slm_lab.spec.models.schedule import Schedule
 from slm_lab.spec.models.spec import AgentSpec, Spec
 from slm_lab.spec.report import SpecError

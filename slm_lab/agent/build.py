@@ -23,8 +23,8 @@ from slm_lab.agent.net.threads import resolve_threads
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.build_policy import build_policy
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.limits import processor
 from slm_lab.lib.log import notice
-from slm_lab.lib.processor import processor
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.models import algorithm as specs

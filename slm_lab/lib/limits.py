@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -64,3 +65,11 @@ def _numbers(file: Path) -> tuple[int, ...]:
         return tuple(int(word) for word in file.read_text().split())
     except (OSError, ValueError):
         return ()
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the description of the first core: maker, model and instructions on Linux, elsewhere as much as is known."""
+    try:
+        return cpuinfo.read_text().split("\n\n")[0]
+    except OSError:
+        return platform.processor()

@@ -20,7 +20,7 @@ from slm_lab.agent.net.matmul import ONEDNN_LEAST, has_bfloat16, onednn_least, p
 from slm_lab.agent.net.q_critics import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, Products
-from slm_lab.lib.processor import processor
+from slm_lab.lib.limits import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
 from slm_lab.spec.models.spec import Spec

@@ -17,7 +17,7 @@ from slm_lab.agent.replay.sequences import PrioritizedSequenceReplay, SequenceBa
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, ObservationSpace, VecStep
 from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report, SpecError
 from slm_lab.spec.rules.check import check_rules, check_updates

@@ -11,7 +11,7 @@ from slm_lab.experiment.execute.local.fork_server import server_in_use
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.lib.environment import environment
+from slm_lab.lib.process import environment
 from slm_lab.testing import ExecutorContract, FakeExecutor
 from tests.experiment.cluster.conftest import RAY, Nodes
 

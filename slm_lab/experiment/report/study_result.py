@@ -16,7 +16,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Table
 from slm_lab.experiment.report.run import Run, Status, load_run
 from slm_lab.lib.files import replace_file, sealed, unsealed
-from slm_lab.lib.processor import processor
+from slm_lab.lib.limits import processor
 
 VERSION = 1
 MAX_ROWS = 100

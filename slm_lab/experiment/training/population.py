@@ -14,7 +14,7 @@ from slm_lab.experiment.files.sink import RunSink
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.lib.log import notice
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.models.sampler import PBTSpec
+from slm_lab.spec.models.meta import PBTSpec
 
 COLUMNS = ("frame", "policy", "total_reward", "lr", "entropy_coef", "gamma", "source")
 GAMMA_MAX = 0.99999

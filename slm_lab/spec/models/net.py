@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
 from slm_lab.spec.models.base import Component, Count, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
 from slm_lab.spec.models.extension import Extensible
-from slm_lab.spec.models.torch_names import LEARNING_RATES
 
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
 """Log standard deviation, inside the bounds at which the Normal distribution clips it: there its gradient is 0."""
@@ -282,3 +283,10 @@ Net = Annotated[
 ]
 NETS: dict[str, type[NetSpec]] = by_name(Net)
 """Name → model."""
+
+
+_FILE: dict[str, Any] = json.loads(FilePath(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
+NAMES: dict[str, dict[str, str]] = {table: entries for table, entries in _FILE.items() if table != "_learning_rates"}
+"""Table → names in torch → their arguments in one string, required ones marked with !."""
+LEARNING_RATES: dict[str, float] = _FILE["_learning_rates"]
+"""Optimizer → its default learning rate."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slm_lab.spec.models.algorithm import ALGORITHMS, ActorCriticSpec, PPOSpec
-from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Path, Report
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slm_lab.spec.models.net import WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
-from slm_lab.spec.models.torch_names import NAMES
+from slm_lab.spec.models.net import NAMES, WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
 from slm_lab.spec.report import Path, Report, nearest, show
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.lib.environment import environment
+from slm_lab.lib.process import environment
 from tests.experiment.commands import until
 
 

@@ -25,7 +25,7 @@ from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.files.sink import MemorySink
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import SAMPLER_COLUMNS
-from slm_lab.lib.processor import processor
+from slm_lab.lib.limits import processor
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError

@@ -15,7 +15,7 @@ from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, Store, attach_parts, prefixed
-from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 

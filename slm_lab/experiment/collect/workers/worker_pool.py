@@ -17,7 +17,7 @@ from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
 
 

@@ -25,7 +25,7 @@ from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.failures import cause
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
 from slm_lab.experiment.plan import Stop
-from slm_lab.lib.process_state import ProcessState
+from slm_lab.lib.process import ProcessState
 from slm_lab.spec.models.meta import StartMethod
 
 _PRINTED_BYTES = 2**20

@@ -21,11 +21,9 @@ from typing import Any
 
 import slm_lab
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.environment import environment, set_environment
 from slm_lab.lib.log import notice
-from slm_lab.lib.main_module import hidden_main
+from slm_lab.lib.process import THREAD_LIMITS, Method, choose_start_method, environment, hidden_main, set_environment
 from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
-from slm_lab.lib.start_method import THREAD_LIMITS, Method, choose_start_method
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.report import Problem, SpecError
 

@@ -18,8 +18,8 @@ from slm_lab.experiment.execute.ray.local_cluster import LocalCluster, check_ins
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.environment import environment
 from slm_lab.lib.limits import cores
+from slm_lab.lib.process import environment
 from slm_lab.lib.signals import stop_signals_blocked
 
 _CONNECT_SECONDS = 3.0

@@ -15,9 +15,9 @@ from secrets import token_hex
 from typing import IO, Any, Self
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.environment import environment
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import notice
+from slm_lab.lib.process import environment
 from slm_lab.lib.signals import stop_signals_blocked
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)

@@ -33,8 +33,7 @@ from slm_lab.experiment.execute.ray.remote import RemoteActor
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
-from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session

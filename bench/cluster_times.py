@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, closing
-from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers, closing
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.rng import session_seeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from io import BytesIO
 
-from slm_lab.experiment.report.scatter import AnyFigure
+from slm_lab.experiment.report.figure import AnyFigure
 
 
 class BlankRenderer:

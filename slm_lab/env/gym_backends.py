@@ -26,7 +26,6 @@ from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
-from slm_lab.env.info import picked_numbers, row_info
 from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
@@ -37,7 +36,9 @@ from slm_lab.env.outcome import (
     fitted_final,
     fitted_step,
     flag,
+    picked_numbers,
     reraise,
+    row_info,
     row_of,
     shown,
     unpacked,

@@ -13,8 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
-from slm_lab.env.info import row_info
-from slm_lab.env.outcome import row_of
+from slm_lab.env.outcome import row_info, row_of
 from slm_lab.env.single import quiet_gymnasium, register_atari
 
 

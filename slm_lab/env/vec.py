@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from slm_lab.env.backend import Backend, LoneEnv, RawStep
-from slm_lab.env.info import picked_numbers
 from slm_lab.env.normalize import Normalizers
-from slm_lab.env.outcome import FLAGS, NUMBERS, InvalidReward, closing_failed, fitted, fitted_step, reraise, reraise_located
+from slm_lab.env.outcome import FLAGS, NUMBERS, InvalidReward, closing_failed, fitted, fitted_step, picked_numbers, reraise, reraise_located
 from slm_lab.env.snapshot import NotSavable
 from slm_lab.env.spaces import Codec, batch_of_one, lone_codec
 from slm_lab.lib.log import notice

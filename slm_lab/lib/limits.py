@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPU cores and memory, within the limits of its control groups (containers, Slurm)."""
+"""What this process may use of the machine: CPU cores and memory, within the limits of its control groups (containers, Slurm), and its processor."""
 
 from __future__ import annotations
 

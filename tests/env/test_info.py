@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env import Env, make_env
-from slm_lab.env.info import picked_numbers, row_info
+from slm_lab.env.outcome import picked_numbers, row_info
 from slm_lab.lib.records import Episode
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError

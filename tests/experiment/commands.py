@@ -19,8 +19,7 @@ from typing import Any
 
 import slm_lab
 from slm_lab.experiment.files.paths import RunPaths, runs
-from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.run.trial_result import TrialResult
+from slm_lab.experiment.run.trial import Trial, TrialResult
 
 Deed = Callable[[Trial], None]
 ROOT = Path(slm_lab.__file__).parent.parent

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from slm_lab.experiment.deploy.load import load_agent
-from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.paths import RunPaths, new_run

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed
 from slm_lab.experiment.run import sessions, trial
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
-from slm_lab.experiment.run.job import Job
+from slm_lab.experiment.run.sessions import Job
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slm_lab.experiment.events import Mode, Row, RowValues
-from slm_lab.experiment.execute.local.failures import WorkerFailed, cause
 from slm_lab.experiment.execute.local.interrupt import Blocked
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
 from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS, Observer, hooks
 from slm_lab.experiment.training.observers.checkpointer import Checkpointer, SaveTimer
 from slm_lab.experiment.training.observers.dev_checks import DevCheckError, DevChecks

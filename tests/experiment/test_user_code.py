@@ -18,7 +18,7 @@ import torch
 
 from slm_lab.experiment.execute.heartbeat import STEPPING, Heartbeat
 from slm_lab.experiment.execute.local import user_code
-from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files.lock import RunLock, unfinished
 from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
 from slm_lab.experiment.report import analyze

@@ -23,8 +23,7 @@ from slm_lab.experiment.report.metrics import (
     mean_scalars,
     session_metrics,
 )
-from slm_lab.experiment.report.one_net import ALL_WORKERS, distributed
-from slm_lab.experiment.report.run import Run, Status, last_frame
+from slm_lab.experiment.report.run import ALL_WORKERS, Run, Status, distributed, last_frame
 from slm_lab.experiment.report.sampler import draw_sampler, sampler_metrics
 from slm_lab.experiment.report.trial_figures import (
     FRAMES,

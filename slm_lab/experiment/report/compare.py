@@ -19,8 +19,7 @@ import numpy as np
 from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
-from slm_lab.experiment.report.one_net import global_table
-from slm_lab.experiment.report.run import Run, Status, load_run, run_folders
+from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
 from slm_lab.experiment.report.statistics import Estimate, average, estimate, median_reached
 from slm_lab.lib.log import notice
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report import figure as figures
-from slm_lab.experiment.report.figure import Figure, Line, Panel, format_tick
+from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, format_tick
 from slm_lab.experiment.report.render_scatter import scatter_png
-from slm_lab.experiment.report.scatter import AnyFigure
 
 _WIDTH, _HEIGHT = 800, 450
 """Pixels of a picture; the height is larger if panels have a height."""

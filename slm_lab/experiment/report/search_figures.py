@@ -12,11 +12,26 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.report.curves import Curve, align_or_interpolate
-from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, Bar, Bars, Figure, Line, Panel
+from slm_lab.experiment.report.figure import (
+    BEST,
+    GREY,
+    MARKERS,
+    MEAN_COLOUR,
+    UNUSED,
+    Bar,
+    Bars,
+    Figure,
+    Line,
+    Panel,
+    ParallelCoordinates,
+    Scale,
+    ScatterGrid,
+    Shade,
+    Trials,
+)
 from slm_lab.experiment.report.importance import METHOD, MIN_TRIALS, Importance, frozen
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run
-from slm_lab.experiment.report.scatter import BEST, MARKERS, UNUSED, ParallelCoordinates, Scale, ScatterGrid, Shade, Trials
 from slm_lab.experiment.report.trial_figures import return_curves
 from slm_lab.experiment.report.trial_record import TrialRecord
 from slm_lab.spec.load.search_space import SearchSpace

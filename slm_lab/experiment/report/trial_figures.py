@@ -12,8 +12,7 @@ from slm_lab.experiment.files.paths import DataMode
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, NEW_COLOUR, POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.report.metrics import Strengths, consistency_curve, metric_curves
-from slm_lab.experiment.report.one_net import ALL_WORKERS
-from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.run import ALL_WORKERS, Run
 from slm_lab.experiment.report.writer import Writer
 from slm_lab.experiment.training.observers.base import info_column
 

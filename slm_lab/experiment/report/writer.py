@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html
 from slm_lab.experiment.report.render_png import PNGRenderer
-from slm_lab.experiment.report.scatter import AnyFigure
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 

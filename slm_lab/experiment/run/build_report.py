@@ -9,7 +9,7 @@ from time import perf_counter
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.experiment.collect.workers.shared import rollout_bytes
-from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files.sink import MemorySink
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.progress import duration

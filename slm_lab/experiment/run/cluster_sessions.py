@@ -15,10 +15,8 @@ from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import session_processes
-from slm_lab.experiment.run.job import Job
-from slm_lab.experiment.run.sessions import Place
-from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
-from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.run.sessions import Job, Place
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.experiment.session.cluster.remote_arrays import ServedNet
 from slm_lab.experiment.session.cluster.remote_sink import OpenRemoteSink, SinkServer
 from slm_lab.experiment.session.session_process import SessionTask

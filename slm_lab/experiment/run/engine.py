@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 from slm_lab.experiment.events import Emit, End, Notice
 from slm_lab.experiment.events import Event as RunEvent
 from slm_lab.experiment.execute.heartbeat import Heartbeat
-from slm_lab.experiment.execute.local.failures import cause
 from slm_lab.experiment.execute.local.fork_server import start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers, watchdog
-from slm_lab.experiment.execute.local.user_code import build_errors, from_user_code
+from slm_lab.experiment.execute.local.user_code import build_errors, cause, from_user_code
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.run.job import Engine, Job
-from slm_lab.experiment.run.sessions import Sessions, this_machine
+from slm_lab.experiment.run.sessions import Engine, Job, Sessions, this_machine
 from slm_lab.experiment.session.session_process import STOP_GRACE, shared_arrays
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes

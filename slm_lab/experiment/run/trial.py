@@ -7,12 +7,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
@@ -28,17 +28,69 @@ from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserEr
 from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
 from slm_lab.experiment.run.experiment import Experiment, as_text, lock_of, writing
-from slm_lab.experiment.run.job import Job
-from slm_lab.experiment.run.trial_result import TrialResult
+from slm_lab.experiment.run.sessions import Job
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
-from slm_lab.experiment.training.observers.base import ObserverFactory
-from slm_lab.experiment.training.observers.user import check_factories
+from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from slm_lab.experiment.deploy.load import LoadedAgent
+    from slm_lab.experiment.files.sink import CheckpointKind
+    from slm_lab.experiment.report.run import Run
+
+
+class TrialResult(dict[str, Any]):
+    """A dict of the metrics of a trial, as in its metrics file, with what the run wrote.
+
+    >>> result = Trial(spec).run()
+    >>> result["strength"], result.train.groupby("session").total_reward.last(), result.paths.root
+    >>> action, state = result.agent().act(obs)
+
+    Attributes: metrics: the metrics as a dict. paths: the files of the run. trial: index of the trial.
+    """
+
+    def __init__(self, metrics: dict[str, Any], paths: RunPaths, trial: int = 0) -> None:
+        super().__init__(metrics)
+        self.metrics, self.paths, self.trial = metrics, paths, trial
+
+    def __repr__(self) -> str:
+        """Return the folder and the metrics that are defined, one per line."""
+        known = {name: value for name, value in self.metrics.items() if value is not None}
+        width = max(map(len, known), default=0)
+        shown = (number(value) if isinstance(value, int | float) else value for value in known.values())
+        lines = (f"  {name:<{width}}  {value}" for name, value in zip(known, shown, strict=True))
+        return "\n".join([f"TrialResult in {self.paths.root}", *lines])
+
+    @cached_property
+    def run(self) -> Run:
+        """The run folder, as `load_run` reads it."""
+        from slm_lab.experiment.report.run import Run
+
+        return Run(self.paths, self.trial)
+
+    @property
+    def train(self) -> pd.DataFrame:
+        """The rows of training of all Sessions: columns session and policy, then those of the CSV files."""
+        return self.run.train
+
+    @property
+    def eval(self) -> pd.DataFrame:
+        """The rows of evaluation in the same form; none without meta.rigorous_eval."""
+        return self.run.eval
+
+    def agent(self, session: int | None = None, which: CheckpointKind = "best") -> LoadedAgent:
+        """Load the trained agent of a Session; by default the one with the best weights. Raises UserError (see load_agent)."""
+        from slm_lab.experiment.deploy.load import load_agent
+
+        return load_agent(self.paths.root, which, session)
+
 
 _NOTHING = "stopped before the first step; nothing was written"
 

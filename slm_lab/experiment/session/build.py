@@ -26,17 +26,15 @@ from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
-from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
-from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
-from slm_lab.experiment.training.observers.base import ObserverFactory
+from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories, load_observers
 from slm_lab.experiment.training.observers.checkpointer import SaveTimer
-from slm_lab.experiment.training.observers.user import check_factories, load_observers
 from slm_lab.experiment.training.population import Population
 from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device, with_seed
 from slm_lab.experiment.training.torch_settings import TorchSettings

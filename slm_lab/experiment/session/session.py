@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slm_lab.experiment.events import RowValues
-from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.execute.local.interrupt import Blocked
+from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
 from slm_lab.experiment.session.build import SessionParts

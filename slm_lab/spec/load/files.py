@@ -1,4 +1,4 @@
-"""Spec files: where they are, and the entries in them as they stand there."""
+"""Spec files: where they are, and the entries in them as they stand there; files of arcs that they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""meta: number of Sessions, logging, checkpoints, distribution."""
+"""meta: number of Sessions, logging, checkpoints, distribution; and its section sampler."""
 
 from __future__ import annotations
 

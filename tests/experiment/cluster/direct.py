@@ -10,8 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from slm_lab.experiment.execute.ray.remote import Remote
-from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
-from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.models.spec import Spec
 

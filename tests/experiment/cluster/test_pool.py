@@ -16,7 +16,7 @@ import torch
 from slm_lab.cli.entry import main
 from slm_lab.experiment.collect.workers import ray_pool as pool
 from slm_lab.experiment.collect.workers.ray_worker import RolloutActor
-from slm_lab.experiment.execute.local.failures import WorkerFailed
+from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import resolve_inference

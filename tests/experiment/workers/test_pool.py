@@ -17,7 +17,7 @@ from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.process_pool import ProcessPool
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
-from slm_lab.experiment.execute.local.failures import WorkerFailed
+from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import no_beat
 from tests.experiment.workers import puppets

@@ -26,8 +26,7 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.run.engine import Job, run_inline
-from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.run.trial_result import TrialResult
+from slm_lab.experiment.run.trial import Trial, TrialResult
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.log import logger
 from slm_lab.spec.load.loader import dump_spec

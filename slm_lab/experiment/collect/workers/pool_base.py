@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.worker import Collected
-from slm_lab.experiment.execute.local.failures import WorkerFailed
+from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.spec.models.spec import Spec

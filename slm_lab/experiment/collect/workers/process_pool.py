@@ -22,8 +22,8 @@ from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, Worke
 from slm_lab.experiment.execute.executor import Died, Event, Message, Stalled
 from slm_lab.experiment.execute.heartbeat import WAITING
 from slm_lab.experiment.execute.local.child import SharedFd
-from slm_lab.experiment.execute.local.failures import WorkerFailed, cause
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor, LocalTask
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import cores

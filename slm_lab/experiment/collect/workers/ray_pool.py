@@ -24,7 +24,7 @@ from slm_lab.experiment.collect.workers.pool_base import PoolBase
 from slm_lab.experiment.collect.workers.ray_worker import Broadcast, RolloutActor, SentRollout, Weights
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
 from slm_lab.experiment.execute.heartbeat import WAITING
-from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.execute.ray.remote import LOST_NODE, died, pack, unpack
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import Beat

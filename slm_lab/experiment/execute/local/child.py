@@ -22,7 +22,7 @@ from typing import Any
 from slm_lab.experiment.execute.executor import Target
 from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat
 from slm_lab.experiment.execute.local import fork_server as server
-from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.process import ProcessState

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from slm_lab.experiment.execute.executor import Target
 from slm_lab.experiment.execute.heartbeat import PHASES, WAITING, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local.child import print_to_fd
-from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import logger
 

@@ -8,8 +8,7 @@ from typing import Any
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.report.curves import Table
 from slm_lab.experiment.report.metrics import Strengths, consistency, last_value, session_metrics
-from slm_lab.experiment.report.one_net import independent
-from slm_lab.experiment.report.run import read_table
+from slm_lab.experiment.report.run import independent, read_table
 from slm_lab.experiment.report.trial_figures import common_strengths
 from slm_lab.spec.models.spec import Spec
 

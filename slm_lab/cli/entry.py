@@ -15,7 +15,7 @@ from typing import NoReturn
 from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
 from slm_lab.cli.parser import USER_ERROR, UsageError, check_options_apply, make_parser
-from slm_lab.lib.garbage import postpone_collection
+from slm_lab.lib.process import postpone_collection
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0

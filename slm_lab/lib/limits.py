@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPU cores and memory, within the limits of its control groups (containers, Slurm), and its processor."""
+"""The processor, and the CPU cores and memory that this process may use, within the limits of its control groups (containers, Slurm)."""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from slm_lab.lib import garbage
-from slm_lab.lib.garbage import freeze_objects, postpone_collection
+from slm_lab.lib.process import THIS_PROCESS, freeze_objects, postpone_collection
 
 
 @pytest.fixture(autouse=True)
 def thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is postponed, whatever other tests have done, and everything is as before at the end."""
-    monkeypatch.setattr(garbage, "_thresholds", None)
+    monkeypatch.setattr(THIS_PROCESS, "gc_thresholds", None)
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)

@@ -1,6 +1,8 @@
 """The description of a figure, from which render_html.py and render_png.py draw the same thing.
 
-A search has two more kinds: ScatterGrid and ParallelCoordinates (see render_scatter.py). A Figure has one Panel or more below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
+A search has two more kinds: ScatterGrid and ParallelCoordinates (see render_scatter.py).
+
+A Figure has one Panel or more below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
 """
 
 from __future__ import annotations

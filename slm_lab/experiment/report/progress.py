@@ -1,4 +1,7 @@
-"""The display of a running trial: one live table of all Sessions, or plain lines if there is no terminal. An OSError on write is recorded, not raised."""
+"""The display of a running trial: one live table of all Sessions, or plain lines if there is no terminal.
+
+An OSError on write is recorded, not raised.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from slm_lab.experiment.report.figure import (
     Shade,
     Trials,
 )
-from slm_lab.experiment.report.render_html import page_layout
+from slm_lab.experiment.report.page import page_layout
 
 _CELL, _ROW, _LEFT, _RIGHT, _TOP, _BELOW = 190, 130, 95, 130, 95, 85
 """Pixels: a cell of a grid, its height, and what is around all cells."""

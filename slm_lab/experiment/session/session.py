@@ -19,8 +19,8 @@ from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.garbage import freeze_objects
 from slm_lab.lib.log import logger, notice
+from slm_lab.lib.process import freeze_objects
 from slm_lab.spec.models.spec import Spec
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import slm_lab
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-from slm_lab.lib.process import THREAD_LIMITS, Method, choose_start_method, environment, hidden_main, set_environment
+from slm_lab.lib.process import THIS_PROCESS, THREAD_LIMITS, Method, environment, hidden_main, set_environment
 from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.report import Problem, SpecError
@@ -37,32 +37,25 @@ _SUPPORTED = hasattr(os, "pidfd_open")
 """Whether the system has what the fork server needs: Linux."""
 _server: Any = forkserver._forkserver
 _lock, _users_lock = threading.Lock(), threading.Lock()
-_fallen_back = False
-"""The fork server cannot run here."""
-_wanted: StartMethod = "auto"
-"""meta.start_method of the spec that this process works for."""
-_users = 0
-"""Number of `server_in_use` blocks that run."""
 
 
 def use_start_method(wanted: StartMethod) -> None:
     """Let the child processes of this process start as meta.start_method says. Raises SpecError if this system cannot."""
-    global _wanted
     if wanted == "forkserver" and not _SUPPORTED:
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
-    _wanted = wanted
-    choose_start_method(_method_of_next)
+    THIS_PROCESS.wanted = wanted
+    THIS_PROCESS.choose_start_method = _method_of_next
 
 
 def wanted_start_method() -> StartMethod:
     """Return how the child processes of a child are to start: meta.start_method, or by spawn if the fork server cannot run."""
-    return "spawn" if _fallen_back else _wanted
+    return "spawn" if THIS_PROCESS.fallen_back else THIS_PROCESS.wanted
 
 
 def start_method() -> Method:
     """How child processes start: "forkserver" on Linux, "spawn" elsewhere, if the fork server cannot run, and if the spec says so."""
-    return "forkserver" if _SUPPORTED and not _fallen_back and _wanted != "spawn" else "spawn"
+    return "forkserver" if _SUPPORTED and not THIS_PROCESS.fallen_back and THIS_PROCESS.wanted != "spawn" else "spawn"
 
 
 def _method_of_next() -> Method:
@@ -89,12 +82,11 @@ def _answers() -> bool:
 
 def use_spawn(reason: str) -> None:
     """Start children by spawn from now on. Raises UserError if meta.start_method does not allow it."""
-    global _fallen_back
-    if _wanted == "forkserver":
+    if THIS_PROCESS.wanted == "forkserver":
         raise UserError(f"meta.start_method: forkserver: the fork server cannot run ({reason}); use auto or spawn")
-    if not _fallen_back:
+    if not THIS_PROCESS.fallen_back:
         notice(f"the fork server cannot run ({reason}); child processes use the spawn start method, which is slower")
-    _fallen_back = True
+    THIS_PROCESS.fallen_back = True
 
 
 def ensure_server() -> None:
@@ -123,15 +115,14 @@ def _start_server() -> None:
 @contextmanager
 def server_in_use() -> Iterator[None]:
     """End the fork server that was started meanwhile at the end of this block, unless it is inside another one."""
-    global _users
     with _users_lock:
-        _users += 1
+        THIS_PROCESS.server_users += 1
     try:
         yield
     finally:
         with _users_lock:
-            _users -= 1
-            last = _users == 0
+            THIS_PROCESS.server_users -= 1
+            last = THIS_PROCESS.server_users == 0
         if last:
             stop_server()
 

@@ -19,7 +19,7 @@ from pickle import UnpicklingError
 from types import ModuleType, TracebackType
 
 from slm_lab.experiment.execute.local.fork_server import PRELOAD, default_signals, restore_environment
-from slm_lab.lib.garbage import freeze_objects, postpone_collection
+from slm_lab.lib.process import freeze_objects, postpone_collection
 
 _SERVER = os.getpid()
 

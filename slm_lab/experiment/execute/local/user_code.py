@@ -1,4 +1,7 @@
-"""What code of the user can do to this process besides raising an Exception: end it, close its files, never return from close(). And the causes of failures, in words."""
+"""What code of the user can do to this process besides raising an Exception: end it, close its files, never return from close().
+
+And the causes of failures, in words.
+"""
 
 from __future__ import annotations
 

@@ -527,7 +527,7 @@ def test_the_server_ends_with_its_last_use(parent: LocalExecutor, monkeypatch: p
         pytest.skip("no fork server on this system")
     server.stop_server()
     light.use_light_server()
-    monkeypatch.setattr(server, "_users", 0)
+    monkeypatch.setattr(server.THIS_PROCESS, "server_users", 0)
     with server.server_in_use():
         with server.server_in_use():
             run(parent, targets.nothing)

@@ -145,7 +145,7 @@ def importance_figure(view: SearchView) -> Figure:
     names, found = short_names(view.space.keys), view.importance
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
-        why = f"{view.count()}; importance needs {MIN_TRIALS} trials that ended with different results"
+        why = f"{view.count()}; importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
         nothing = "nothing to show: too few trials, or all with the same result"
         return Figure(title, (Panel("", x_label=METHOD, nothing=nothing),), why)
     ordered = [*reversed(found.shares.items())]
@@ -153,14 +153,14 @@ def importance_figure(view: SearchView) -> Figure:
     rows = {names[key]: float(row) for row, (key, _) in enumerate(ordered)}
     panel = Panel(
         "",
-        x_label="share of the variance of the forest's predictions (total-effect Sobol index)",
-        bars=(Bars("share of the variance that is due to the key, interactions with other keys included", MEAN_COLOUR, bars),),
+        x_label="share of the importance of all keys (PED-ANOVA)",
+        bars=(Bars("how far its values among the best trials differ from those among all", MEAN_COLOUR, bars),),
         rows=rows,
         y_limits=(-0.7, len(rows) - 0.3),
         x_max=max(1.0, *(bar.end for bar in bars)),
         height=max(60, 30 * len(rows)),
     )
-    subtitle = f"random forest of {found.trials} trials; {found.quality}"
+    subtitle = f"PED-ANOVA of {found.trials} trials, of which the best {found.best} are compared with all"
     return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
 
 

@@ -143,6 +143,27 @@ def _known_picks(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterat
             yield from _known_picks(key.nested[index] if key.nested else (), values)
 
 
+def suggest(asked: Any, name: str, key: SearchKey) -> Any:
+    """Ask an Optuna trial for a pick: an index, a quantile of a normal distribution, or a value of a range."""
+    if key.has_options:
+        return asked.suggest_categorical(name, range(len(key.args)))
+    if key.is_normal:
+        return asked.suggest_float(name, 0.0, 1.0)
+    low, high = key.bounds
+    if key.is_whole:
+        return asked.suggest_int(name, int(low), int(high), log=key.is_log, step=1 if key.is_log else int(key.step or 1))
+    return asked.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
+
+
+def frozen_trial(optuna: Any, space: SearchSpace, picks: Picks, metric: float | None, state: Any = None) -> Any:
+    """Return a trial with given picks as one of Optuna's, which is complete if no state is given."""
+    asked = optuna.trial.FixedTrial(picks)
+    for name in picks:
+        suggest(asked, name, space.named[name])
+    state = optuna.trial.TrialState.COMPLETE if state is None else state
+    return optuna.trial.create_trial(state=state, value=metric, params=picks, distributions=dict(asked.distributions))
+
+
 def _combinations(keys: Iterable[SearchKey]) -> list[Picks]:
     """Return the picks of every combination of grid_search keys and of those nested in them."""
     axes: list[list[Picks]] = []

@@ -140,7 +140,6 @@ def test_importance_ranks_the_key_that_decides_first() -> None:
         order = [key.rpartition(".")[2] for key in found.shares]
         assert order[0] == "rate"
         assert found.shares["agent.algorithm.noise"] < 0.1
-        assert found.explained > 0.5
 
 
 def test_importance_of_a_key_inside_a_choice() -> None:
@@ -150,7 +149,8 @@ def test_importance_of_a_key_inside_a_choice() -> None:
     records = [record(one.trial, one.values, float(one.values.get(name, 100))) for one in records_of(space, 60)]
     found = key_importance(space, records)
     assert found is not None
-    assert [*found.shares][:2] == ["agent.algorithm.explore_var_spec", name]
+    assert next(iter(found.shares)) == name
+    assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares["agent.algorithm.action_policy"] == 0
 
 

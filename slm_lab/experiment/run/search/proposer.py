@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, draw, snap
+from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, draw, frozen_trial, snap, suggest
 from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.report import Problem, SpecError
 
@@ -144,11 +143,11 @@ class TPEProposer:
         while True:
             asked, picks = study.ask(), Picks()
 
-            def suggest(name: str, key: SearchKey, asked: Any = asked, picks: Picks = picks) -> Any:
-                picks[name] = _suggest(asked, name, key)
+            def pick(name: str, key: SearchKey, asked: Any = asked, picks: Picks = picks) -> Any:
+                picks[name] = suggest(asked, name, key)
                 return _value(key, picks[name])
 
-            values = self.space.values(suggest)
+            values = self.space.values(pick)
             if refused >= _ATTEMPTS or _is_valid(self.space, values):
                 self.history.append(_Trial(trial, picks))
                 return values
@@ -173,7 +172,7 @@ class TPEProposer:
     def _study(self, trial: int) -> optuna.Study:
         """Return a study that knows the trials so far."""
         library = _optuna()
-        states, named = library.trial.TrialState, self.space.named
+        states = library.trial.TrialState
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # multivariate and group are marked as experimental
             sampler = library.samplers.TPESampler(
@@ -189,8 +188,7 @@ class TPEProposer:
         study: optuna.Study = library.create_study(sampler=sampler, direction="maximize")
         for one in self.history:
             state = states.RUNNING if not one.done else states.FAIL if one.metric is None else states.COMPLETE
-            distributions = _distributions(library, named, one.picks)
-            study.add_trial(library.trial.create_trial(state=state, value=one.metric, params=one.picks, distributions=distributions))
+            study.add_trial(frozen_trial(library, self.space, one.picks, one.metric, state))
         return study
 
     def _seed(self, trial: int, attempt: int) -> int:
@@ -210,26 +208,6 @@ def _optuna() -> Any:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
-
-
-def _suggest(asked: Any, name: str, key: SearchKey) -> Any:
-    """Ask an Optuna trial for a pick: an index, a quantile of a normal distribution, or a value of a range."""
-    if key.has_options:
-        return asked.suggest_categorical(name, range(len(key.args)))
-    if key.is_normal:
-        return asked.suggest_float(name, 0.0, 1.0)
-    low, high = key.bounds
-    if key.is_whole:
-        return asked.suggest_int(name, int(low), int(high), log=key.is_log, step=1 if key.is_log else int(key.step or 1))
-    return asked.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
-
-
-def _distributions(library: Any, named: Mapping[str, SearchKey], picks: Picks) -> dict[str, Any]:
-    """Return the distributions that `_suggest` asked for."""
-    asked = library.trial.FixedTrial(picks)
-    for name in picks:
-        _suggest(asked, name, named[name])
-    return dict(asked.distributions)
 
 
 def _value(key: SearchKey, pick: Any) -> Any:

@@ -145,7 +145,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
         lines.append(f"{line}  {shown_values(record.values)}")
     if summary.importance is not None:
         shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
-        method = f"{summary.importance.method.partition(':')[0]}, {summary.importance.quality}"
+        method = f"PED-ANOVA, best {summary.importance.best} of {summary.importance.trials} trials"
         lines.append(f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}")
     return [*lines, *map(str, summary.files)]
 

@@ -8,7 +8,7 @@ import torch
 
 from slm_lab.agent.net import critic_passes, direct, direct_layers
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.critic_passes import DirectCritics, GraphCritics, SeparateOutputs, StackedOutputs
+from slm_lab.agent.net.critic_passes import DirectCritics, GraphCritics, SeparatePass, StackedPass
 from slm_lab.agent.net.direct import (
     DirectActionValues,
     DirectActorCritic,
@@ -23,6 +23,7 @@ from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.linear import Products
+from slm_lab.agent.ops.passes import GraphPass
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
@@ -79,11 +80,11 @@ def test_outputs_and_gradients_are_those_of_autograd(
     found, again = passes.record(obs.numpy()), passes.record(obs.numpy())
     assert found is not None
     assert again is not None
-    near(found.params_BP, outputs[0])
-    near(found.value_B, outputs[1])
+    near(found.values[0], outputs[0])
+    near(found.values[1], outputs[1])
     found.backward(grad_params.numpy().copy(), grad_value.numpy().copy())
     again = again.select(slice(150)).select(some)
-    assert again.params_BP.shape == (3, 3)
+    assert again.values[0].shape == (3, 3)
     again.backward(grad_params.numpy()[some], grad_value.numpy()[some])
     near(flat.grad, expected)
 
@@ -109,11 +110,10 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: p
         monkeypatch.setattr(direct, "DIRECT", on)
         agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
         passes: list[Any] = []
-        record = agent.algorithm.record
-        agent.algorithm.record = lambda obs, own=record, seen=passes: seen.append(own(obs)) or seen[-1]
+        forward = agent.algorithm.forward
+        agent.algorithm.forward = lambda batch, own=forward, seen=passes: seen.append(own(batch)) or seen[-1]
         metrics = agent.update()
-        assert passes
-        assert all((one is not None) == on for one in passes)
+        assert {type(one) for one in passes} == {direct.DirectPass if on else GraphPass}
         after.append((metrics.loss, metrics.grad_norm, agent.weights()))
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-5)
     for name, value in after[0][2].items():
@@ -196,12 +196,12 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
     ours, graph = DirectCritics.of(critics), GraphCritics(critics)
     assert ours is not None
     found, expected = ours.record(obs, actions), graph.record(obs, actions)
-    assert type(found) is (SeparateOutputs if apart or isinstance(critics, SeparateCritics) else StackedOutputs)
-    near(found.out, expected.out)  # type: ignore[arg-type]
+    assert type(found) is (SeparatePass if apart or isinstance(critics, SeparateCritics) else StackedPass)
+    near(found.values[0], expected.values[0])
     grads = []
     for one in (found, expected):
         flat.grad.fill_(0.5)  # gradients add up
-        one.backward(torch.ones_like(one.out).cumsum(1))  # type: ignore[arg-type]
+        one.backward(torch.ones_like(one.values[0]).cumsum(1))
         grads.append(flat.grad.clone())
     near(grads[0], grads[1])
     if actions is None:
@@ -242,8 +242,8 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
     for rows in (21, 8, 1, 21, 8, 21):
         obs, actions = 3.0 + torch.randn(rows, 5), torch.randn(rows, 2) if action is CONTINUOUS else None
         found, expected = ours.record(obs, actions), graph.record(obs, actions)
-        near(found.out, expected.out)  # type: ignore[arg-type]
-        weights = torch.randn(expected.out.shape)
+        near(found.values[0], expected.values[0])
+        weights = torch.randn(expected.values[0].shape)
         for one in (found, expected):
             one.backward(weights.clone())  # type: ignore[attr-defined]
         near(flat.grad, other.grad)
@@ -291,7 +291,7 @@ def test_values_of_the_actions_taken(rows: int) -> None:
     grad = flat.grad.clone()
     flat.grad.zero_()
     found = DirectActionValues(mlp, obs, action)
-    near(found.out, expected)
+    near(found.values[0], expected)
     found.backward(grad_q.numpy())
     near(flat.grad, grad)
 
@@ -337,7 +337,7 @@ def test_an_actor_alone_has_values_of_zero() -> None:
     assert passes is not None
     found = passes.record(obs.numpy())
     assert found is not None
-    assert not found.value_B.any()
+    assert not found.values[1].any()
     grad_params = torch.randn(150, 3)
     net.actor(obs).backward(grad_params)
     expected = flat.grad.clone()
@@ -361,7 +361,7 @@ def test_products_in_bfloat16_are_near() -> None:
     grad = flat.grad.clone()
     flat.grad.zero_()
     found = DirectOutputs(mlp, obs)
-    near(found.out, expected, 2e-2)
+    near(found.values[0], expected, 2e-2)
     found.backward(grad_out.clone())
     assert float((flat.grad - grad).norm() / grad.norm()) < 5e-2
 
@@ -375,6 +375,6 @@ def test_numbers_that_are_not_finite_raise_no_warning(recwarn: pytest.WarningsRe
         with silent():
             found = passes.record(obs.numpy())
             assert found is not None
-            found.backward(found.params_BP.copy(), found.value_B.copy())
+            found.backward(found.values[0].copy(), found.values[1].copy())
         assert not flat.grad.isfinite().all()
     assert not recwarn.list

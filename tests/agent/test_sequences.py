@@ -160,7 +160,7 @@ def test_values_and_targets_by_hand(name: str, cell: str) -> None:
     found = there(memory, history)
     batch = memory.batch(np.array([place(memory, n, k) for n, k in found]))
     values, target_B = algorithm._unrolled(batch)
-    q_B = tensor(values.out)
+    q_B = tensor(values.values[0])
     cut = 0
     for m, (n, k) in enumerate(found):
         rows = history[n][k + 3 : k + memory.window]
@@ -193,7 +193,7 @@ def test_an_episode_end_separates() -> None:
             out = ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32))
             memory.add(obs, np.array([t == 2]), np.full((1, 5), 0.3, np.float32), out, step)
         values, target_B = algorithm._unrolled(memory.batch(np.array([0])))
-        results.append((tensor(values.out), target_B))
+        results.append((tensor(values.values[0]), target_B))
     (q, target), (other_q, other_target) = results
     assert not torch.allclose(q[:2], other_q[:2])
     assert not torch.allclose(target[:2], other_target[:2])
@@ -212,7 +212,7 @@ def test_burn_in_reaches_the_loss_through_the_state_only() -> None:
     def gradient(batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         algorithm.net.zero_grad()
         values, _ = algorithm._unrolled(batch)
-        q_B = tensor(values.out)
+        q_B = tensor(values.values[0])
         values.backward(2.0 * q_B)
         return q_B, torch.cat([p.grad.flatten() for p in algorithm.net.parameters() if p.grad is not None])
 
@@ -293,7 +293,7 @@ def test_the_step_weighs_sequences_and_tells_errors() -> None:
     batch = memory.batch(np.array([0, 3, 4]), np.array([1.0, 0.5, 0.25], np.float32))
     with torch.no_grad():
         values, target_B = algorithm._unrolled(batch)
-    error_LM = (target_B - tensor(values.out)).view(4, 3)
+    error_LM = (target_B - tensor(values.values[0])).view(4, 3)
     algorithm.meter.begin()
     algorithm._step(batch)
     expected = (error_LM.square().mean(0) * torch.tensor([1.0, 0.5, 0.25])).mean()

@@ -15,11 +15,12 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.target import TargetNet
-from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, GraphOutputs, Outputs, direct_actor
+from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, direct_actor
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
+from slm_lab.agent.ops.passes import GraphPass, Pass
 from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.acting import fast_values
@@ -124,28 +125,28 @@ class QLearning(ValueLearning):
         direct = direct_actor(self.net.actor_body, self.net.actor_head) if plain else None
         return FastPass(direct, self._guard)
 
-    def _action_values(self, batch: Transitions) -> Outputs:
+    def _action_values(self, batch: Transitions) -> Pass:
         """Return the pass whose outputs are Q(s, a) [B], or [B, D] for a multi-discrete action with D components."""
         direct = self._direct.get()
         if direct is None:
-            return GraphOutputs(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
+            return GraphPass(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
         return DirectActionValues(direct, batch.obs_B, batch.action_B)
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
         target_B: Tensor | np.ndarray
         if isinstance(batch, SequenceBatch):
-            values, target_B = self._unrolled(batch)
+            outputs, target_B = self._unrolled(batch)
         else:
             target_B = self._targets(batch)
-            values = self._action_values(batch)
-        q_B: Any = values.out
+            outputs = self._action_values(batch)
+        (q_B,) = outputs.values
         weight_B = batch.weight_B  # arXiv:1511.05952, Algorithm 1, line 13
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
         weights = None if weight_B is None else like(q_B, weight_B)
         loss, grad_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
-        values.backward(grad_q_B)
+        outputs.backward(grad_q_B)
         if self.memory.prioritized:
             error_B = tensor(target_B) - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
@@ -174,7 +175,7 @@ class QLearning(ValueLearning):
             reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (batch.reward_B, batch.terminated_B))
         return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
 
-    def _unrolled(self, batch: SequenceBatch) -> tuple[Outputs, Tensor]:
+    def _unrolled(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return Q(s, a) and targets [B] over sequences; each net begins from the stored state with its own burn-in.
 
         Kapturowski et al. 2019 (R2D2), section 3; with the plain return of one step and rewards as they are.
@@ -187,7 +188,7 @@ class QLearning(ValueLearning):
                 lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(self._target_unrolled(batch)))
             )
         q_B = action_value(self._each(batch.now(q_SA)), batch.action_B)
-        return GraphOutputs(q_B), self._bootstrapped(batch, next_value_B)
+        return GraphPass(q_B), self._bootstrapped(batch, next_value_B)
 
     def _target_unrolled(self, batch: SequenceBatch) -> Tensor:
         assert self.target is not None

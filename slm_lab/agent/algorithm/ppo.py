@@ -56,7 +56,7 @@ class PPO(PolicyGradient):
     def _with_advantages(self, rollout: Rollout) -> tuple[Batch, float]:
         """Return the rollout with advantages Â (eq. 11) and value targets, and the variance of returns that the critic explains."""
         spec, valid_TN = self.spec, rollout.valid_TN
-        values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
+        values = critic_outputs(self.net, rollout, self.seq_len, spec.with_vtrace, self.state_values)
         value_TN = values.output_TN
         rows = (rollout.reward_TN, value_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN)
         if spec.with_vtrace:  # not weighted by ρ: the surrogate contains the ratio to the policy that acted
@@ -79,11 +79,9 @@ class PPO(PolicyGradient):
             batch = replace(batch, advantage_B=self.percentile(batch.advantage_B))
         if self.deviation is not None:
             self.deviation.update(symlog(batch.target_B) if spec.symlog else batch.target_B)
-        if self.objective is None or spec.clip_vloss or spec.symlog:
-            terms = self._objective(*batch.forward(self.net), batch, clip_eps, entropy_coef)
-        else:  # the same in closed form
-            terms = self.closed_form(batch, Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std))
-        self.meter.add_terms(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
+        coefs = Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std)
+        terms = self.add_gradient(batch, lambda params, value: self._objective(params, value, batch, clip_eps, entropy_coef), coefs)
+        self.meter.report_loss(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B
 
@@ -104,6 +102,10 @@ class PPO(PolicyGradient):
         if self.spec.clip_vloss:
             return clipped_value_loss(value_B, old_value_B, target_B, clip_eps)
         return self.value_loss(self.scaled(value_B), self.scaled(target_B))
+
+    @property
+    def has_closed_form(self) -> bool:
+        return not (self.spec.clip_vloss or self.spec.symlog)
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "percentile": self.percentile}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.common.value_scale import standardize_valid
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs
+from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -25,7 +27,7 @@ class Reinforce(PolicyGradient):
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: the return of a truncated episode ends there
-        values = critic_outputs(self.net, rollout, self.seq_len)
+        values = critic_outputs(self.net, rollout, self.seq_len, critic=self.state_values)
         return_TN = discounted_returns(rollout.reward_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN, self.spec.gamma)
         if self.spec.center_return:
             return_TN = return_TN - return_TN[rollout.valid_TN].mean()
@@ -33,13 +35,12 @@ class Reinforce(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
-        entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
-        if self.objective is not None:  # the same in closed form
-            terms = self.closed_form(batch, Coefs(0.0, entropy_coef, self.spec.policy_loss_coef), weight)
-            self.meter.add_terms(terms.loss, weight, entropy=terms.entropy)
-            return
-        params_BP, _ = batch.forward(self.net)
-        logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
-        entropy = entropy_B.mean()
-        policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        self.meter.add(self.spec.policy_loss_coef * policy_loss - entropy_coef * entropy, weight, entropy=entropy)
+        coefs = Coefs(0.0, self.entropy_schedule.value(self.clock.global_frame), self.spec.policy_loss_coef)
+
+        def objective(params_BP: Tensor, value_B: Tensor) -> Terms:
+            logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
+            policy_loss, entropy = policy_gradient_loss(logp_B, batch.advantage_B), entropy_B.mean()
+            return Terms(coefs.policy * policy_loss - coefs.entropy * entropy, policy_loss, 0.0, entropy, logp_B.detach())
+
+        terms = self.add_gradient(batch, objective, coefs, weight)
+        self.meter.report_loss(terms.loss, weight, entropy=terms.entropy)

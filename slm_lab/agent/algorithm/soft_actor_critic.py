@@ -19,14 +19,15 @@ from slm_lab.agent.algorithm.common.regression_losses import LossAndGradient, Va
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.critic_passes import CriticOutputs, DirectCritics, GraphCritics, direct_critics
-from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, GraphOutputs, Outputs, direct_actor
+from slm_lab.agent.net.critic_passes import CriticPass, DirectCritics, GraphCritics, direct_critics
+from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, direct_actor
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
 from slm_lab.agent.ops.losses import symlog
+from slm_lab.agent.ops.passes import GraphPass, Pass
 from slm_lab.agent.ops.targets import action_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
@@ -129,12 +130,12 @@ class SoftActorCritic(Algorithm):
         critics = direct_critics(self.critics, self.trainer.flat)
         return actor, critics, None if self.target is None else direct_critics(self.target.net, self.trainer.flat, data=True)
 
-    def _actor(self, obs_B: Tensor) -> Outputs:
+    def _actor(self, obs_B: Tensor) -> Pass:
         """Return the pass whose outputs are the distribution's parameters [B, P]."""
         direct = self._direct[0].get()
-        return GraphOutputs(self.net.actor(obs_B)) if direct is None else DirectOutputs(direct, obs_B)
+        return GraphPass(self.net.actor(obs_B)) if direct is None else DirectOutputs(direct, obs_B)
 
-    def _q(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> CriticOutputs:
+    def _q(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> CriticPass:
         """Return the pass whose outputs are the critics' values: [C, B] of actions, [C, B, A] without any."""
         return (self._direct[1].get() or self._graph).record(obs_B, action_B, for_action_grad)
 
@@ -145,7 +146,7 @@ class SoftActorCritic(Algorithm):
         assert target is not None
         assert fast is not None
         direct = fast.get(learn=False)
-        return target.net(obs_B, action_B) if direct is None else tensor(direct.record(obs_B, action_B).out)
+        return target.net(obs_B, action_B) if direct is None else tensor(direct.record(obs_B, action_B).values[0])
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
         """Take a gradient step of the critics. Returns their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
@@ -175,28 +176,28 @@ class SoftActorCritic(Algorithm):
         loss, grad_CB = self.value_loss.with_gradient(symlog(q_CB), symlog(target_B).expand_as(q_CB), len(target_B), weight_B)
         return LossAndGradient(loss, grad_CB / (1.0 + q_CB.abs()))  # the derivative of symlog
 
-    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticOutputs, Tensor, Tensor]:
+    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, and its outputs for s and those for s': [C, B] of actions, [C, B, A] without any."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
             passed = self._q(batch.obs_B, action_BD)
-            return passed, tensor(passed.out), self._next_q(batch.next_obs_B, next_action_BD)
+            return passed, tensor(passed.values[0]), self._next_q(batch.next_obs_B, next_action_BD)
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
         passed = self._q(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
-        q, next_q = tensor(passed.out).split(len(batch.obs_B), dim=1)
+        q, next_q = tensor(passed.values[0]).split(len(batch.obs_B), dim=1)
         return passed, q, next_q
 
-    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticOutputs, Tensor, Tensor]:
+    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
         with torch.no_grad():
-            next_action = self._sample(self._actor(batch.next_obs_B).out)
+            next_action = self._sample(self._actor(batch.next_obs_B).values[0])
         passed, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
         return passed, q_CB, self.reduce(next_q_CB) - alpha * tensor(next_action.logp_B)  # eq. 3
 
-    def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticOutputs, Tensor, Tensor]:
+    def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
         with torch.no_grad():
-            next_logp_BA = F.log_softmax(tensor(self._actor(batch.next_obs_B).out), dim=1)
+            next_logp_BA = F.log_softmax(tensor(self._actor(batch.next_obs_B).values[0]), dim=1)
         passed, q_CBA, next_q_CBA = self._values(batch, None)
         next_q_BA = self.reduce(next_q_CBA)
         return passed, q_CBA, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
@@ -216,9 +217,9 @@ class SoftActorCritic(Algorithm):
     def _continuous_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
         actor = self._actor(batch.obs_B)
-        sample = self._sample(actor.out)
+        sample = self._sample(actor.values[0])
         critics, B = self._q(batch.obs_B, tensor(sample.action_BD), for_action_grad=True), len(batch.obs_B)
-        q_CB = tensor(critics.out)
+        q_CB = tensor(critics.values[0])
         grad_action_BD = critics.action_grad(self._reduction_gradient(q_CB).mul_(-1.0 / B))
         grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
         actor.backward(grad_params_BP)
@@ -240,7 +241,7 @@ class SoftActorCritic(Algorithm):
         q_CBA are the values before the critics' step: another pass through the critics would take a fifth of an update.
         """
         actor, B = self._actor(batch.obs_B), len(batch.obs_B)
-        logp_BA, q_BA = F.log_softmax(tensor(actor.out), dim=1), self.reduce(q_CBA)
+        logp_BA, q_BA = F.log_softmax(tensor(actor.values[0]), dim=1), self.reduce(q_CBA)
         p_BA = logp_BA.exp()
         entropy_B = -(p_BA * logp_BA).sum(1)
         cost_BA = alpha * logp_BA - q_BA

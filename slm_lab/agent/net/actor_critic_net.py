@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -47,11 +45,7 @@ class ActorCriticNet(nn.Module):
 
     Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
     algorithms without one; its value is then 0.
-
-    `fast_values` returns what `critic` does faster, where no gradient is needed, or None if it cannot; it is set by the algorithm.
     """
-
-    fast_values: Callable[[Tensor], Tensor | None] | None = None
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
@@ -95,10 +89,6 @@ class ActorCriticNet(nn.Module):
         """State values [B]; feed-forward nets only."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
-        if self.fast_values is not None and not torch.is_grad_enabled():
-            value_B = self.fast_values(obs_B)
-            if value_B is not None:
-                return value_B
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.net import direct
-from slm_lab.agent.net.direct import DirectMLP, GraphOutputs, Outputs, with_gradient
+from slm_lab.agent.net.direct import DirectMLP
 from slm_lab.agent.net.direct_layers import DirectLayer, gradients
 from slm_lab.agent.net.fused import ACTIVATIONS, chain
 from slm_lab.agent.net.q_critics import QCritic, QCritics, SeparateCritics, StackedCritics
 from slm_lab.agent.net.validity import FastPass, Guard, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32
+from slm_lab.agent.ops.passes import GraphPass, Pass, with_gradients
 
 
-class CriticOutputs(Outputs, Protocol):
+class CriticPass(Pass, Protocol):
     """Values of C critics: [C, B] of actions, [C, B, A] without any."""
 
     def action_grad(self, grad: Tensor, /) -> Tensor:
@@ -32,10 +33,10 @@ class GraphCritics:
     def __init__(self, critics: QCritics) -> None:
         self.critics, self._params = critics, list(critics.parameters())
 
-    def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> GraphCriticOutputs:
+    def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> GraphCriticPass:
         """Compute values. Args: for_action_grad: prepare `action_grad` in place of `backward`."""
         if not for_action_grad:
-            return GraphCriticOutputs(self.critics(obs_B, action_B), None)
+            return GraphCriticPass(self.critics(obs_B, action_B), None)
         assert action_B is not None
         leaf_B = action_B.detach().requires_grad_()
         trained = [parameter for parameter in self._params if parameter.requires_grad]
@@ -44,10 +45,10 @@ class GraphCritics:
         values = self.critics(obs_B, leaf_B)
         for parameter in trained:
             parameter.requires_grad_()
-        return GraphCriticOutputs(values, leaf_B)
+        return GraphCriticPass(values, leaf_B)
 
 
-class GraphCriticOutputs(GraphOutputs):
+class GraphCriticPass(GraphPass):
     """Values of critics, with their graph."""
 
     def __init__(self, values: Tensor, action_B: Tensor | None) -> None:
@@ -56,7 +57,7 @@ class GraphCriticOutputs(GraphOutputs):
 
     def action_grad(self, grad: Tensor) -> Tensor:
         assert self._action_B is not None
-        return torch.autograd.grad(with_gradient(self._graph, grad), self._action_B)[0]
+        return torch.autograd.grad(with_gradients(self.graph, [grad]), self._action_B)[0]
 
 
 APART = 2**22
@@ -74,14 +75,14 @@ class DirectCritics:
         self.stack, self.each = stack, each
         self.apart_rows = 0 if stack is None else -(-APART // max(layer.params[0].numel() for layer in each[0].layers))
 
-    def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> StackedOutputs | SeparateOutputs:
+    def record(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> StackedPass | SeparatePass:
         """Compute values."""
         obs_BD = obs_B.flatten(1)
         x_BI = obs_BD if action_B is None else torch.cat((obs_BD, action_B), dim=1)
         actions = 0 if action_B is None else action_B.shape[1]
         if self.stack is not None and len(x_BI) < self.apart_rows:
-            return StackedOutputs(self.stack, x_BI.expand(len(self.each), -1, -1), actions)
-        return SeparateOutputs(self.each, x_BI, actions)
+            return StackedPass(self.stack, x_BI.expand(len(self.each), -1, -1), actions)
+        return SeparatePass(self.each, x_BI, actions)
 
     @staticmethod
     def of(critics: QCritics) -> DirectCritics | None:
@@ -124,14 +125,14 @@ def _separate(critics: SeparateCritics, index: int) -> DirectMLP | None:
     return DirectMLP.from_modules([*chain(critic.body.layers), critic.head], critic.body.products)
 
 
-class StackedOutputs:
+class StackedPass:
     """Values of critics that are computed as one stack."""
 
     def __init__(self, stack: DirectMLP, x_CBI: Tensor, actions: int) -> None:
         self._net, self._actions = stack, actions
         self._values = stack.forward(x_CBI.numpy())
         out_CBA = torch.from_numpy(self._values[-1])
-        self.out: Tensor | np.ndarray = out_CBA.squeeze(2) if actions else out_CBA
+        self.values: tuple[Tensor | np.ndarray] = (out_CBA.squeeze(2) if actions else out_CBA,)
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         self._net.backward(self._values, array(grad).reshape(self._values[-1].shape))
@@ -143,14 +144,14 @@ class StackedOutputs:
         return torch.from_numpy(grad_action_CBD).sum(0)
 
 
-class SeparateOutputs:
+class SeparatePass:
     """Values of critics that were computed one after the other."""
 
     def __init__(self, nets: Sequence[DirectMLP], x_BI: Tensor, actions: int) -> None:
         self._nets, self._actions = nets, actions
         self._values = [net.forward(x_BI.numpy()) for net in nets]
         out_CBA = torch.from_numpy(np.stack([values[-1] for values in self._values]))
-        self.out: Tensor | np.ndarray = out_CBA.squeeze(2) if actions else out_CBA
+        self.values: tuple[Tensor | np.ndarray] = (out_CBA.squeeze(2) if actions else out_CBA,)
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         for net, values, own in zip(self._nets, self._values, array(grad), strict=True):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -93,9 +92,9 @@ class DirectPass:
         self._nets = (actor,) if critic is None else (actor, critic)
         self._rows: slice | np.ndarray | None = None
         self._values = [net.forward(obs_BD) for net in self._nets]
-        self.params_BP = self._values[0][-1]
-        self.value_B = np.zeros(len(obs_BD), np.float32) if critic is None else self._values[1][-1][:, 0]
-        """Distribution parameters and state values."""
+        value_B = np.zeros(len(obs_BD), np.float32) if critic is None else self._values[1][-1][:, 0]
+        self.values = self._values[0][-1], value_B
+        """Distribution parameters [B, P] and state values [B]."""
 
     def select(self, rows: slice | np.ndarray) -> DirectPass:
         """Return the same pass with the outputs of some rows. The gradient of the others is 0."""
@@ -105,7 +104,7 @@ class DirectPass:
         else:
             own = np.arange(len(self._values[0][0]))[self._rows] if isinstance(self._rows, slice) else self._rows
             one._rows = own[rows]
-        one.params_BP, one.value_B = self.params_BP[rows], self.value_B[rows]
+        one.values = self.values[0][rows], self.values[1][rows]
         return one
 
     def backward(self, grad_params_BP: np.ndarray, grad_value_B: np.ndarray) -> None:
@@ -141,39 +140,10 @@ class DirectActorCritic:
         """Return the pass over observations."""
         return DirectPass(self.actor, self.critic, obs_BD)
 
-    def values(self, obs_B: Tensor) -> Tensor | None:
-        """Return the critic's values [B]; None without a critic."""
-        if self.critic is None:
-            return None
+    def values(self, obs_B: Tensor) -> Tensor:
+        """Return the critic's values [B]."""
+        assert self.critic is not None
         return torch.from_numpy(self.critic.forward(obs_B.numpy())[-1][:, 0])
-
-
-class Outputs(Protocol):
-    """Outputs of a forward pass."""
-
-    out: Tensor | np.ndarray
-    """Carries no graph."""
-
-    def backward(self, grad: Tensor | np.ndarray, /) -> None:
-        """Add the gradients of the weights, given those of the outputs, which may be modified. Call at most once."""
-
-
-class GraphOutputs:
-    """Outputs of an autograd graph."""
-
-    def __init__(self, out: Tensor) -> None:
-        self._graph = out
-        self.out: Tensor | np.ndarray = out.detach()
-
-    def backward(self, grad: Tensor | np.ndarray) -> None:
-        assert isinstance(grad, Tensor)
-        if self._graph.requires_grad:  # else all parameters are frozen
-            with_gradient(self._graph, grad).backward()
-
-
-def with_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """Return a scalar whose gradient with respect to x is `grad`. (If `backward` is given `grad`, torch imports sympy, 0.5 s.)"""
-    return torch.dot(x.reshape(-1), grad.reshape(-1))
 
 
 class DirectOutputs:
@@ -181,7 +151,7 @@ class DirectOutputs:
 
     def __init__(self, net: DirectMLP, x_BI: Tensor) -> None:
         self._net, self._values = net, net.forward(x_BI.numpy())
-        self.out: Tensor | np.ndarray = self._values[-1]
+        self.values: tuple[Tensor | np.ndarray] = (self._values[-1],)
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         self._net.backward(self._values, array(grad))
@@ -193,7 +163,7 @@ class DirectActionValues(DirectOutputs):
     def __init__(self, net: DirectMLP, obs_BD: Tensor, action_B: Tensor) -> None:
         super().__init__(net, obs_BD)
         self._place = np.arange(len(obs_BD)), action_B.numpy()
-        self.out = self._values[-1][self._place]
+        self.values = (self._values[-1][self._place],)
 
     def backward(self, grad: Tensor | np.ndarray) -> None:
         grad_q_BA = np.zeros_like(self._values[-1])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import array, equal_numbers, silent
+from slm_lab.agent.ops.arrays import array, equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
@@ -25,12 +25,17 @@ class Terms(NamedTuple):
     """An objective and what it is made of."""
 
     loss: Tensor | float
-    """To be minimised; a number if its gradient has been propagated."""
+    """To be minimised; a tensor with a graph where autograd computes the gradient."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
     logp_B: Tensor
     """log π(a|s) [B]."""
+
+    def loss_of(self) -> Tensor:
+        """Return the loss of terms with a graph."""
+        assert isinstance(self.loss, Tensor)
+        return self.loss
 
 
 VALUE_LIMIT = 10.0
@@ -138,7 +143,7 @@ class Objective:
         """Whether the objective has a closed form here, and its tensors are on the CPU."""
         return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
 
-    def with_gradient(
+    def __call__(
         self,
         params_BP: np.ndarray,
         value_B: np.ndarray,
@@ -173,27 +178,6 @@ class Objective:
         terms = Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B))
         return ObjectiveAndGradient(terms, grad_params_BP, error_B, grad_log_std_D)
 
-    def __call__(
-        self,
-        params_BP: Tensor,
-        value_B: Tensor,
-        action_B: Tensor,
-        old_logp_B: Tensor,
-        advantage_B: Tensor,
-        target_B: Tensor,
-        coefs: Coefs,
-    ) -> Terms:
-        """Return the objective of a minibatch; its gradient flows into `params_BP`, `value_B` and a free log_std."""
-        params, value = params_BP.detach().numpy(), value_B.detach().numpy()
-        with silent():
-            result = self.with_gradient(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
-        inputs, grads = [params_BP, value_B], [result.grad_params_BP, result.grad_value_B]
-        if result.grad_log_std_D is not None:
-            inputs.append(self.distribution.log_std)  # type: ignore[attr-defined]  # a Normal
-            grads.append(result.grad_log_std_D)
-        out: Tensor = _PrecomputedGradient.apply(result.terms.loss, grads, *inputs)
-        return result.terms._replace(loss=out)
-
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the loss of each row, and its derivative by log π(a|s)."""
@@ -212,19 +196,3 @@ def _clipped_surrogate(
     bound_B += advantage_B
     inside_B &= unclipped_B <= bound_B  # equal: only where both are 0
     return -np.minimum(unclipped_B, bound_B), -unclipped_B * inside_B
-
-
-class _PrecomputedGradient(torch.autograd.Function):
-    """A scalar whose gradients are known: its value, the gradients of the inputs as arrays, and the inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, value: float, grads: list[np.ndarray], *inputs: Tensor) -> Tensor:
-        ctx.grads = grads
-        return torch.tensor(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("the objective in closed form has no second derivative")
-        scale = np.float32(grad.item())
-        return (None, None, *(torch.from_numpy(known * scale) for known in ctx.grads))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops.arrays import A, copy, flat, like, tensor, where_true
 from slm_lab.agent.ops.device import upload
+from slm_lab.agent.ops.passes import GraphPass, RowPass
 from slm_lab.agent.rollout.rollout import Rollout
 
 MICROBATCH_BYTES = 32 * 2**20
@@ -40,14 +41,8 @@ class RolloutNet(Protocol):
         """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
 
 
-class Recorded(Protocol):
-    """Outputs of actor and critic that can be learned from without an autograd graph."""
-
-    params_BP: np.ndarray
-    value_B: np.ndarray
-
-    def select(self, rows: slice | np.ndarray, /) -> Recorded:
-        """The same for some rows."""
+Critic = Callable[[Tensor], Tensor]
+"""From observations [B, *shape] to values [B]."""
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
@@ -68,50 +63,46 @@ class Values(Generic[A]):
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: A | None
     """float32 [T, N, P]: the actor's outputs, if they were computed."""
-    learnable: tuple[Tensor, Tensor] | Recorded | None = None
-    """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`; or as they were recorded."""
+    outputs: RowPass | None = None
+    """The pass of actor and critic over the rows [T N], if it can be learned from; see `one_pass`."""
 
 
-def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
-    """Run actor and critic once, with gradients for the single step on a rollout; None if that is not possible.
+def one_pass(net: RolloutNet, rollout: Rollout[A], forward: Callable[[A], RowPass], critic: Critic) -> Values[A] | None:
+    """Run actor and critic once, for the single step on a rollout, which learns from the same pass; None if that is not possible.
 
     A recurrent net learns in sequences, and many images learn in microbatches. Rows outside the loss get a gradient of 0. Since 0 ·
     NaN is NaN, the result is None too if an observation is not finite, for example after an env has diverged.
+
+    Args: forward: from observations [B, *shape] to the pass of parameters [B, P] and values [B]. critic: as of `critic_outputs`.
     """
-    obs_B = flat(rollout.obs_TN)
-    if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
+    obs_B, shape = flat(rollout.obs_TN), rollout.reward_TN.shape
+    packed = isinstance(obs_B, Tensor) and not obs_B.is_floating_point()  # packed observations hide numbers that are not finite
+    if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or not (packed or _is_finite(obs_B)):
         return None
-    rows = rollout.reward_TN.numel()
-    params_BP, value_B = net(obs_B)
-    if not obs_B.is_floating_point() and not math.isfinite(float(value_B.detach().sum())):  # packed observations hide such numbers
+    outputs, rows = forward(obs_B), slice(math.prod(shape))
+    params_BP, value_B = outputs.values
+    if packed and not _is_finite(value_B):
         return None
-    output_TN = value_B.detach().view(rollout.obs_TN.shape[:2])
-    next_TN = _next_outputs(net, rollout, output_TN)
-    params_TNP = params_BP.detach()[:rows].view(*rollout.reward_TN.shape, -1)
-    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_TNP, (params_BP[:rows], value_B[:rows]))
+    output_TN = value_B.reshape(rollout.obs_TN.shape[:2])
+    next_TN = _next_outputs(net, rollout, output_TN, critic)
+    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_BP[rows].reshape(*shape, -1), outputs.select(rows))
 
 
-def recorded_outputs(
-    net: RolloutNet, rollout: Rollout[np.ndarray], record: Callable[[np.ndarray], Recorded | None]
-) -> Values[np.ndarray] | None:
-    """Do what `outputs_to_learn` does without a graph: `record` runs the nets over observations [B, *shape], or returns None."""
-    obs_B, rows = flat(rollout.obs_TN), rollout.reward_TN.size
-    recorded = record(obs_B) if obs_B.nbytes <= MICROBATCH_BYTES else None
-    if recorded is None or not math.isfinite(np.add.reduce(obs_B, axis=None)):
-        return None
-    output_TN = recorded.value_B.reshape(rollout.obs_TN.shape[:2])
-    params_TNP = recorded.params_BP[:rows].reshape(*rollout.reward_TN.shape, -1)
-    next_TN = _next_outputs(net, rollout, output_TN)
-    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_TNP, recorded.select(slice(rows)))
+def _is_finite(x: A) -> bool:
+    return math.isfinite(float(x.sum()))
 
 
 @torch.no_grad()
-def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
-    """Run the critic over a rollout, truncated ends included; with `actor` the actor in the same pass."""
+def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False, critic: Critic | None = None) -> Values:
+    """Run the critic over a rollout, truncated ends included; with `actor` the actor in the same pass.
+
+    Args: critic: from observations [B, *shape] to values [B], for feed-forward nets; by default net.critic.
+    """
+    critic = critic or net.critic
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
-        pairs += [net(part) if actor else (None, net.critic(part)) for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False))]
+        pairs += [net(part) if actor else (None, critic(part)) for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False))]
         output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
         states = [rollout.state_NS]
     else:
@@ -123,25 +114,25 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
             params_LNP, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
             pairs.append((params_LNP, value_LN))
         output_TN = torch.cat([value_LN for _, value_LN in pairs])
-    next_TN = _next_outputs(net, rollout, output_TN)
+    next_TN = _next_outputs(net, rollout, output_TN, critic)
     params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
     return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
-def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
+def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A, critic: Critic) -> A:
     """Return the critic's outputs of the true next observations, given those of the rows [T + 1, N]."""
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
-        next_TN[cut.t_K, cut.n_K] = like(next_TN, _cut_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
+        next_TN[cut.t_K, cut.n_K] = like(next_TN, _cut_values(net, tensor(cut.obs_K), tensor(cut.state_KS), critic))
     return next_TN
 
 
-def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
+def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor, critic: Critic) -> Tensor:
     """Return the critic's outputs [K] of the last observations of truncated episodes."""
     with torch.no_grad():
         if net.state_size == 0:
-            return net.critic(obs_K)
+            return critic(obs_K)
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
         value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
         return value
@@ -171,13 +162,14 @@ class Minibatch(Generic[A]):
     """Target of the critic's output."""
     value_B: A
     """The critic's output before the update."""
-    learnable: tuple[Tensor, Tensor] | Recorded | None = field(default=None, kw_only=True)
-    """Result of `forward`, if it was computed before."""
+    outputs: RowPass | None = field(default=None, kw_only=True)
+    """The pass of actor and critic, if it was made before."""
 
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
-        if isinstance(self.learnable, tuple):
-            return self.learnable
+        if isinstance(self.outputs, GraphPass):
+            params_BP, value_B = self.outputs.graph
+            return params_BP, value_B
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
         inputs = self.inputs
@@ -186,13 +178,15 @@ class Minibatch(Generic[A]):
 
 
 class Batch:
-    """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside."""
+    """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside.
 
-    def __init__(self, rollout: Rollout, values: Values, advantage_TN: Tensor, target_TN: Tensor, seq_len: int) -> None:
+    Arrays in place of tensors are one minibatch, of the pass in `values`.
+    """
+
+    def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
-        self.seq_len, self.learnable = seq_len, values.learnable
-        assert self.learnable is None or isinstance(self.learnable, tuple)
+        self.seq_len, self.outputs = seq_len, values.outputs
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # what decides about shapes is on the CPU
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
@@ -203,8 +197,8 @@ class Batch:
             self.transitions = int(self.columns[2].sum())
         else:
             self.columns, row_B = _transitions(rollout.valid_TN, [rollout.obs_TN[:-1], *columns])
-            if row_B is not None and self.learnable is not None:
-                self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
+            if row_B is not None and self.outputs is not None:
+                self.outputs = self.outputs.select(row_B)
             self.size = self.transitions = len(self.columns[0])
 
     def microbatches(self) -> Iterator[tuple[Minibatch, float]]:
@@ -212,8 +206,8 @@ class Batch:
 
         Mean losses weighted by these fractions have gradients that add up to that of the whole.
         """
-        if self.learnable is not None:
-            yield Minibatch(*self.columns, learnable=self.learnable), 1.0
+        if self.outputs is not None:
+            yield Minibatch(*self.columns, outputs=self.outputs), 1.0
             return
         obs = self.columns[0]
         items = microbatch_length(obs, 2 if self.recurrent else 1)
@@ -245,22 +239,6 @@ class Batch:
         place_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
         inputs = Sequences(obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), place_B)
         return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, place_B) for x in columns))
-
-
-class RecordedBatch:
-    """A rollout whose outputs were recorded, with advantages and targets: one minibatch of arrays."""
-
-    def __init__(self, rollout: Rollout[np.ndarray], values: Values[np.ndarray], advantage_TN: np.ndarray, target_TN: np.ndarray) -> None:
-        columns = [rollout.obs_TN[:-1], rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
-        columns, row_B = _transitions(rollout.valid_TN, columns)
-        assert values.learnable is not None
-        assert not isinstance(values.learnable, tuple)
-        recorded = values.learnable if row_B is None else values.learnable.select(row_B)
-        self._minibatch = Minibatch(*columns, learnable=recorded)
-
-    def microbatches(self) -> Iterator[tuple[Minibatch[np.ndarray], float]]:
-        """Yield all transitions, and their fraction: all of them."""
-        yield self._minibatch, 1.0
 
 
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:

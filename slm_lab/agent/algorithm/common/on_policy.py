@@ -1,11 +1,11 @@
-"""What the policy gradient algorithms share."""
+"""Base class of the policy gradient algorithms."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,13 +15,14 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.direct import DirectActorCritic, DirectPass
+from slm_lab.agent.net.direct import DirectActorCritic
 from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
+from slm_lab.agent.ops.passes import GraphPass, RowPass, differentiate
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Minibatch, Sequences, Values
+from slm_lab.agent.rollout.minibatch import Minibatch, Sequences, Values, one_pass
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.spec.models.schedule import Schedule
@@ -44,7 +45,6 @@ class PolicyGradient(Algorithm):
     def build(self) -> None:
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
         self.entropy_schedule = self.spec.entropy_coef_spec
-        self.net.fast_values = self._fast_values
         self.deviation = TargetDeviation() if getattr(self.spec, "normalize_v_targets", False) else None
 
     @cached_property
@@ -52,9 +52,15 @@ class PolicyGradient(Algorithm):
         """The loss in closed form; None: through autograd. Known from the first update on, when subclasses have been built."""
         squared = self.value_loss.function is F.mse_loss and type(self.value_loss) is ValueLoss
         scaled = type(self.deviation) in (type(None), TargetDeviation)
-        if not (squared and scaled and Objective.supports(self.distribution, self.device)) or self._overrides_closed_form():
+        supported = squared and scaled and Objective.supports(self.distribution, self.device)
+        if not (self.has_closed_form and supported) or self._overrides_closed_form():
             return None
         return Objective(self.distribution)
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether `ops.objective` has the loss of the spec."""
+        return True
 
     def _overrides_closed_form(self) -> bool:
         """Return whether a subclass, or this object, has another method in place of one that the closed form replaces."""
@@ -79,32 +85,53 @@ class PolicyGradient(Algorithm):
         """Actor and critic without a graph. Built at first use: `products` is set after the net is built."""
         return FastPass(DirectActorCritic.of(self.net), Guard(self.net.modules(), self.trainer.flat))
 
-    def record(self, obs_B: np.ndarray) -> DirectPass | None:
-        """Return the outputs of actor and critic for `closed_form`; None if they need autograd."""
-        direct = None if self.objective is None else self._direct.get()
-        return None if direct is None else direct.record(obs_B)
-
-    def _fast_values(self, obs_B: Tensor) -> Tensor | None:
+    def state_values(self, obs_B: Tensor) -> Tensor:
+        """Return the critic's values [B], without gradients; feed-forward nets only."""
         direct = self._direct.get(learn=False)
-        if direct is None:
-            return None
+        if direct is None or direct.critic is None:
+            return self.net.critic(obs_B)
         with silent():
             return direct.values(obs_B)
 
-    def closed_form(self, batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Return the objective of a minibatch. To be called inside `silent()`.
+    def one_pass(self, rollout: Rollout) -> Values[Any] | None:
+        """Return the outputs over a rollout from the pass that is learned from; None if values need a pass of their own.
 
-        If actor and critic run without autograd, `weight` times its gradient is added to `Parameter.grad` here, and the loss is a float.
+        That is so with layers that have modes: advantages are computed in evaluation mode.
         """
-        assert self.objective is not None
+        if self.trainer.mode_layers:
+            return None
+        direct = None if self.objective is None else self._direct.get()
+        if direct is not None:
+            return one_pass(self.net, rollout.arrays, direct.record, self.state_values)
+        return one_pass(self.net, rollout, lambda obs_B: GraphPass(*self.net(obs_B)), self.state_values)
+
+    def forward(self, batch: Minibatch[Any]) -> RowPass:
+        """Return the pass of actor and critic over a minibatch, whose values are distribution parameters [B, P] and values [B]."""
+        if batch.outputs is not None:
+            return batch.outputs
+        if self.objective is not None and not isinstance(batch.inputs, Sequences) and (direct := self._direct.get()) is not None:
+            return direct.record(array(batch.inputs))
+        return GraphPass(*batch.forward(self.net))
+
+    def add_gradient(self, batch: Minibatch[Any], objective: Callable[[Tensor, Tensor], Terms], coefs: Coefs, weight: float = 1.0) -> Terms:
+        """Add `weight` times the gradient of the objective of a minibatch to `Parameter.grad`; return its terms, to be reported.
+
+        To be called inside `silent()`.
+
+        Args:
+            objective: from distribution parameters [B, P] and values [B] to the terms, for autograd: it is called where they have no
+                closed form.
+            coefs: weights of the closed form.
+        """
+        outputs = self.forward(batch)
+        if self.objective is None:
+            terms, grads = differentiate(objective, Terms.loss_of, outputs.values, weight)
+            outputs.backward(*grads)
+            return terms._replace(loss=Terms.loss_of(terms).detach())
+        params_BP, value_B = map(array, outputs.values)
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
-        recorded = batch.learnable
-        if recorded is None and not isinstance(batch.inputs, Sequences):
-            recorded = self.record(array(batch.inputs))
-        if not isinstance(recorded, DirectPass):
-            return self.objective(*batch.forward(self.net), *rows, coefs)
-        result = self.objective.with_gradient(recorded.params_BP, recorded.value_B, *rows, coefs, weight)
-        recorded.backward(result.grad_params_BP, result.grad_value_B)
+        result = self.objective(params_BP, value_B, *rows, coefs, weight)
+        outputs.backward(result.grad_params_BP, result.grad_value_B)
         if result.grad_log_std_D is not None:
             add_gradient(self.distribution.log_std, torch.from_numpy(result.grad_log_std_D))  # type: ignore[attr-defined]  # a Normal
         return result.terms

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, prune
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.net import direct, fused, q_critics
 from slm_lab.agent.ops import objective
+from slm_lab.agent.ops.soft import reduction_gradient
 from slm_lab.agent.policy import acting
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.models.spec import Spec
@@ -337,6 +338,6 @@ def test_an_own_reduction_of_critics_is_differentiated() -> None:
     agent, _ = agent_to_change("SoftActorCritic")
     algorithm: Any = agent.algorithm
     q_CB = torch.randn(2, 6)
-    plain = algorithm._reduction_gradient(q_CB)
+    plain = reduction_gradient(algorithm.reduce, q_CB)
     algorithm.reduce = lambda q_CX: 0.5 * torch.minimum(*q_CX)
-    torch.testing.assert_close(algorithm._reduction_gradient(q_CB), 0.5 * plain)
+    torch.testing.assert_close(reduction_gradient(algorithm.reduce, q_CB), 0.5 * plain)

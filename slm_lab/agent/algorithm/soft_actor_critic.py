@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
@@ -28,6 +27,7 @@ from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
 from slm_lab.agent.ops.losses import symlog
 from slm_lab.agent.ops.passes import GraphPass, Pass
+from slm_lab.agent.ops.soft import REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
 from slm_lab.agent.ops.targets import action_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
@@ -39,18 +39,6 @@ from slm_lab.spec.report import Problem, SpecError
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Loss, entropy and gradient norm of a step of the actor."""
-
-REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "min": lambda q_CX: torch.minimum(*q_CX),
-    "mean": lambda q_CX: q_CX.mean(0),
-}
-"""The values of the two critics [2, …] as one […], by critic_reduction."""
-
-REDUCTION_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),
-    "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
-}
-"""Their derivatives with respect to the values of each critic [2, …]."""
 
 
 class SoftActorCritic(Algorithm):
@@ -197,10 +185,9 @@ class SoftActorCritic(Algorithm):
     def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
         with torch.no_grad():
-            next_logp_BA = F.log_softmax(tensor(self._actor(batch.next_obs_B).values[0]), dim=1)
+            next_params_BA = tensor(self._actor(batch.next_obs_B).values[0])
         passed, q_CBA, next_q_CBA = self._values(batch, None)
-        next_q_BA = self.reduce(next_q_CBA)
-        return passed, q_CBA, (next_logp_BA.exp() * (next_q_BA - alpha * next_logp_BA)).sum(1)  # arXiv:1910.07207, eq. 10
+        return passed, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), alpha)
 
     def _actor_step(self, batch: Transitions, q: Tensor, alpha: Tensor | float) -> ActorReport:
         """Take a gradient step of the actor, given the result of `_critic_step`. Returns the actor's loss, entropy and gradient norm."""
@@ -220,7 +207,7 @@ class SoftActorCritic(Algorithm):
         sample = self._sample(actor.values[0])
         critics, B = self._q(batch.obs_B, tensor(sample.action_BD), for_action_grad=True), len(batch.obs_B)
         q_CB = tensor(critics.values[0])
-        grad_action_BD = critics.action_grad(self._reduction_gradient(q_CB).mul_(-1.0 / B))
+        grad_action_BD = critics.action_grad(reduction_gradient(self.reduce, q_CB).mul_(-1.0 / B))
         grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
         actor.backward(grad_params_BP)
         if grad_log_std_D is not None:
@@ -228,36 +215,16 @@ class SoftActorCritic(Algorithm):
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
-    def _reduction_gradient(self, q_CB: Tensor) -> Tensor:
-        """Return the derivative of `reduce` with respect to the values of each critic [C, B]."""
-        if self.reduce is REDUCTIONS[self.reduction]:
-            return REDUCTION_GRADIENTS[self.reduction](q_CB)
-        leaf_CB = q_CB.detach().requires_grad_()
-        return torch.autograd.grad(self.reduce(leaf_CB).sum(), leaf_CB)[0]
-
     def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
 
         q_CBA are the values before the critics' step: another pass through the critics would take a fifth of an update.
         """
-        actor, B = self._actor(batch.obs_B), len(batch.obs_B)
-        logp_BA, q_BA = F.log_softmax(tensor(actor.values[0]), dim=1), self.reduce(q_CBA)
-        p_BA = logp_BA.exp()
-        entropy_B = -(p_BA * logp_BA).sum(1)
-        cost_BA = alpha * logp_BA - q_BA
-        cost_B = (p_BA * cost_BA).sum(1)
-        loss, entropy = cost_B.mean(), entropy_B.mean()
-        grad_params_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))
-        if self.spec.entropy_penalty_coef:
-            mean = entropy if self.mean_entropy is None else self.mean_entropy
-            before = torch.where(mean.isfinite(), mean, entropy)
-            loss = loss + self.spec.entropy_penalty_coef * 0.5 * (before - entropy).square()  # after arXiv:2209.10081, eq. 11
-            change = self.spec.entropy_penalty_coef * (before - entropy)
-            # ∂ H / ∂ z = −π (log π + H), with logits z
-            grad_params_BA += change * p_BA * (logp_BA + entropy_B.unsqueeze(1))
-            self.mean_entropy = torch.where(entropy.isfinite(), torch.lerp(before, entropy, 0.01), before)
-        actor.backward(grad_params_BA.div_(B))
-        return loss, entropy
+        actor, penalty = self._actor(batch.obs_B), self.spec.entropy_penalty_coef
+        found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), alpha, penalty, self.mean_entropy)
+        self.mean_entropy = found.mean_entropy
+        actor.backward(found.grad_params_BA)
+        return found.loss, found.entropy
 
     def _sample(self, params_BP: Any) -> SquashedSample:
         """Sample actions [B, D], given the distribution's parameters."""

@@ -15,7 +15,8 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net import direct, fused, q_critics
+from slm_lab.agent.net import q_critics
+from slm_lab.agent.net.passes import direct, fused
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.soft import reduction_gradient
 from slm_lab.agent.policy import acting

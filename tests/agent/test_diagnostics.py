@@ -10,7 +10,8 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net import direct, fused, q_critics
+from slm_lab.agent.net import q_critics
+from slm_lab.agent.net.passes import direct, fused
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
 from slm_lab.agent.policy import acting

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.net import critic_passes, direct, direct_layers
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.critic_passes import DirectCritics, GraphCritics, SeparatePass, StackedPass
-from slm_lab.agent.net.direct import (
+from slm_lab.agent.net.passes import critic_passes, direct, direct_layers
+from slm_lab.agent.net.passes.critic_passes import DirectCritics, GraphCritics, SeparatePass, StackedPass
+from slm_lab.agent.net.passes.direct import (
     DirectActionValues,
     DirectActorCritic,
     DirectMLP,
     DirectOutputs,
     direct_actor,
 )
-from slm_lab.agent.net.direct_layers import SMALL, SMALL_ROWS, DirectLayer
-from slm_lab.agent.net.fused import ACTIVATIONS
+from slm_lab.agent.net.passes.direct_layers import SMALL, SMALL_ROWS, DirectLayer
+from slm_lab.agent.net.passes.fused import ACTIVATIONS
+from slm_lab.agent.net.passes.validity import FastPass, Guard
 from slm_lab.agent.net.q_critics import SeparateCritics, build_critics
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.ops.passes import GraphPass

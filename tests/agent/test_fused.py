@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net import fused
 from slm_lab.agent.net.body import Body, build_body
-from slm_lab.agent.net.fused import ACTIVATIONS, FEWEST, FusedChain, FusedMLP, Layer
+from slm_lab.agent.net.passes import fused
+from slm_lab.agent.net.passes.fused import ACTIVATIONS, FEWEST, FusedChain, FusedMLP, Layer
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.lib.records import ActionSpace, ObservationSpace

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.dqn import QLearning
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.net import critic_passes, direct
+from slm_lab.agent.net.passes import critic_passes, direct
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Transitions

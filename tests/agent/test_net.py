@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.in_place import IN_PLACE
+from slm_lab.agent.net.passes.in_place import IN_PLACE
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace

@@ -15,9 +15,9 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.target import TargetNet
-from slm_lab.agent.net.direct import DirectActionValues, DirectMLP, direct_actor
+from slm_lab.agent.net.passes.direct import DirectActionValues, DirectMLP, direct_actor
+from slm_lab.agent.net.passes.validity import FastPass, Guard
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.net.validity import FastPass, Guard
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.passes import GraphPass, Pass

@@ -18,10 +18,10 @@ from slm_lab.agent.algorithm.common.regression_losses import LossAndGradient, Va
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.critic_passes import CriticPass, DirectCritics, GraphCritics, direct_critics
-from slm_lab.agent.net.direct import DirectMLP, DirectOutputs, direct_actor
+from slm_lab.agent.net.passes.critic_passes import CriticPass, DirectCritics, GraphCritics, direct_critics
+from slm_lab.agent.net.passes.direct import DirectMLP, DirectOutputs, direct_actor
+from slm_lab.agent.net.passes.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import like, silent, tensor
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample

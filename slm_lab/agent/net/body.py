@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.fused import FusedMLP
 from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, init_layers, mlp
+from slm_lab.agent.net.passes.fused import FusedMLP
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ObservationSpace

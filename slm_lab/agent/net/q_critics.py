@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.fused import ACTIVATIONS, FUSED, FusedChain, Layer
 from slm_lab.agent.net.layers import activation, init_layer, init_output
-from slm_lab.agent.net.validity import Watch
+from slm_lab.agent.net.passes.fused import ACTIVATIONS, FUSED, FusedChain, Layer
+from slm_lab.agent.net.passes.validity import Watch
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import SHAPED, ConvNetSpec, MLPNetSpec, NetSpec

@@ -7,7 +7,7 @@ outputs, and the pass takes the gradient back to the weights:
     loss, *grads = objective(*outputs.values, ...)
     outputs.backward(*grads)
 
-GraphPass does so through autograd. Passes without a graph are in net/direct.py and net/critic_passes.py.
+GraphPass does so through autograd. Passes without a graph are in net/passes.
 """
 
 from __future__ import annotations

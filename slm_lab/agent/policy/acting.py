@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.in_place import IN_PLACE, InPlace
+from slm_lab.agent.net.passes.in_place import IN_PLACE, InPlace
+from slm_lab.agent.net.passes.validity import FastPass, Guard, Watch
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.net.validity import FastPass, Guard, Watch
 from slm_lab.agent.ops.device import is_asynchronous
 
 NUMPY_ACTING = True

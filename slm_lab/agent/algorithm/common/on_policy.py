@@ -15,8 +15,8 @@ from slm_lab.agent.algorithm.common.meter import GradientMeter
 from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.direct import DirectActorCritic
-from slm_lab.agent.net.validity import FastPass, Guard, add_gradient
+from slm_lab.agent.net.passes.direct import DirectActorCritic
+from slm_lab.agent.net.passes.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms

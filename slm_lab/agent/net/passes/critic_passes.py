@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.net import direct
-from slm_lab.agent.net.direct import DirectMLP
-from slm_lab.agent.net.direct_layers import DirectLayer, gradients
-from slm_lab.agent.net.fused import ACTIVATIONS, chain
+from slm_lab.agent.net.passes import direct
+from slm_lab.agent.net.passes.direct import DirectMLP
+from slm_lab.agent.net.passes.direct_layers import DirectLayer, gradients
+from slm_lab.agent.net.passes.fused import ACTIVATIONS, chain
+from slm_lab.agent.net.passes.validity import FastPass, Guard, Vector
 from slm_lab.agent.net.q_critics import QCritic, QCritics, SeparateCritics, StackedCritics
-from slm_lab.agent.net.validity import FastPass, Guard, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.agent.ops.passes import GraphPass, Pass, with_gradients

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.batch_renorm import BatchRenorm1d, corrections
-from slm_lab.agent.net.fused import Activation
+from slm_lab.agent.net.passes.fused import Activation
 from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import Products

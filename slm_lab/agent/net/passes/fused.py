@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.in_place import IN_PLACE, InPlace
-from slm_lab.agent.net.validity import Watch
+from slm_lab.agent.net.passes.in_place import IN_PLACE, InPlace
+from slm_lab.agent.net.passes.validity import Watch
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import FLOAT32, Products, bias_grad
 

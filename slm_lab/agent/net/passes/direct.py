@@ -5,7 +5,7 @@ them back. Activations and their derivatives are computed in place, and gradient
 products and activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
 
 Only sequences of linear layers, norms and activations are supported. Other nets learn through autograd, with the same interface: see
-GraphOutputs. So do nets that a user has changed: see validity.py.
+ops.passes.GraphPass. So do nets that a user has changed: see validity.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.direct_layers import ALL, AnyLayer, direct_layer, is_supported
-from slm_lab.agent.net.fused import ACTIVATIONS, Activation, chain
+from slm_lab.agent.net.passes.direct_layers import ALL, AnyLayer, direct_layer, is_supported
+from slm_lab.agent.net.passes.fused import ACTIVATIONS, Activation, chain
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, Products
 

@@ -31,11 +31,11 @@ DIAGNOSTICS = {
     "policy_loss": "loss of the policy, without the entropy bonus",
     "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`",
     "approx_kl": "estimate of the Kullback–Leibler divergence KL(π_old, π) of the policy that acted from the present one: the mean of "
-    "(r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means that "
-    "the policy changes much within one update",
+    "(r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means "
+    "that the policy changes much within one update",
     "clip_fraction": "share of transitions whose ratio is outside 1 ± ε",
-    "explained_variance": "1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that predicts a constant, below 0 for a "
-    "worse one",
+    "explained_variance": "1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that predicts a constant, below 0 for "
+    "a worse one",
     "td_error": "mean absolute temporal-difference error, |y − Q(s, a)|",
     "q_mean": "mean of Q(s, a) over the batch; a value far above the returns means overestimation",
     "critic_loss": "sum of the losses of both critics",
@@ -95,7 +95,7 @@ def _head(section: Section, name: str) -> Iterator[str]:
     implementation, doc = _implementation(section, name)
     yield f"# {name}"
     for paragraph in (inspect.getdoc(model) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")):
-        yield from ("", _with_links(" ".join(paragraph.split()))) if paragraph else ()
+        yield from ("", " ".join(paragraph.split())) if paragraph else ()
     key = section.path.removeprefix("agent.")
     yield from ("", f'- In a spec: `"{key}": {{"name": "{name}"}}`')
     if section.path == "agent.algorithm":
@@ -109,7 +109,9 @@ def _head(section: Section, name: str) -> Iterator[str]:
             yield f"- Several processes: `meta.distributed`{sampler}"
     if section.path == "agent.memory":
         algorithms = next(one for one in SECTIONS if one.path == "agent.algorithm")
-        users = [f"[{one}]({page_of(algorithms, one)})" for one, other in algorithms.models.items() if name in getattr(other, "memories", ())]
+        users = [
+            f"[{one}]({page_of(algorithms, one)})" for one, other in algorithms.models.items() if name in getattr(other, "memories", ())
+        ]
         yield f"- Algorithms: {', '.join(users)}"
     file = Path(inspect.getsourcefile(implementation) or "").resolve().relative_to(ROOT).as_posix()
     yield from (f"- Code: `{implementation.__name__}` in [`{file}`](../{file})", "")
@@ -122,11 +124,6 @@ def _implementation(section: Section, name: str) -> tuple[Any, str]:
     found = next(table[model] for table in tables if model in table)
     shared = [other for table in tables for other in table.values() if other is found]
     return found, (inspect.getdoc(found) or "") if inspect.isclass(found) and len(shared) == 1 else ""
-
-
-def _with_links(words: str) -> str:
-    """Return words with links to the papers of arXiv that they name."""
-    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", words)
 
 
 @cache
@@ -165,7 +162,7 @@ def _keys(section: Section, name: str) -> Iterator[str]:
         yield from (f"The keys of all nets are described in [Nets]({section.link}): {', '.join(f'`{key}`' for key in common)}.", "")
     for key in keys(own):
         if key not in (*common, "name"):
-            yield from (_with_links(line) for line in key_lines(own, key, "###"))
+            yield from key_lines(own, key, "###")
 
 
 def _diagnostics(section: Section, name: str) -> Iterator[str]:

@@ -258,9 +258,15 @@ def sections_of(page: str) -> list[str]:
 
 
 def relative(text: str, page: str) -> str:
-    """Return the text of a page with its links, which are relative to docs/, made relative to the page."""
+    """Return the text of a page with links to papers, and its other links, which are relative to docs/, made relative to the page."""
+    text = with_papers(text)
     up = "../" * page.count("/")
     return re.sub(r"\]\((?!\w+:|#)([^)\s]+)\)", lambda link: f"]({up}{link[1]})".replace(f"]({page}#", "](#"), text)
+
+
+def with_papers(words: str) -> str:
+    """Return words with links to the papers of arXiv that they name."""
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", words)
 
 
 def _section(section: Section) -> str:

@@ -7,9 +7,12 @@ from typing import get_type_hints
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from slm_lab import Session
 from slm_lab.agent.build import ALGORITHMS
 from slm_lab.spec.algorithm import PPOSpec
-from tests.docs.blocks import ROOT
+from slm_lab.spec.loader import load_specs
+from slm_lab.spec.text import parse_json
+from tests.docs.blocks import ROOT, blocks
 from tools import component_pages, generate, spec_reference
 from tools.schema import key_descriptions
 from tools.spec_reference import FOLDERS, SECTIONS, Section, example, keys, page_of, with_papers
@@ -90,6 +93,19 @@ def test_a_page_of_a_component_is_complete(section: Section, name: str) -> None:
     if section.path == "agent.algorithm":
         diagnostics = ALGORITHMS[section.models[name]].diagnostics  # type: ignore[index, attr-defined]
         assert [f"| `{column}` |" in text for column in diagnostics] == [True] * len(diagnostics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("section", "name"), COMPONENTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_the_example_of_a_page_can_be_built(section: Section, name: str) -> None:
+    """And it is one of the component."""
+    (block,) = (block for block in blocks(DOCS / page_of(section, name)) if block.language == "json")
+    (spec,) = load_specs(parse_json(block.text))
+    session = Session(spec).build()
+    session.close()
+    agent = session.spec.agent
+    assert agent.net is not None or name == "Random"
+    assert name in (agent.algorithm.name, agent.memory.name, getattr(agent.net, "name", ""))
 
 
 def test_code_of_equations_exists() -> None:

@@ -240,7 +240,7 @@ def text() -> str:
     others = [
         "## Names in other libraries",
         "",
-        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that tells the path here.",
+        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that names the key of slm_lab.",
         "",
     ]
     others += [

@@ -240,11 +240,11 @@ def text() -> str:
     others = [
         "## Names in other libraries",
         "",
-        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that names the key of slm_lab.",
+        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that names the key here.",
         "",
     ]
     others += [
-        "| there | here |",
+        "| name | key of slm_lab |",
         "|---|---|",
         *(f"| `{name}` | `{path.replace(' (', '` (')}{'' if ' (' in path else '`'} |" for name, path in OTHER_NAMES.items()),
     ]

@@ -20,9 +20,10 @@ from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.study_report import Row, explanation, markdown_table, study_figures, study_rows, study_settings
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import find_spec_file
-from slm_lab.spec.study import Study, entry_label, load_study
+from slm_lab.spec.load.files import find_spec_file
+from slm_lab.spec.load.study_file import load_study
+from slm_lab.spec.models.study import Study
+from slm_lab.spec.report import SpecError
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -119,7 +120,7 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 
 def _cells(study: Study, row: Row) -> list[str]:
     run = next(one for one in study.runs if (one.entry, one.env) == (row.entry, row.env))
-    entry = next(one for one in study.spec.entries if (entry_label(one), one.env) == (row.entry, row.env))
+    entry = next(one for one in study.spec.entries if (one.title, one.env) == (row.entry, row.env))
     file, _, name = entry.spec.rpartition(":")
     link = f"[{name}](../{find_spec_file(file).relative_to(ROOT)})"
     interval = "" if row.score_low is None or row.score_high is None else f"{number(row.score_low)} to {number(row.score_high)}"

@@ -33,10 +33,10 @@ from slm_lab.experiment.execute.ray.remote import RemoteActor
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
 from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
 from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib import store
 from slm_lab.lib.rng import session_seeds
@@ -90,8 +90,7 @@ def pushes(processes: int | None) -> float:
     divide_among(processes)
     with connected("local", None):
         servers = ParameterServers(start, lambda: None, lambda number: None)
-        session = Session(spec)
-        session.process = SessionProcess(store=RemoteArrays(servers.first, spec, 0, lambda: session.info))
+        session = Session(spec, context=SessionContext(store=RemoteArrays(servers.first, spec, 0, lambda: session.parts.info)))
         with looked_after(servers):
             session.build()
         trainer = session.agent.algorithm.trainer

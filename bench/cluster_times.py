@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from slm_lab.experiment.session.build import SessionProcess
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, closing
 from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 ENVS, ROWS = 4, 32
 GIGABIT = 125e6
@@ -181,8 +181,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         servers = ParameterServers(start, lambda: None, lambda number: None)
         remote = cast("_Timed", servers.first)
         remote.look = servers.look
-        session = Session(spec)
-        session.process = SessionProcess(store=RemoteArrays(remote, spec, 0, lambda: session.info))
+        session = Session(spec, context=SessionContext(store=RemoteArrays(remote, spec, 0, lambda: session.parts.info)))
         session.build()
         push_update = session.agent.algorithm.trainer.shared.push
         pushes_s: list[float] = []

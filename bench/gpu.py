@@ -36,7 +36,7 @@ from slm_lab.agent.ops import device as devices
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.lib.rng import generator_state, session_seeds, set_generator_state
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import Acting, ToyEnv
 from tests.contract.combinations import Case
 

@@ -9,9 +9,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "load_spec": "slm_lab.spec.loader:load_spec",
-    "Spec": "slm_lab.spec.spec:Spec",
-    "SpecError": "slm_lab.spec.base:SpecError",
+    "load_spec": "slm_lab.spec.load.loader:load_spec",
+    "Spec": "slm_lab.spec.models.spec:Spec",
+    "SpecError": "slm_lab.spec.models.base:SpecError",
     "Observer": "slm_lab.experiment.training.observers.base:Observer",
     "Session": "slm_lab.experiment.session.session:Session",
     "Trial": "slm_lab.experiment.run.trial:Trial",

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session.build import SessionProcess
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
-from slm_lab.spec.loader import load_spec, spec_names
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
+from slm_lab.spec.models.spec import Spec
 
 ROOT = Path(__file__).parent.parent
 SPEC_DIR = ROOT / "slm_lab" / "spec"
@@ -164,7 +165,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
     spec = load(*where, *sets)
     fd = shared_file()
     store = SharedArrays(fd, synced=spec.meta.distributed == "synced") if spec.meta.distributed else None
-    session = Session(spec, plan=Plan(mode="dev"), process=SessionProcess(store=store)).build()
+    session = Session(spec, plan=Plan(mode="dev"), context=SessionContext(store=store)).build()
     if where not in trained().values():
         session.close()
         os.close(fd)

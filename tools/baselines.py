@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, measure
 from slm_lab.lib.files import replace_file
-from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.env_ids import ATARI, KNOWN, unavailable_reason
+from slm_lab.spec.compat.env_ids import ATARI, KNOWN, unavailable_reason
+from slm_lab.spec.models.env import EnvSpec
 
 LIMIT = 60.0
 """Seconds of processor time after which FEWEST episodes suffice."""

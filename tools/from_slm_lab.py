@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slm_lab.spec.migrate import DROPPED, RENAMED
+from slm_lab.spec.compat.migrate import DROPPED, RENAMED
 from slm_lab.spec.report import show_path
 from tools.slm_lab_keys import KEYS, NEEDED, NOTES, OLD, Said
 from tools.spec_reference import SECTIONS, default_of

@@ -1,4 +1,4 @@
-"""Generate slm_lab/spec/known_envs.json: the envs of Gymnasium and ALE, and the package that each needs."""
+"""Generate slm_lab/spec/compat/known_envs.json: the envs of Gymnasium and ALE, and the package that each needs."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slm_lab.spec import torch_check
-from slm_lab.spec.base import SpecModel
-from slm_lab.spec.extension import PATTERN
-from slm_lab.spec.search import DISTRIBUTIONS
-from slm_lab.spec.spec import Spec
-from slm_lab.spec.study import StudySpec
-from slm_lab.spec.torch_check import INIT_FUNCTIONS, OPTIMIZERS, SCHEDULERS
+from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.models.extension import PATTERN
+from slm_lab.spec.models.search import DISTRIBUTIONS
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.study import StudySpec
+from slm_lab.spec.rules import torch_check
+from slm_lab.spec.rules.torch_check import INIT_FUNCTIONS, OPTIMIZERS, SCHEDULERS
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 

@@ -1,4 +1,4 @@
-"""Generate slm_lab/spec/torch_names.json: names of torch allowed in specs, with their arguments."""
+"""Generate slm_lab/spec/models/torch_names.json: names of torch allowed in specs, with their arguments."""
 
 from __future__ import annotations
 

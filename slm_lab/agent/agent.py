@@ -20,7 +20,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics
 from slm_lab.lib.rng import generator_state, set_generator_state
 from slm_lab.lib.store import Arrays, Named, Store
-from slm_lab.spec.schedule import Schedule
+from slm_lab.spec.models.schedule import Schedule
 
 
 class Agent:
@@ -166,7 +166,7 @@ class Agent:
         self._shared = None if trainer is None else trainer.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned and every random stream.
+        """Return everything learned, without what other processes train too, and every random stream.
 
         Not the replay buffer (see `replay`), and not the unfinished rollout (see `rollout_state`), which only a run whose open episodes
         continue can use.
@@ -178,15 +178,6 @@ class Agent:
         self.algorithm.load_state_dict(state["algorithm"])
         set_generator_state(self.policy.rng, state["rng"])
         self.policy.version = state["version"]
-
-    def own_state(self) -> dict[str, Any]:
-        """Return what other Sessions that train the same net do not share: random streams, and the statistics of local optimizers."""
-        return {"algorithm": self.algorithm.own_state(), "rng": generator_state(self.policy.rng)}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Load what `own_state` returned."""
-        self.algorithm.load_own_state(state["algorithm"])
-        set_generator_state(self.policy.rng, state["rng"])
 
     def pull(self) -> None:
         """Bring this process's copies up to date with shared arrays that were restored."""

@@ -27,9 +27,9 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.processor import processor
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec import algorithm as specs
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models import algorithm as specs
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 ALGORITHMS: dict[type[specs.AlgorithmSpec], Callable[..., Algorithm]] = {
     specs.RandomSpec: Random,

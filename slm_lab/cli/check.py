@@ -13,8 +13,8 @@ from slm_lab.cli.output import print_result
 from slm_lab.cli.parser import UsageError
 
 if TYPE_CHECKING:
-    from slm_lab.spec.base import Problem
-    from slm_lab.spec.spec import Spec
+    from slm_lab.spec.models.spec import Spec
+    from slm_lab.spec.report import Problem
 
 
 def check(words: list[str], arguments: Namespace) -> int:
@@ -31,9 +31,10 @@ def check(words: list[str], arguments: Namespace) -> int:
 
 
 def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
-    from slm_lab.spec.base import SpecError
-    from slm_lab.spec.loader import find_spec_file, load, notify, spec_names
-    from slm_lab.spec.variables import mark_sets
+    from slm_lab.spec.load.files import find_spec_file, spec_names
+    from slm_lab.spec.load.loader import load, notify
+    from slm_lab.spec.load.variables import mark_sets
+    from slm_lab.spec.report import SpecError
 
     try:
         loaded = load(file, words[1] if len(words) > 1 else None, arguments.set)
@@ -80,16 +81,16 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
 
 def _studies(file: str, name: str | None) -> list[str]:
     """Return the names of the studies in a file that are to be checked."""
-    from slm_lab.spec.loader import is_study, raw_entries
+    from slm_lab.spec.load.files import is_study, raw_entries
 
     return [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
 
 
 def _check_studies(file: str, names: list[str], whole_file: bool, arguments: Namespace) -> int:
     """Validate studies, and the specs beside them if the whole file is checked; list their runs, with --build with a time for all."""
-    from slm_lab.spec.base import SpecError
-    from slm_lab.spec.loader import raw_specs
-    from slm_lab.spec.study import load_study
+    from slm_lab.spec.load.files import raw_specs
+    from slm_lab.spec.load.study_file import load_study
+    from slm_lab.spec.report import SpecError
 
     if whole_file and raw_specs(file):
         _check_specs(file, [file], arguments)

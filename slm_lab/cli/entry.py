@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _exit_code(error: Exception) -> int | None:
     """Return the exit code of an error that is shown as one message; None for a defect, which gets its traceback."""
     from slm_lab.experiment.plan import TrialFailed, UserError
-    from slm_lab.spec.base import SpecError
+    from slm_lab.spec.report import SpecError
 
     match error:
         case SpecError() | UserError() | UsageError():

@@ -61,7 +61,7 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
     is_mode = len(words) > 1 and words[1].partition("@")[0] in MODES
     if len(words) > 1 and not is_mode:
         return file, words[1]
-    from slm_lab.spec.loader import spec_names
+    from slm_lab.spec.load.files import spec_names
 
     names = spec_names(file)
     if is_mode and words[1] not in names:
@@ -97,8 +97,8 @@ def _commands(mode: str) -> str:
 
 def _files_with(name: str) -> list[Path]:
     """Return the shipped spec files that contain the spec `name`, as they can be given on the command line."""
-    from slm_lab.spec.base import SpecError
-    from slm_lab.spec.loader import SPEC_FOLDER, spec_names
+    from slm_lab.spec.load.files import SPEC_FOLDER, spec_names
+    from slm_lab.spec.report import SpecError
 
     found = []
     for file in sorted(SPEC_FOLDER.rglob("*.json"), key=lambda file: (len(file.parts), file)):

@@ -101,14 +101,14 @@ def _wrapped(names: Sequence[str], width: int) -> list[str]:
 
 
 def _specs() -> Iterator[Entry]:
-    from slm_lab.spec.loader import spec_summaries
+    from slm_lab.spec.load.files import spec_summaries
 
     for file, name, algorithm, env, frames in spec_summaries():
         yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}")
 
 
 def _studies() -> Iterator[Entry]:
-    from slm_lab.spec.loader import SPEC_FOLDER, is_study, raw_entries, shipped_spec_files
+    from slm_lab.spec.load.files import SPEC_FOLDER, is_study, raw_entries, shipped_spec_files
 
     for file in shipped_spec_files():
         for name, raw in raw_entries(SPEC_FOLDER / file)[1].items():
@@ -129,8 +129,8 @@ def _frames(frames: object) -> str:
 
 
 def _algorithms() -> Iterator[Entry]:
-    from slm_lab.spec.algorithm import ALGORITHMS, ALL_ACTIONS
-    from slm_lab.spec.other_names import OTHER_ALGORITHMS
+    from slm_lab.spec.compat.other_names import OTHER_ALGORITHMS
+    from slm_lab.spec.models.algorithm import ALGORITHMS, ALL_ACTIONS
 
     for name, model in ALGORITHMS.items():
         kinds = "any actions" if model.action_kinds == ALL_ACTIONS else f"{' and '.join(model.action_kinds)} actions"
@@ -140,14 +140,14 @@ def _algorithms() -> Iterator[Entry]:
 
 
 def _nets() -> Iterator[Entry]:
-    from slm_lab.spec.net import NETS
+    from slm_lab.spec.models.net import NETS
 
     for name, model in NETS.items():
         yield Entry("", (name,), _first_sentence(model))
 
 
 def _memories() -> Iterator[Entry]:
-    from slm_lab.spec.memory import MEMORIES
+    from slm_lab.spec.models.memory import MEMORIES
 
     for name, model in MEMORIES.items():
         yield Entry("", (name, "on-policy" if model.on_policy else "off-policy"), _first_sentence(model))
@@ -158,7 +158,7 @@ def _first_sentence(model: type) -> str:
 
 
 def _envs() -> Iterator[Entry]:
-    from slm_lab.spec.env_ids import ATARI, KNOWN, current_id, kinds_here, other_ids
+    from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, kinds_here, other_ids
 
     backends = [name for name, package in (("ale", "ale_py"), ("envpool", "envpool")) if find_spec(package) is not None]
     vector = ", ".join(["native", *backends, "sync", "async"])

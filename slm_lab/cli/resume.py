@@ -12,8 +12,8 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
     from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.trial import Trial
-    from slm_lab.spec.base import SpecError
-    from slm_lab.spec.variables import mark_sets
+    from slm_lab.spec.load.variables import mark_sets
+    from slm_lab.spec.report import SpecError
 
     paths = find_run(where, name, arguments.data_dir)
     if file is not None and name is not None:
@@ -30,8 +30,8 @@ def show_differences(file: str, name: str, saved: str, saved_name: str) -> None:
     """Print the keys in which a spec differs from the saved one, which is used."""
     from slm_lab.experiment.session.resume import differences
     from slm_lab.lib.log import notice
-    from slm_lab.spec.base import SpecError
-    from slm_lab.spec.loader import load_spec
+    from slm_lab.spec.load.loader import load_spec
+    from slm_lab.spec.report import SpecError
 
     try:
         given = load_spec(file, name, for_search=False)

@@ -49,11 +49,11 @@ def _train(file: str, name: str, mode: str, arguments: Namespace) -> int:
     """Run a new trial of a spec in mode train or dev."""
     from slm_lab.experiment.plan import Plan
     from slm_lab.lib.log import notice
-    from slm_lab.spec.base import SpecError
-    from slm_lab.spec.loader import find_spec_file, load_spec
-    from slm_lab.spec.report import show_path
-    from slm_lab.spec.search import is_for_search, search_keys
-    from slm_lab.spec.variables import mark_sets, parse_sets
+    from slm_lab.spec.load.files import find_spec_file
+    from slm_lab.spec.load.loader import load_spec
+    from slm_lab.spec.load.variables import mark_sets, parse_sets
+    from slm_lab.spec.models.search import is_for_search, search_keys
+    from slm_lab.spec.report import SpecError, show_path
 
     for path in parse_sets(arguments.set).overrides:
         if is_for_search(path):
@@ -102,7 +102,8 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
     from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
     from slm_lab.experiment.files.find import find_run, tell_unfinished
     from slm_lab.experiment.plan import Plan
-    from slm_lab.spec.loader import load_spec, spec_names
+    from slm_lab.spec.load.files import spec_names
+    from slm_lab.spec.load.loader import load_spec
 
     if file is not None and name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
         load_spec(file, name)  # the error with the known names

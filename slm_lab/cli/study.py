@@ -17,7 +17,7 @@ def study(file: str | None, name: str | None, where: str, arguments: Namespace) 
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.study.study import StudyExperiment
     from slm_lab.lib.log import notice
-    from slm_lab.spec.study import load_study
+    from slm_lab.spec.load.study_file import load_study
 
     if file is None or name is None:
         raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")

@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import nearest
 
 

@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 
 
 @dataclass(frozen=True)

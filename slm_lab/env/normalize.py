@@ -10,8 +10,8 @@ import numpy as np
 
 from slm_lab.env.atari import is_preprocessed
 from slm_lab.lib.records import EnvInfo, ObservationSpace
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed
-from slm_lab.spec.env import EnvSpec
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed, several
+from slm_lab.spec.models.env import EnvSpec
 
 EPSILON = 1e-8
 """Added to a variance before its square root."""
@@ -40,6 +40,11 @@ class RunningStats:
         self.inv_std = np.ones(shape)
         """1 / std (population); 1 before the second sample."""
         self._store: Store | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether several processes share the statistics."""
+        return several(self._store)
 
     @property
     def count(self) -> int:
@@ -299,9 +304,9 @@ class Normalizers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; statistics that are missing there, or not used here, are left out."""
+        """Load what `state_dict` returned, without statistics that are not used here, or that several processes share."""
         for name, stats in self._stats.items():
-            if (saved := state.get(f"{name}_stats")) is not None:
+            if (saved := state[f"{name}_stats"]) is not None and not stats.several:
                 stats.load_state_dict(saved)
         returns = state["reward_returns"]
         if self.reward is not None and returns is not None and len(returns) == len(self.reward.return_N):

@@ -12,8 +12,8 @@ import numpy as np
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.make import find_target
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.env import EnvSpec, WrapperSpec
+from slm_lab.spec.models.env import EnvSpec, WrapperSpec
+from slm_lab.spec.report import Problem, SpecError
 
 RenderMode = Literal["human", "rgb_array"]
 

@@ -305,12 +305,12 @@ class Env:
             },
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> None:
-        """Load what state_dict() returned, with or without the statistics; call `resume` next, or `reset` to begin new episodes.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what state_dict() returned; call `resume` next, or `reset` to begin new episodes.
 
         If the backend does not expose its random streams, the envs draw from new ones, seeded by the seed and the number of loads.
         """
-        self.normalizers.load_state_dict(state if statistics else {"reward_returns": state["reward_returns"]})
+        self.normalizers.load_state_dict(state)
         set_generator_state(self._sampler, state["sampler"])
         self._resumes, self._fresh_streams, self._saved_episodes = int(state["resumes"]), True, None
         if not state["fresh"]:

@@ -12,10 +12,9 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import accepted_arguments, unexpected_argument, unknown_key_message
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.extension import ExtensionError, import_class, is_extension
-from slm_lab.spec.report import nearest
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.extension import ExtensionError, import_class, is_extension
+from slm_lab.spec.report import Problem, SpecError, nearest
 
 NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
 """Gymnasium's own wrappers."""

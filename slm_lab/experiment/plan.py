@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slm_lab.lib.limits import cores
-from slm_lab.spec.meta import MetaSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.meta import MetaSpec
+from slm_lab.spec.models.spec import Spec
 
 
 class UserError(Exception):

@@ -186,6 +186,11 @@ class Store(Protocol):
         """Overwrite the arrays with what `snapshot` returned. Raises ValueError if names or shapes differ."""
 
 
+def several(store: Store | None) -> bool:
+    """Return whether other processes train the arrays too. These are saved once, with the store, and not in the state of each part."""
+    return store is not None and store.workers > 1
+
+
 def prefixed(parts: Mapping[str, Shareable]) -> Named:
     """The arrays of several parts, each name with its part's in front: "critics/params"."""
     return {f"{prefix}/{name}": array for prefix, part in parts.items() for name, array in part.shared_arrays().items()}

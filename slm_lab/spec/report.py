@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
-from typing import Any
-
-from slm_lab.spec.base import Problem, ProblemCode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a spec."""
@@ -35,6 +34,15 @@ def value_at(raw: Any, path: Path) -> Any:
     return raw
 
 
+def flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted path and value of each key of nested dicts; an empty dict is a value."""
+    for key, value in body.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def show(value: Any) -> str:
     """Format a value as JSON, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -52,6 +60,39 @@ def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
     return lower[match[0]] if match else None
+
+
+ProblemCode = Literal["unknown", "missing", "invalid"]
+"""Kind of error: a key that no section has, a key that is required, a value that is not allowed here."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One error in a spec."""
+
+    path: str
+    """JSON path in the user's file ("agent.algorithm.gama"); "" for the file as a whole."""
+    message: str
+    """The value found, the values allowed, and the nearest of these."""
+    code: ProblemCode = "invalid"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class SpecError(ValueError):
+    """A spec is invalid; `problems` has every error found, each with its path."""
+
+    def __init__(self, source: str, problems: list[Problem]) -> None:
+        self.source = source
+        self.problems = problems
+        lines = [f"{source}: {len(problems)} problem{'s' * (len(problems) > 1)}", *(f"  {p}" for p in problems)]
+        # A lone surrogate (from "\ud800") cannot be encoded, and an error must be printable.
+        super().__init__("\n".join(lines).encode("utf-8", "backslashreplace").decode())
+
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, list[Problem]]]:
+        """Pickle the problems too."""
+        return SpecError, (self.source, self.problems)
 
 
 class Report:

@@ -13,7 +13,7 @@ from slm_lab.experiment.files.bundle import load as load_bundle
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.observers.base import Observer
 from slm_lab.lib.records import Episode
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 _MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", "lock_wait")
 """Columns that depend on the speed of the machine."""

@@ -13,7 +13,7 @@ from slm_lab.agent.build import build_agent
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 DISCRETE = ActionSpace("discrete", (3,), 1)
 CONTINUOUS = ActionSpace("continuous", (), 2)

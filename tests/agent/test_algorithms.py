@@ -15,7 +15,7 @@ from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, Acting, ToyEnv, agent_of, drive, info, spec
 
 MULTI_DISCRETE, MULTI_BINARY = ActionSpace("multi_discrete", (2, 3), 2), ActionSpace("multi_binary", (), 2)

@@ -9,7 +9,7 @@ from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
 from slm_lab.lib.records import EnvInfo
-from slm_lab.spec.net import MLPNetSpec, RecurrentNetSpec
+from slm_lab.spec.models.net import MLPNetSpec, RecurrentNetSpec
 from tests.agent.helpers import ToyEnv, info
 from tests.agent.test_memory import gather
 

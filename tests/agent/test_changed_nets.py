@@ -19,7 +19,7 @@ from slm_lab.agent.net import direct, fused, q_critics
 from slm_lab.agent.ops import objective
 from slm_lab.agent.policy import acting
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info
 
 Change = Callable[[nn.Module, nn.Sequential], Any]

@@ -25,8 +25,8 @@ from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import MLPNetSpec
+from slm_lab.spec.models.net import MLPNetSpec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import ToyEnv, agent_of, drive, drive_on, info
 from tests.agent.helpers import spec as toy_spec
 from tests.contract.combinations import Case

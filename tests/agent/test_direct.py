@@ -25,7 +25,7 @@ from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from tests.agent.helpers import drive
 from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, REINFORCE, gathered
 from tests.agent.test_soft_actor_critic import BRN

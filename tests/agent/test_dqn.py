@@ -15,8 +15,8 @@ from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, o
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import ActOut, VecStep
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, drive, info, spec
 
 EXPLORE = {"action_policy": "epsilon_greedy", "explore_var_spec": {"name": "no_decay", "start_val": 0.2}}

@@ -15,10 +15,10 @@ from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.algorithm import PPOSpec
-from slm_lab.spec.memory import OnPolicyBatchReplaySpec, ReplaySpec
-from slm_lab.spec.net import NetSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.algorithm import PPOSpec
+from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec, ReplaySpec
+from slm_lab.spec.models.net import NetSpec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import ToyEnv, drive
 from tests.contract.combinations import Case
 

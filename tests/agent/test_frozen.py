@@ -13,7 +13,7 @@ from slm_lab.agent.ops import device as devices
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.net import MLPNetSpec
+from slm_lab.spec.models.net import MLPNetSpec
 from tests.agent.test_hogwild import Stores, stores  # noqa: F401  # a fixture
 
 CASES: list[tuple[str, dict[str, Any]]] = [

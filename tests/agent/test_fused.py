@@ -15,7 +15,7 @@ from slm_lab.agent.net.fused import ACTIVATIONS, FEWEST, FusedChain, FusedMLP, L
 from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.net import MLPNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.net import MLPNetSpec, TorchArcNetSpec
 
 CONTINUOUS = ActionSpace("continuous", dim=3)
 

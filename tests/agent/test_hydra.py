@@ -13,7 +13,7 @@ from slm_lab.agent.net.body import build_body
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.net import HydraMLPNetSpec
+from slm_lab.spec.models.net import HydraMLPNetSpec
 from tests.agent.helpers import ToyEnv, agent_of, drive, info, spec
 
 VECTOR, HEADS, COMMON = ObservationSpace((4,)), [[6, 5], [7]], [8]

@@ -13,7 +13,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_critics import build_critics
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.net import NETS, NetSpec
+from slm_lab.spec.models.net import NETS, NetSpec
 from tests.agent.helpers import CONTINUOUS, DISCRETE
 
 VECTOR, IMAGE = ObservationSpace((4,)), ObservationSpace((3, 12, 12), "uint8")

@@ -22,9 +22,9 @@ from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.processor import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info, spec
 from tests.agent.test_fused import all_grads, chain_of
 

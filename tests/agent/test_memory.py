@@ -8,8 +8,8 @@ import torch
 
 from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
 from slm_lab.lib.records import ActOut, VecStep
-from slm_lab.spec.memory import OnPolicyCrossEntropySpec, OnPolicyReplaySpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec, OnPolicyReplaySpec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info, spec
 
 

@@ -14,7 +14,7 @@ from slm_lab.agent.ops.targets import action_value, by_component, double_q_value
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import MLP, RNN, ToyEnv, agent_of, drive, info, spec
 
 NVEC = (2, 3)

@@ -15,8 +15,8 @@ from slm_lab.agent.net.in_place import IN_PLACE
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import ConvNetSpec, DuelingConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.net import ConvNetSpec, DuelingConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import agent_of
 from tests.contract.combinations import Case
 

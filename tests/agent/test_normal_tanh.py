@@ -17,8 +17,8 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.report import SpecError
 
 SPEC: dict[str, Any] = {
     "agent": {

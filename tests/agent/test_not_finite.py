@@ -17,7 +17,7 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.records import VecStep
-from slm_lab.spec.net import MLPNetSpec, OptimSpec
+from slm_lab.spec.models.net import MLPNetSpec, OptimSpec
 from tests.agent.helpers import ToyEnv, agent_of, drive
 from tests.contract.combinations import Case
 

@@ -14,9 +14,9 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.optimizers import SHAPED, TORCH, FlatAdam, FlatRMSprop, build_optimizer, make_optimizer
 from slm_lab.agent.optim.schedule import SCHEDULERS, build_lr_schedule
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
-from slm_lab.spec.torch_names import LEARNING_RATES
+from slm_lab.spec.models.net import LRSchedulerSpec, MLPNetSpec, OptimSpec
+from slm_lab.spec.models.torch_names import LEARNING_RATES
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import Acting, ToyEnv, agent_of, drive
 from tests.contract.combinations import Case
 

@@ -18,9 +18,9 @@ from slm_lab.env.spaces import observation_codec
 from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.net import NETS as MODELS
-from slm_lab.spec.net import ConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.net import NETS as MODELS
+from slm_lab.spec.models.net import ConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.both_parts import BothParts
 from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info
 from tests.contract.combinations import Case

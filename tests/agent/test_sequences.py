@@ -16,12 +16,11 @@ from slm_lab.agent.ops.arrays import tensor
 from slm_lab.agent.replay.sequences import PrioritizedSequenceReplay, SequenceBatch, SequenceReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, ObservationSpace, VecStep
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.report import Report
-from slm_lab.spec.rules import check_rules, check_updates
-from slm_lab.spec.sampler import SamplerSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Report, SpecError
+from slm_lab.spec.rules.check import check_rules, check_updates
 from tests.agent.helpers import DISCRETE, MLP, RNN, ToyEnv, agent_of, info, spec
 from tests.agent.test_replay import StackEnv
 

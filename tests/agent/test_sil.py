@@ -14,9 +14,9 @@ from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info, spec
 
 UNIFORM, PRIORITIZED = ReplaySpec(name="Replay", batch_size=16), PrioritizedReplaySpec(name="PrioritizedReplay", batch_size=16)

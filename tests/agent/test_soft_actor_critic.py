@@ -22,10 +22,10 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Group
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.net import ConvNetSpec, MLPNetSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.algorithm import SoftActorCriticSpec
+from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, drive, info
 
 OBS = ObservationSpace((4,))
@@ -515,7 +515,7 @@ def test_a_shared_temperature(optim: dict[str, Any]) -> None:
     assert store.ran == ["update"]
     assert temperature.log_alpha.item() == arrays["log_alpha"][0] < 0.0
     resumed.attach(Recording(), {name: array.copy() for name, array in arrays.items()})  # type: ignore[arg-type]
-    resumed.load_own_state(copy.deepcopy(temperature.own_state()))
+    resumed.load_state_dict(copy.deepcopy(temperature.state_dict()))
     for one in (temperature, resumed):
         one.step(0.5, 0)
     assert resumed.log_alpha.item() == temperature.log_alpha.item()

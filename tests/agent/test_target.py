@@ -12,7 +12,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, info
 
 ENVS = 3

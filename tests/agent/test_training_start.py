@@ -12,8 +12,8 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, info
 
 NET = {**MLP, "batch_norm": True}

@@ -8,7 +8,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.weight_norm import LazyWeightNormLinear, WeightNormLinear
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.net import TorchArcNetSpec
+from slm_lab.spec.models.net import TorchArcNetSpec
 
 
 def test_as_torchs_parametrization() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.net import NetSpec
 
 
 class UserNetSpec(NetSpec):

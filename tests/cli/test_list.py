@@ -12,12 +12,12 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
-from slm_lab.spec import env_ids
-from slm_lab.spec.algorithm import ALGORITHMS
-from slm_lab.spec.env_ids import ATARI, KNOWN, current_id
-from slm_lab.spec.loader import spec_names, spec_summaries
-from slm_lab.spec.memory import MEMORIES
-from slm_lab.spec.net import NETS
+from slm_lab.spec.compat import env_ids
+from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id
+from slm_lab.spec.load.files import spec_names, spec_summaries
+from slm_lab.spec.models.algorithm import ALGORITHMS
+from slm_lab.spec.models.memory import MEMORIES
+from slm_lab.spec.models.net import NETS
 from tests.wording import check_wording
 
 ROOT = Path(slm_lab.__file__).parent.parent

@@ -15,10 +15,11 @@ import pytest
 
 from slm_lab.cli import main
 from slm_lab.experiment.report.run import load_run
-from slm_lab.spec.algorithm import ALGORITHMS
-from slm_lab.spec.env_ids import ATARI, KNOWN, current_id, unavailable_reason
-from slm_lab.spec.loader import load_spec, spec_summaries
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, unavailable_reason
+from slm_lab.spec.load.files import spec_summaries
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.algorithm import ALGORITHMS
+from slm_lab.spec.models.spec import Spec
 from tests.wording import check_wording
 
 HERE = [name for name in KNOWN if current_id(name) == name and unavailable_reason(name) is None]

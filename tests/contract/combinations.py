@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from slm_lab.spec.algorithm import Algorithm
-from slm_lab.spec.memory import Memory
-from slm_lab.spec.net import Net
+from slm_lab.spec.models.algorithm import Algorithm
+from slm_lab.spec.models.memory import Memory
+from slm_lab.spec.models.net import Net
+from slm_lab.spec.models.sections import members
+from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report
-from slm_lab.spec.resolve import resolve
-from slm_lab.spec.rules import check_rules
-from slm_lab.spec.spec import Spec
-from slm_lab.spec.validate import members
+from slm_lab.spec.rules.check import check_rules
+from slm_lab.spec.rules.resolve import resolve
 
 DISCRETE, CONTINUOUS = ActionSpace("discrete", (3,), 1), ActionSpace("continuous", (), 2)
 

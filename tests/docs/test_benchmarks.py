@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from bench.benchmarks import DOCS, PAGES, SHORT_TABLES, results_of, rows_of, scores, with_short_table, with_table
-from slm_lab.spec.spec import SPEC_VERSION
-from slm_lab.spec.study import differing, load_study
+from slm_lab.spec.load.study_file import differing, load_study
+from slm_lab.spec.models.spec import SPEC_VERSION
 
 
 def test_the_exercise_is_that_of_its_results() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec import differences, resolve
-from slm_lab.spec.loader import load
+from slm_lab.spec.compat import differences
+from slm_lab.spec.load.loader import load
+from slm_lab.spec.rules import resolve
 from tests.docs.blocks import ROOT, blocks
 from tools import from_slm_lab
 from tools.from_slm_lab import MODELS, table
@@ -56,7 +57,7 @@ def test_no_note_is_left_over() -> None:
 
 
 def topics() -> set[str]:
-    """The topics of all notices in slm_lab/spec/differences.py and resolve.py: the second of (path, topic, message)."""
+    """The topics of all notices in slm_lab/spec/compat/differences.py and resolve.py: the second of (path, topic, message)."""
     nodes = [node for module in (differences, resolve) for node in ast.walk(ast.parse(inspect.getsource(module)))]
     yields = [node.value for node in nodes if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "differs"]

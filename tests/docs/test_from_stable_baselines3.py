@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from slm_lab.spec.algorithm import PPOSpec
-from slm_lab.spec.other_names import OTHER_NAMES
+from slm_lab.spec.compat.other_names import OTHER_NAMES
+from slm_lab.spec.models.algorithm import PPOSpec
 from tests.docs.blocks import ROOT
 from tools.spec_reference import SECTIONS
 

@@ -19,12 +19,12 @@ from slm_lab.env.make import find_target
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.signals import STOP_SIGNALS
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
 
 ROOT = Path(__file__).parents[2]
-HEAD = "from slm_lab.env import make_env\nfrom slm_lab.spec.env import EnvSpec\n"
+HEAD = "from slm_lab.env import make_env\nfrom slm_lab.spec.models.env import EnvSpec\n"
 
 
 def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab.env import Env, make_env
 from slm_lab.env.single import register_atari
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 from tests.env.by_hand import play
 
 pytest.importorskip("ale_py")

@@ -11,7 +11,7 @@ import gymnasium as gym
 import pytest
 
 from slm_lab.experiment.report.baseline import Baseline
-from slm_lab.spec.env_ids import KNOWN
+from slm_lab.spec.compat.env_ids import KNOWN
 from tools import baselines
 
 

@@ -15,8 +15,8 @@ from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.report import SpecError
 from tests.env.test_step import build
 
 ROUNDS, QUICK = 300, 60

@@ -11,8 +11,8 @@ import pytest
 from slm_lab.env import Env, make_env
 from slm_lab.env.info import picked_numbers, row_info
 from slm_lab.lib.records import Episode
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import SpecError
 from tests.env.toys import Toy
 
 NAMES = ("won", "score", "part.depth", "part.none", "word", "absent")

@@ -16,9 +16,9 @@ from gymnasium.spaces import Text
 from slm_lab.env import BACKENDS
 from slm_lab.env.arguments import accepted_arguments, boolean_arguments
 from slm_lab.env.make import choose_backend, find_target
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import Backend as spec_backends
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import Backend as spec_backends
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import SpecError
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
 
@@ -179,9 +179,9 @@ def test_missing_packages(package: str, keys: dict[str, Any], extra: str) -> Non
 import sys
 sys.modules[{package!r}] = None
 from slm_lab.env import make_env
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import Backend as spec_backends
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.report import SpecError
+from slm_lab.spec.models.env import Backend as spec_backends
+from slm_lab.spec.models.env import EnvSpec
 try:
     make_env(EnvSpec(max_frame=1, **{keys!r}), 0).reset()
 except SpecError as error:
@@ -206,7 +206,7 @@ def test_mujoco_stays_quiet(tmp_path: Path) -> None:
     """Neither the screen nor MUJOCO_LOG.TXT shows remarks about Gymnasium's own models."""
     pytest.importorskip("mujoco")
     made = "make_env(EnvSpec(name='HalfCheetah-v5', max_frame=1), 0).reset()"
-    code = f"from slm_lab.env import make_env; from slm_lab.spec.env import EnvSpec; {made}"
+    code = f"from slm_lab.env import make_env; from slm_lab.spec.models.env import EnvSpec; {made}"
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path, env={"PYTHONPATH": str(root)}

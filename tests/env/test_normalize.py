@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from slm_lab.env import make_normalizers
 from slm_lab.env.normalize import Moments, Normalizers, RewardNormalizer, RunningStats
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import SpecError
 from tests.env.by_hand import play
 from tests.env.test_step import build, random_actions
 from tests.env.toys import PREFIX

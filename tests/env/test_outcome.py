@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from slm_lab.env import Env, InvalidOutcome, make_env
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import SpecError
 from tests.env.strange import FITTING, FITTING_STEPS, OBSERVATIONS, PREFIX, SPACES, STEPS
 
 WAYS: dict[str, dict[str, Any]] = {

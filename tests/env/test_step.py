@@ -12,7 +12,7 @@ import pytest
 
 from slm_lab.env import Env, InvalidReward, make_env
 from slm_lab.env.vec import env_seeds
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 from tests.env.by_hand import assert_same, play, play_single
 from tests.env.toys import PREFIX
 

@@ -12,8 +12,8 @@ from gymnasium import spaces
 
 from slm_lab.env import make_env
 from slm_lab.env.make import choose_backend, find_target
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import Problem, SpecError
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command
 
 

@@ -14,7 +14,7 @@ import pytest
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report import baseline
 from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, cache_folder, known_baseline, measure, measure_baseline
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 
 
 def env(name: str, **keys: Any) -> EnvSpec:

@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatc
         (b"PK half", "damaged or not a checkpoint"),
         ({"weights": torch.zeros(2)}, "is not an slm_lab checkpoint"),
         (torch.zeros(2), "is not an slm_lab checkpoint"),
-        ({"version": 3, "x": 1}, "has version 3 of the checkpoint format, and this slm_lab reads version 4"),
+        ({"version": 3, "x": 1}, "has version 3 of the checkpoint format, and this slm_lab reads version 5"),
         ({"version": state.VERSION, "x": Path("evil")}, "damaged or not a checkpoint"),
     ],
 )
@@ -160,3 +160,36 @@ def test_a_file_that_cannot_be_used_is_named(content: Any, says: str, tmp_path: 
         state.load(path)
     assert str(caught.value).startswith(f"{path} ")
     assert says in str(caught.value)
+
+
+def test_a_header_is_read_without_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what the bundle says, and survives damage to the tensors, unless every byte is to be checked."""
+    path, spec = tmp_path / "ckpt-last.pt", {"name": {"env": {"name": "é" * 300}}}
+    content = {**bundle(torch.full((1000,), 0.25)), "frames": [5, 7], "tables": {"a.csv": (3, 2**31)}, "spec": spec, "other": 1}
+    state.save(path, content)
+    loaded: list[object] = []
+    monkeypatch.setattr(torch, "load", lambda *arguments, **options: loaded.append(arguments))
+    expected = {"version": state.VERSION, "frames": [5, 7], "tables": {"a.csv": [3, 2**31]}, "spec": spec}
+    assert state.read_header(path) == state.read_header(path, check=True) == expected
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((9,), 0.25).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    assert state.read_header(path) == expected
+    with pytest.raises(state.BundleError, match="is damaged: its member"):
+        state.read_header(path, check=True)
+    assert loaded == []
+
+
+def test_a_bundle_without_a_header_is_read_whole(tmp_path: Path) -> None:
+    """A header that is too large is left out. Of one that is damaged nothing is used."""
+    path = tmp_path / "ckpt-last.pt"
+    content = {**bundle(1), "spec": {"text": random.Random(0).randbytes(200_000).hex()}}
+    state.save(path, content)
+    assert state.load(path) == content
+    assert state.read_header(path) == {"version": state.VERSION, "spec": content["spec"]}
+    state.save(path, {**bundle(1), "done": True})
+    data = bytearray(path.read_bytes())
+    data[-60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(state.BundleError, match="does not match its checksum"):
+        state.read_header(path)

@@ -25,7 +25,7 @@ from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.report.statistics import Estimate, estimate
 from slm_lab.experiment.training.observers.base import COLUMNS
-from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
 
 Rows = Sequence[float | str]
 

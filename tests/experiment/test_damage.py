@@ -29,7 +29,7 @@ from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.files import not_writable, sealed, unsealed
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.resume.runs import differing
 
 FLIPS = 200

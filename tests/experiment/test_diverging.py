@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
 

@@ -20,8 +20,9 @@ from slm_lab.experiment.run import sessions, trial
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.run.job import Job
 from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]
@@ -71,8 +72,8 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
 
         ends, paths = [], None
         for index in range(job.spec.meta.max_session):
-            session = Session(job.spec, index, job.plan, trial=job.trial, stop=job.stop).build()
-            paths = paths or job.open_run(session.choices)
+            session = Session(job.spec, index, job.plan, trial=job.trial, context=SessionContext(job.stop)).build()
+            paths = paths or job.open_run(session.parts.choices)
             session.run(LocalSink(paths, job.trial, job.emit))
             ends.append(End(index, "done"))
         return ends

@@ -26,8 +26,8 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training import evaluate
 from slm_lab.experiment.training.evaluate import play
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import SpecError
 from tests.experiment.test_load import trained
 
 

@@ -21,10 +21,10 @@ from slm_lab.experiment.session import build as session_build
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import no_beat
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.search_space import SearchSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 MakeSpec = Callable[..., Spec]
 SpecBody = Callable[..., dict[str, Any]]

@@ -25,7 +25,7 @@ from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
 from slm_lab.experiment.files.find import find_weights
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.net import NetSpec
 from tests.env.test_layout import CUE, STACK
 from tests.env.toys import Spaced
 from tests.experiment.test_load import CASES, NET, PPO, RNN, trained

@@ -18,7 +18,7 @@ from slm_lab.experiment.plan import TrialFailed, UserError
 from slm_lab.experiment.report import analyze
 from slm_lab.experiment.run import sessions as sessions_module
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
 
 ENV = "tests.experiment.faulty_env:Flawed-v0"
@@ -287,8 +287,8 @@ import json
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 from slm_lab import Trial
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.report import SpecError
+from slm_lab.spec.models.spec import Spec
 
 class Own(CartPoleEnv):
     pass

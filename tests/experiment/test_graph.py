@@ -27,7 +27,7 @@ from slm_lab.experiment.report.render_png import PNGRenderer, _legend_of, format
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.experiment.report.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
 from slm_lab.experiment.training.observers.base import COLUMNS
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 MakeSpec = Callable[..., Spec]
 

@@ -29,12 +29,12 @@ from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.build import SessionProcess
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
 FRAGILE = '''
@@ -401,20 +401,26 @@ def flat(session: Session) -> torch.Tensor:
     return trainer.flat.master
 
 
+def restarted(spec: Spec, fd: int, paths: RunPaths | None = None, sink: LocalSink | None = None) -> Session:
+    """Session 0 in the process that takes over from one that died."""
+    store = shared_arrays(spec, fd, 0, fresh=False)
+    return Session(spec, 0, sink=sink, context=SessionContext(store=store, restart=1, resumed=paths))
+
+
 def test_sessions_share_weights_and_differ_in_random_numbers() -> None:
     """A restarted process keeps what has been learned, and its count of frames; its random numbers are its own."""
     fd, spec = shared_file(), spec_of(frames=400)
-    made = [Session(spec, index, process=SessionProcess(store=shared_arrays(spec, fd, index))).build() for index in (0, 1)]
+    made = [Session(spec, index, context=SessionContext(store=shared_arrays(spec, fd, index))).build() for index in (0, 1)]
     initial = flat(made[0]).clone()
     assert torch.equal(flat(made[1]), initial)
     made[0].run()
     trained = flat(made[0]).clone()
     assert not torch.equal(trained, initial)
     made[1].close()
-    made.append(Session(spec, 0, process=SessionProcess(store=shared_arrays(spec, fd, 0, fresh=False), restart=1)).build())
+    made.append(restarted(spec, fd).build())
     assert torch.equal(flat(made[2]), trained)
     assert made[2].clock.frame == 400
-    seeds = [session.built._seed(0) for session in made]
+    seeds = [session.parts.seeds(0) for session in made]
     assert made[2].clock.frame == 400
     for name in ("act", "update", "env"):
         assert len({getattr(one, name) for one in seeds}) == 3, name
@@ -427,13 +433,13 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
     """Its new process has nothing left to do, adds no row, and counts as the old one did, with a checkpoint or from the table."""
     paths = new_run(tmp_path, "small")
     fd, spec = shared_file(), spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
-    old = Session(spec, 0, process=SessionProcess(store=shared_arrays(spec, fd, 0)))
+    old = Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0)))
     old.run(LocalSink(paths))
     modes: tuple[DataMode, ...] = ("train", "eval")
     tables = [paths.session_df(0, mode).read_bytes() for mode in modes]
     if not saved:
         paths.checkpoint(0, "last").unlink()
-    new = Session(spec, 0, process=SessionProcess(store=shared_arrays(spec, fd, 0, fresh=False), restart=1))
+    new = restarted(spec, fd, paths)
     assert new.run(LocalSink(paths)).frame == 400
     assert [paths.session_df(0, mode).read_bytes() for mode in modes] == tables
     assert (new.clock.epi, new.clock.t, new.clock.opt_step) == (old.clock.epi, old.clock.t, old.clock.opt_step)
@@ -442,17 +448,32 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
     os.close(fd)
 
 
+def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was learned is in shared memory."""
+    paths, fd, spec = new_run(tmp_path, "small"), shared_file(), spec_of(frames=400)
+    Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0))).run(LocalSink(paths))
+    path = paths.checkpoint(0, "last")
+    assert isinstance(path, Path)
+    path.write_bytes(path.read_bytes()[:300])
+    caplog.clear()
+    new = restarted(spec, fd, paths).build()
+    assert [str(path) in message for message in caplog.messages] == [True]
+    assert (new.clock.frame, new.clock.t) == (400, 200)
+    new.close()
+    os.close(fd)
+
+
 def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
     """The row that a killed process was writing is cut off, and made again where it is due, with the time since the first process began."""
     paths, fd = new_run(tmp_path, "small"), shared_file()
     half, spec = spec_of(frames=200), spec_of(frames=400)
-    killed = Session(half, 0, process=SessionProcess(store=shared_arrays(half, fd, 0)))
+    killed = Session(half, 0, context=SessionContext(store=shared_arrays(half, fd, 0)))
     killed.run(LocalSink(paths))
-    killed.process.store.arrays["clock/started_moment"][0] -= 100  # type: ignore[union-attr]  # as if it had begun 100 s earlier
+    killed.context.store.arrays["clock/started_moment"][0] -= 100  # type: ignore[union-attr]  # as if it had begun 100 s earlier
     paths.checkpoint(0, "last").unlink()
     header, row = paths.session_df(0).read_bytes().splitlines(keepends=True)
     paths.session_df(0).write_bytes(header + row.rstrip()[:-3])
-    Session(spec, 0, process=SessionProcess(store=shared_arrays(spec, fd, 0, fresh=False), restart=1)).run(LocalSink(paths))
+    restarted(spec, fd, paths).run(LocalSink(paths))
     rows = table(paths, 0)
     assert [row["frame"] for row in rows] == [200, 400]
     assert rows[0]["wall_t"] >= 100  # type: ignore[operator]
@@ -464,11 +485,9 @@ def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
     for kept in (True, False):
         paths = new_run(tmp_path, "small")
         fd, spec = shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
-        old = Session(spec, 0, process=SessionProcess(store=shared_arrays(spec, fd, 0)))
+        old = Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0)))
         old.run(LocalSink(paths))
-        new = Session(
-            spec, 0, sink=LocalSink(paths), process=SessionProcess(store=shared_arrays(spec, fd, 0, fresh=False), restart=1)
-        ).build()
+        new = restarted(spec, fd, paths, sink=LocalSink(paths)).build()
         new.begin()
         assert new.agent.replay.seen == (old.agent.replay.seen if kept else 0)
         if kept:

@@ -12,8 +12,7 @@ import torch
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.session.build import SessionProcess
-from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import shared_file
@@ -88,7 +87,7 @@ def test_every_session_of_one_net(source: RunPaths) -> None:
     """The shared weights start from the run, too."""
     spec = small("PPO", "CartPole-v1", net=NET, meta={"init_from": str(source.root), "distributed": "shared", "max_session": 2})
     store = shared_arrays(spec, shared_file())
-    session = Session(spec, process=SessionProcess(store=store)).build()
+    session = Session(spec, context=SessionContext(store=store)).build()
     session.close()
     assert all(same(bundle(source, which="best")["weights"], session.agent.weights()).values())
 
@@ -104,9 +103,7 @@ def test_a_continued_run_does_not_need_the_source(source: RunPaths, tmp_path: Pa
     continued.make_dirs()
 
     def resume() -> Session:
-        session = Session(spec, plan=Plan(), process=SessionProcess(resumed=True)).build()
-        load_session(session, continued)
-        return session
+        return Session(spec, plan=Plan(), context=SessionContext(resumed=continued)).build()
 
     first = resume()
     assert all(same(bundle(source, which="best")["weights"], first.agent.weights()).values())

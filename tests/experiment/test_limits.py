@@ -28,9 +28,9 @@ from slm_lab.experiment.training import resolve
 from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.test_observers import Rates, Rows
 
 MakeSpec = Callable[..., Spec]
@@ -101,7 +101,7 @@ def test_evaluation_takes_the_mode_if_asked(deterministic: bool, make_spec: Make
 
     session = Session(make_spec(meta={"rigorous_eval": 2, "eval_deterministic": deterministic})).build()
     learner = session.learners[0]
-    learner.stop, learner.beat = session.stop, session.process.beat
+    learner.stop, learner.beat = session.context.stop, session.context.beat
     calls: list[bool] = []
     policy_class = type(learner.agent.policy)
     act = policy_class.act

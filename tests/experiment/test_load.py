@@ -20,8 +20,8 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.models.spec import Spec
 from tests.env.toys import Spaced
 
 NET = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}

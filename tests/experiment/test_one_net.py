@@ -147,17 +147,6 @@ def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
     assert [(row.values["epi_new"], row.values["return_new"]) for row in rows[2:]] == [(3, 13.0), (0, None)]
 
 
-def test_the_state_of_an_older_version_has_no_count() -> None:
-    clock, rows = Clock(), list[Row]()
-    recorder = Recorder(clock, Rates(), 10, rows.append)
-    state = recorder.state_dict()
-    del state["episodes"]
-    recorder.load_state_dict(state | {"returns": [2.0, 4.0]})
-    clock.tick(10)
-    recorder.on_step([Episode(0, 9.0, 1)])
-    assert (rows[0].values["total_reward"], rows[0].values["epi_new"], rows[0].values["return_new"]) == (5.0, 1, 9.0)
-
-
 def test_the_wall_time_continues_after_the_rows_in_the_file() -> None:
     """A row may have been written after the state that a run is continued from."""
     clock, rows = Clock(), list[Row]()

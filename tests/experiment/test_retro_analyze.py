@@ -20,7 +20,7 @@ from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.lib.records import Episode
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command, run_while, until
 
 MakeSpec = Callable[..., Spec]

@@ -25,8 +25,8 @@ from slm_lab.experiment.report.sampler import bottleneck, pbt_figure
 from slm_lab.experiment.report.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
 from slm_lab.experiment.report.trial_figures import POLICY_FRAMES
 from slm_lab.experiment.training.observers.base import COLUMNS
-from slm_lab.spec.sampler import SamplerSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.test_graph import read_figure
 
 MakeSpec = Callable[..., Spec]

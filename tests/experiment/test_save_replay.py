@@ -18,9 +18,10 @@ from slm_lab.experiment.files.sink import LocalSink, MemorySink
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.restore import restore
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 SpecBody = Callable[..., dict[str, Any]]
 DQN = {"algorithm": {"name": "DQN", "training_frequency": 4, "training_start_step": 100}}
@@ -45,7 +46,7 @@ def saved(spec: Spec, folder: Path) -> tuple[Session, dict[str, Any]]:
 def resumed(spec: Spec, bundle: dict[str, Any]) -> Session:
     """A new Session that continues from a checkpoint."""
     session = Session(spec, sink=MemorySink()).build()
-    session.load(bundle)
+    restore(session, bundle)
     session.begin()
     session.learners[0].frames = 10**9
     return session
@@ -154,7 +155,7 @@ def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monke
     spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
     alone = Session(spec).build()
     alone.close()
-    needed = 4 * replay_module.replay_bytes(250_000, alone.info)
+    needed = 4 * replay_module.replay_bytes(250_000, alone.parts.info)
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed)
     check_builds([spec], Plan(jobs=1), "x.json")
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed - 1)

@@ -16,13 +16,14 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.run.engine import check_builds
+from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.restore import restore, state_dict
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.session.session_state import playable
 from slm_lab.experiment.training.observers.dev_checks import DevCheckError
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]
@@ -43,7 +44,7 @@ class StopAt(Stop):
 def stopped_at(frame: int, spec: Spec) -> Session:
     """A Session that is stopped at a frame."""
     stop = StopAt(frame)
-    stop.session = Session(spec, stop=stop)
+    stop.session = Session(spec, context=SessionContext(stop))
     return stop.session
 
 
@@ -80,7 +81,7 @@ def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec)
     sets = {"distributed": "synced", "max_session": 4}
     session = Session(spec.model_copy(update={"meta": spec.meta.model_copy(update=sets)}))
     assert session.run().frame == 1000
-    assert playable(session.built, session.learners[0])["global_frame"] == session.clock.frame
+    assert session.learners[0].playable()["global_frame"] == session.clock.frame
 
 
 def test_equal_seeds_give_equal_bytes_and_another_session_others(make_spec: MakeSpec, paths: RunPaths) -> None:
@@ -193,7 +194,7 @@ def test_a_stopped_evaluation_has_no_returns(make_spec: MakeSpec) -> None:
     session = Session(make_spec(meta={"rigorous_eval": 3}, env={"max_frame": 100})).build()
     session.train()
     assert len(session.learners[0].evaluate()) == 3
-    session.stop.requested = True
+    session.context.stop.requested = True
     assert session.learners[0].evaluate() == []
     session.close()
 
@@ -292,14 +293,34 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
     after = Session(family_spec(name, 2), sink=LocalSink(new_run(paths.root / "other", "small"))).build()
     try:
         after.begin()
-        assert differences(bundle, {**after.state_dict(), "done": True}), "a fresh Session has another state"
-        after.load(bundle)
+        assert differences(bundle, {**state_dict(after), "done": True}), "a fresh Session has another state"
+        restore(after, bundle)
         after.begin()
-        now = {**after.state_dict(), "done": True}
+        now = {**state_dict(after), "done": True}
         assert [path for path in differences(bundle, now) if not path.startswith(OF_THE_OTHER)] == []
         assert bundle["policies"][0]["agent"]["algorithm"], "there is something to compare"
     finally:
         after.close()
+
+
+def test_the_best_weights_on_disk_may_be_newer(make_spec: MakeSpec, paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
+    """Their value is taken from the header alone; if it cannot be read, that is a notice, and the value of the state counts."""
+    spec, best = make_spec(), paths.checkpoint(0, "best")
+    assert isinstance(best, Path)
+    with closing(LocalSink(paths)) as sink:
+        stopped_at(500, spec).run(sink)
+    last = state.load(paths.checkpoint(0, "last"))["policies"][0]["observers"]["checkpointer"]["best_value"]
+    state.save(best, {**state.load(best), "total_reward_ma": 1000.0})
+
+    def best_value() -> float:
+        with closing(Session(spec, context=SessionContext(resumed=paths)).build()) as session:
+            return session.learners[0].checkpointer.best_value
+
+    assert best_value() == 1000.0
+    assert not caplog.messages
+    best.write_bytes(best.read_bytes()[:300])
+    assert best_value() == last < 1000.0
+    assert [str(best) in message for message in caplog.messages] == [True]
 
 
 IMAGES: dict[str, Any] = {
@@ -332,14 +353,14 @@ def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_byte
         monkeypatch.setattr(agent.policy, "act", partial(counted, name="act", of=act))
         session.run()
         weights.append(agent.weights())
-        assert session.choices["threads"] == 2
+        assert session.parts.choices["threads"] == 2
     assert numbers == {("learn", 2), ("act", 1)}
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert Session(Spec.model_validate(IMAGES), plan=Plan(jobs=1)).build().choices["threads"] == 1
+    assert Session(Spec.model_validate(IMAGES), plan=Plan(jobs=1)).build().parts.choices["threads"] == 1
     three = {**IMAGES, "meta": {**IMAGES["meta"], "threads": 3}}
-    assert Session(Spec.model_validate(three)).build().choices["threads"] == 3
+    assert Session(Spec.model_validate(three)).build().parts.choices["threads"] == 3
 
 
 def test_fully_connected_layers_learn_in_one_thread(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 4)
-    assert Session(make_spec()).build().choices["threads"] == 1
+    assert Session(make_spec()).build().parts.choices["threads"] == 1

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Row
-from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink, MemorySink, complete_rows
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -78,18 +76,6 @@ def test_a_table_without_a_whole_row(text: str, paths: RunPaths) -> None:
     assert path.read_text() == f"{HEADER}\n1,1,1,1.000,1,1\n".replace("1.000", "1")
 
 
-def test_state_that_cannot_be_read_is_none_with_a_notice(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
-    sink = LocalSink(paths)
-    assert sink.load(0, "last") is None
-    sink.save(0, "last", {"version": state.VERSION, "x": torch.ones(3)})
-    assert sink.load(0, "last") is not None
-    assert not caplog.messages
-    path = paths.checkpoint(0, "last")
-    path.write_bytes(path.read_bytes()[:300])
-    assert sink.load(0, "last") is None
-    assert [str(path) in message for message in caplog.messages] == [True]
-
-
 def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths) -> None:
     """A sink of files keeps no row in memory."""
     seen: list[Event] = []
@@ -102,7 +88,7 @@ def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths)
     assert seen == events
     assert memory.table_rows(0, "train") == [{"frame": 1}]
     assert memory.table_rows(1, "train") == memory.table_rows(0, "eval") == []
-    assert (memory.load(0, "last"), memory.rows(0, "train")) == (None, [])
+    assert memory.rows(0, "train") == []
 
 
 def test_tensorboard_that_fails_is_one_notice(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.resume import read_run
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import rows
 
 BUNDLE: dict[str, Any] = {"version": state.VERSION, "weights": torch.arange(100_000.0), "names": ["a", None, 1]}

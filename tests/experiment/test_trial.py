@@ -24,8 +24,8 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command, rows, session_processes, until
 
 SpecBody = Callable[..., dict[str, Any]]

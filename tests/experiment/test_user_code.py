@@ -25,7 +25,7 @@ from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import frame_of, rows, run_while, until
 
 MakeSpec = Callable[..., Spec]

@@ -15,8 +15,8 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.observers.base import ObserverContext
 from slm_lab.lib.records import Episode, Metrics
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 MakeSpec = Callable[..., Spec]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.algorithm import ActorCriticSpec
-from slm_lab.spec.base import PositiveReal
+from slm_lab.spec.models.algorithm import ActorCriticSpec
+from slm_lab.spec.models.base import PositiveReal
 
 
 class ExponentialPGSpec(ActorCriticSpec):

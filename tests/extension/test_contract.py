@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import slm_lab
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from slm_lab.testing import SpecContract
 from tests.resume.runs import small
 

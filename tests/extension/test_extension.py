@@ -13,7 +13,7 @@ from slm_lab.experiment.events import End
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.engine import Job, run_inline
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 
 FILE = str(Path(__file__).with_name("spec.json"))
 BEST = 1.0 - 0.1 * 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm_lab.spec.base import Positive, PositiveReal
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.base import Positive, PositiveReal
+from slm_lab.spec.models.net import NetSpec
 
 
 class WaveNetSpec(NetSpec):

@@ -16,7 +16,7 @@ from slm_lab.agent.build import build_agent
 from slm_lab.env.make import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import Acting
 
 FILE = Path(__file__).parent / "traces.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
 from tests.experiment.commands import ROOT, Command, frame_of, until
 
 SEEDS = range(5)

@@ -3,7 +3,7 @@
 import pytest
 
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
 
 QUICK = [
     # spec file, name, frames, at least this total_reward at the end, on both seeds

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
 from tests.env.cues import FORMS
 from tests.env.test_layout import CUE, STACK
 

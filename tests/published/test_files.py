@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec.loader import load, raw_entries
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import raw_entries
+from slm_lab.spec.load.loader import load
+from slm_lab.spec.models.spec import Spec
 from tests.published.test_forms import enough, most_updates
 
 FOLDER = os.environ.get("SLM_LAB_SPECS", "")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec.loader import load
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load
+from slm_lab.spec.models.spec import Spec
 from tests.published.forms import FORMS
 
 

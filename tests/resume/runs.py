@@ -14,12 +14,11 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.session.build import SessionProcess
-from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import Episode
-from slm_lab.spec.loader import dump_spec, load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.spec import Spec
 
 MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy")
 """Columns that depend on the speed of the machine."""
@@ -61,9 +60,8 @@ def train(spec: Spec, root: Path, stops: Sequence[int] = ()) -> tuple[Session, R
     for number, frame in enumerate((*stops, None)):
         stop = Stop()
         observers = [] if frame is None else [StopAt(stop, frame).observer]
-        session = Session(spec, stop=stop, observers=observers, process=SessionProcess(resumed=number > 0)).build()
-        if number:
-            load_session(session, paths)
+        context = SessionContext(stop, resumed=paths if number else None)
+        session = Session(spec, observers=observers, context=context).build()
         sink = LocalSink(paths)
         session.run(sink)
         sink.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env.make import make_env
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 from tests.resume.runs import NET, bundle, differing, rows, small, train
 
 REPLAY: dict[str, Any] = {"meta": {"save_replay": True}, "net": NET}

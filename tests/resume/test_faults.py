@@ -19,7 +19,7 @@ import pytest
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, runs
 from slm_lab.experiment.session.resume import Resumption, resumed_lines
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
 from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project
 from tests.resume.kills import Case, check_complete, check_equal

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.wording import check_wording
 
 PPO: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.loader import dump_spec, load_spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
 from tests.spec.conftest import Specs
 
 YAML = """

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec.differences import first_trainings
-from slm_lab.spec.loader import dump_spec, load, load_spec, load_specs
-from slm_lab.spec.search import parse_search
-from slm_lab.spec.spec import SPEC_VERSION
+from slm_lab.spec.compat.differences import first_trainings
+from slm_lab.spec.load.loader import dump_spec, load, load_spec, load_specs
+from slm_lab.spec.models.search import parse_search
+from slm_lab.spec.models.spec import SPEC_VERSION
 from tests.spec.conftest import Specs, changed
 
 V5: dict[str, Any] = {

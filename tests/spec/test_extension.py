@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.loader import dump_spec, load_spec
-from slm_lab.spec.net import OptimSpec
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.net import OptimSpec
 from tests.spec.conftest import PPO, Specs, changed
 from tests.spec.user import models
 

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import dump_spec, load_specs
-from slm_lab.spec.text import parse_json, parse_yaml
+from slm_lab.spec.load.loader import dump_spec, load_specs
+from slm_lab.spec.load.text import parse_json, parse_yaml
+from slm_lab.spec.report import SpecError
 
 FULL: dict[str, Any] = {
     "agent": {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import torch_check
-from slm_lab.spec.loader import SPEC_FOLDER
-from slm_lab.spec.validate import SECTION_KEYS
+from slm_lab.spec.load.files import SPEC_FOLDER
+from slm_lab.spec.models.sections import SECTION_KEYS
+from slm_lab.spec.rules import torch_check
 from tools import schema
 
 
@@ -22,7 +22,7 @@ def current_schema() -> dict[str, Any]:
 def test_torch_names_are_those_of_torch() -> None:
     from tools import torch_names as generator
 
-    assert (SPEC_FOLDER / "torch_names.json").read_text(encoding="utf-8") == generator.text()
+    assert (SPEC_FOLDER / "models" / "torch_names.json").read_text(encoding="utf-8") == generator.text()
 
 
 def test_optimizers_are_all_of_torch_but_those_refused() -> None:
@@ -57,7 +57,7 @@ def test_known_envs_are_those_of_gymnasium() -> None:
     pytest.importorskip("ale_py")
     from tools import known_envs as generator
 
-    assert (SPEC_FOLDER / "known_envs.json").read_text(encoding="utf-8") == generator.text()
+    assert (SPEC_FOLDER / "compat" / "known_envs.json").read_text(encoding="utf-8") == generator.text()
 
 
 def test_shipped_schema_is_today_s() -> None:

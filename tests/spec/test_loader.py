@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import loader
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import dump_spec, find_spec_file, load_spec, load_specs, spec_names
-from slm_lab.spec.net import TorchArcNetSpec
-from slm_lab.spec.spec import SPEC_VERSION
+from slm_lab.spec.load.files import find_spec_file, spec_names
+from slm_lab.spec.load.loader import dump_spec, load_spec, load_specs
+from slm_lab.spec.models.net import TorchArcNetSpec
+from slm_lab.spec.models.spec import SPEC_VERSION
+from slm_lab.spec.report import Problem, SpecError
 from tests.spec.conftest import PPO, Specs, changed
 
 YAML = """
@@ -133,7 +133,7 @@ def test_files_are_found_here_then_in_the_package(specs: Specs, monkeypatch: pyt
     (package / "experimental").mkdir()
     for path in ("demo.json", "benchmark/ppo/ppo_x.json", "experimental/dqn_x.json", "both.json"):
         (package / path).write_text(json.dumps({"ppo": PPO}))
-    monkeypatch.setattr(loader, "SPEC_FOLDER", package)
+    monkeypatch.setattr("slm_lab.spec.load.files.SPEC_FOLDER", package)
     monkeypatch.chdir(specs.folder)
     specs.file({"here": PPO}, "both.json")
     assert find_spec_file("demo.json") == package / "demo.json"
@@ -158,8 +158,8 @@ def test_loading_is_fast_and_imports_nothing_heavy(specs: Specs) -> None:
     file = specs.file({"good": PPO, "bad": changed(PPO, {"agent.algorithm.gama": 1, "env.name": "CartPol-v1"})})
     code = f"""
 import sys
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.report import Problem, SpecError
+from slm_lab.spec.load.loader import load_spec
 load_spec({str(file)!r}, "good")
 try:
     load_spec({str(file)!r}, "bad")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slm_lab.spec import env_ids
-from slm_lab.spec.loader import load_spec, spec_names
-from slm_lab.spec.migrate import migrate
+from slm_lab.spec.compat import env_ids
+from slm_lab.spec.compat.migrate import migrate
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.report import Report
 from tests.spec.conftest import PPO, Specs, changed
 

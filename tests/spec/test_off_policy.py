@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.loader import SPEC_FOLDER, dump_spec, load_spec
+from slm_lab.spec.load.files import SPEC_FOLDER
+from slm_lab.spec.load.loader import dump_spec, load_spec
 from tests.contract.combinations import ALGORITHM_NAMES, MEMORIES, NEEDS, NETS, fitting
 from tests.spec.conftest import PPO, Specs, changed
 

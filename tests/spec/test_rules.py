@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec import env_ids
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.search_space import SearchSpace
+from slm_lab.spec.compat import env_ids
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.load.search_space import SearchSpace
 from tests.spec.conftest import Specs
 
 DECAY = {"name": "linear_decay", "start_val": 1.0, "end_val": 0.0, "start_step": 0, "end_step": 10}

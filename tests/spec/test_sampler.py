@@ -10,13 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slm_lab.experiment import plan
-from slm_lab.spec.algorithm import ALGORITHMS, PPOSpec
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import dump_spec, load_spec
-from slm_lab.spec.report import Report
-from slm_lab.spec.resolve import resolve
-from slm_lab.spec.rules import check_rules
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.algorithm import ALGORITHMS, PPOSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Report, SpecError
+from slm_lab.spec.rules.check import check_rules
+from slm_lab.spec.rules.resolve import resolve
 from tests.spec.conftest import PPO, Specs, changed
 
 SAMPLED: dict[str, Any] = {

@@ -11,12 +11,11 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import Loaded, load, load_spec
-from slm_lab.spec.report import Report, to_path
-from slm_lab.spec.search import DISTRIBUTIONS, SearchKey, parse_search
-from slm_lab.spec.search_space import SearchSpace
-from slm_lab.spec.variables import override
+from slm_lab.spec.load.loader import Loaded, load, load_spec
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.load.variables import override
+from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, parse_search
+from slm_lab.spec.report import Report, SpecError, to_path
 from tests.spec.conftest import Specs
 
 GOOD: dict[str, list[Any]] = {

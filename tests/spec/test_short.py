@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.algorithm import ALGORITHMS
-from slm_lab.spec.loader import dump_spec, load_spec, load_specs, spec_names
-from slm_lab.spec.recommended import complete
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.load.loader import dump_spec, load_spec, load_specs
+from slm_lab.spec.models.algorithm import ALGORITHMS
+from slm_lab.spec.models.recommended import complete
+from slm_lab.spec.models.spec import Spec
 from tests.spec.conftest import PPO, Specs
 
 LEARNING = [name for name, model in ALGORITHMS.items() if model.learns]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load, load_spec, spec_summaries
-from slm_lab.spec.study import Study, load_study, settings
+from slm_lab.spec.load.files import spec_summaries
+from slm_lab.spec.load.loader import load, load_spec
+from slm_lab.spec.load.study_file import load_study, settings
+from slm_lab.spec.models.study import Study
+from slm_lab.spec.report import SpecError
 
 PPO: dict[str, Any] = {"agent": {"algorithm": {"name": "PPO"}}, "env": {"name": "CartPole-v1", "max_frame": 20_000}}
 ANY_ENV: dict[str, Any] = {"agent": {"algorithm": {"name": "PPO"}}, "env": {"name": "${env}", "max_frame": 20_000}}

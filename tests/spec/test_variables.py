@@ -5,10 +5,10 @@ from __future__ import annotations
 import pydash
 import pytest
 
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import load_spec, load_specs, spec_names
-from slm_lab.spec.report import to_path
-from slm_lab.spec.variables import mark_sets, read_value
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.load.loader import load_spec, load_specs
+from slm_lab.spec.load.variables import mark_sets, read_value
+from slm_lab.spec.report import Problem, SpecError, to_path
 from tests.spec.conftest import PPO, Specs, changed
 
 VARS = {"env.name": "${env}", "env.max_frame": "${max_frame}", "agent.name": "PPO on ${env} for ${max_frame}"}

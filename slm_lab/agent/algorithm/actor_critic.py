@@ -17,7 +17,7 @@ from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, RecordedBatch, Values, critic_outputs, outputs_to_learn, recorded_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.algorithm import ActorCriticSpec
+from slm_lab.spec.models.algorithm import ActorCriticSpec
 
 
 class ActorCritic(PolicyGradient):

@@ -19,9 +19,9 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
 from slm_lab.lib.store import Arrays, Named, Shareable, Store, attach_parts, prefixed
-from slm_lab.spec.net import RecurrentNetSpec
-from slm_lab.spec.schedule import Schedule
-from slm_lab.spec.spec import AgentSpec
+from slm_lab.spec.models.net import RecurrentNetSpec
+from slm_lab.spec.models.schedule import Schedule
+from slm_lab.spec.models.spec import AgentSpec
 
 
 class Tuning(NamedTuple):
@@ -158,26 +158,10 @@ class Algorithm:
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, without the transitions that it is learned from."""
+        """Return everything learned, without what other processes train too and without the transitions that it is learned from."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
-
-    def own_state(self) -> dict[str, Any]:
-        """Return what a process does not share with others that train the same net."""
-        state: dict[str, Any] = {name: part.own_state() for name, part in self.parts().items() if isinstance(part, Trainer)}
-        state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
-        return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Load what `own_state` returned."""
-        for name, part in self.parts().items():
-            if isinstance(part, Trainer):
-                part.load_own_state(state[name])
-        if isinstance(self.memory, Replay):
-            self.memory.load_state_dict(state["memory"])
-        if self.rng is not None:
-            set_generator_state(self.rng, state["rng"])
 
     def copy_to_target(self) -> None:
         """Start the target network, if there is one, from the present parameters."""

@@ -28,7 +28,7 @@ from slm_lab.agent.replay.sequences import SequenceBatch, SequenceReplay
 from slm_lab.agent.rollout.minibatch import Batch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec, SARSASpec, VanillaDQNSpec
+from slm_lab.spec.models.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec, SARSASpec, VanillaDQNSpec
 
 
 class ValueLearning(Algorithm):

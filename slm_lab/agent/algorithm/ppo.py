@@ -19,7 +19,7 @@ from slm_lab.agent.ops.returns import gae, standardize, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.algorithm import PPOSpec
+from slm_lab.spec.models.algorithm import PPOSpec
 
 
 class PPO(PolicyGradient):

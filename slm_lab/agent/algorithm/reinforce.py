@@ -11,7 +11,7 @@ from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.algorithm import ReinforceSpec
+from slm_lab.spec.models.algorithm import ReinforceSpec
 
 
 class Reinforce(PolicyGradient):

@@ -19,7 +19,7 @@ from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.records import ActOut, Metrics, VecStep
-from slm_lab.spec.algorithm import PPOSILSpec, SILSpec
+from slm_lab.spec.models.algorithm import PPOSILSpec, SILSpec
 
 
 class SelfImitation(PolicyGradient):
@@ -93,13 +93,6 @@ class SelfImitation(PolicyGradient):
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "sil_replay": self.replay.state_dict()}
-
-    def own_state(self) -> dict[str, Any]:
-        return {**super().own_state(), "sil_replay": self.replay.state_dict()}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        super().load_own_state(state)
-        self.replay.load_state_dict(state["sil_replay"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

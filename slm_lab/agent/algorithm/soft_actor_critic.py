@@ -32,9 +32,9 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.lib.records import Metrics
-from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import AgentSpec
+from slm_lab.spec.models.algorithm import SoftActorCriticSpec
+from slm_lab.spec.models.spec import AgentSpec
+from slm_lab.spec.report import Problem, SpecError
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Loss, entropy and gradient norm of a step of the actor."""
@@ -291,25 +291,12 @@ class SoftActorCritic(Algorithm):
         return {**super().parts(), "actor_trainer": self.actor_trainer, "temperature": self.temperature}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **self._counts()}
-
-    def own_state(self) -> dict[str, Any]:
-        return {**super().own_state(), **self._counts(), "temperature": self.temperature.own_state()}
-
-    def _counts(self) -> dict[str, Any]:
         entropy = None if self.mean_entropy is None else self.mean_entropy.to("cpu", copy=True)
-        return {"critic_steps": self.critic_steps, "actor_report": self.actor_report, "mean_entropy": entropy}
+        counts = {"critic_steps": self.critic_steps, "actor_report": self.actor_report, "mean_entropy": entropy}
+        return {**super().state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._load_counts(state)
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        super().load_own_state(state)
-        self._load_counts(state)
-        self.temperature.load_own_state(state["temperature"])
-
-    def _load_counts(self, state: dict[str, Any]) -> None:
         self.critic_steps = int(state["critic_steps"])
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
         entropy = state["mean_entropy"]

@@ -11,7 +11,7 @@ from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
 from slm_lab.agent.net.fused import chain
 from slm_lab.agent.net.layers import activation, init_output
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.net import NetSpec
 
 
 class ActorHead(nn.Module):

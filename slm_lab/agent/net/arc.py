@@ -4,7 +4,7 @@
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
 `modules` defines named modules; `graph` lists the inputs of each (the net's input or outputs of other modules, without a cycle) and names
-the output. A single module needs no graph. Names and structure were checked when the spec was loaded (spec/torch_check.py).
+the output. A single module needs no graph. Names and structure were checked when the spec was loaded (spec/rules/torch_check.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.batch_renorm import BatchRenorm1d, LazyBatchRenorm1d
 from slm_lab.agent.net.weight_norm import LazyWeightNormLinear, WeightNormLinear
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.report import Problem, SpecError
 
 
 class NormalTanh(nn.Module):

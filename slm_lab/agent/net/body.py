@@ -16,8 +16,7 @@ from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, in
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import (
+from slm_lab.spec.models.net import (
     ConvNetSpec,
     DuelingConvNetSpec,
     DuelingMLPNetSpec,
@@ -27,6 +26,7 @@ from slm_lab.spec.net import (
     RecurrentNetSpec,
     TorchArcNetSpec,
 )
+from slm_lab.spec.report import Problem, SpecError
 
 
 class Body(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.weight_norm import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.records import ObservationPart, ObservationSpace
-from slm_lab.spec.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"

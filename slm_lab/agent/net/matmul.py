@@ -11,7 +11,7 @@ from torch import nn
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.q_critics import StackedCritics
 from slm_lab.lib.processor import processor
-from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.report import Problem, SpecError
 
 ONEDNN_LEAST, ONEDNN_LEAST_HALF_WIDTH = 128, 512
 """Smallest number of rows, columns and inner terms from which oneDNN computes a product. It packs the weight in each call, which costs more

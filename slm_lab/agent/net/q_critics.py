@@ -15,8 +15,8 @@ from slm_lab.agent.net.layers import activation, init_layer, init_output
 from slm_lab.agent.net.validity import Watch
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import SHAPED, ConvNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.models.net import SHAPED, ConvNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.report import Problem, SpecError
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
 """Activations that act on each number by itself, so that batches can be stacked."""

@@ -9,7 +9,7 @@ from slm_lab.agent.net.actor_critic_net import ActorHead
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
+from slm_lab.spec.models.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
 
 
 class QNet(nn.Module):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from slm_lab.agent.optim.flat import map_vectors
 from slm_lab.lib.store import Arrays, Named, SharedArray
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import SHAPED, OptimSpec
+from slm_lab.spec.models.net import SHAPED, OptimSpec
+from slm_lab.spec.report import Problem, SpecError
 
 
 class FlatOptimizer(ABC):

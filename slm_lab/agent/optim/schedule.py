@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import LRSchedulerSpec
+from slm_lab.spec.models.net import LRSchedulerSpec
+from slm_lab.spec.report import Problem, SpecError
 
 LRSchedule = Callable[[int], float]
 """frame, or number of training calls so far → learning rate."""

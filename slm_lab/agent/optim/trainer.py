@@ -17,8 +17,8 @@ from slm_lab.agent.optim.optimizers import Parts, ShapedOptimizer, build_optimiz
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, prefixed
-from slm_lab.spec.net import SHAPED, NetSpec
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, prefixed, several
+from slm_lab.spec.models.net import SHAPED, NetSpec
 
 
 def has_modes(module: nn.Module) -> bool:
@@ -378,9 +378,16 @@ class Trainer:
             "(the learning rate may be too high, or the env returns observations that are not finite)"
         )
 
+    @property
+    def _several(self) -> bool:
+        return self.shared is not None and several(self.shared.store)
+
     def state_dict(self) -> dict[str, Any]:
+        """Return parameters, optimizers and learning rates; if several processes train, what they do not share of the optimizers."""
         if (store := self._remote_store) is not None:
             return store.run("update", self._pulled_state)
+        if self._several:
+            return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
         self.refresh()
         optimizers = [group.state_dict() for group in self.groups]
         calls = {"calls": int(self._calls_W[self._index])} if self.counts_calls else {}
@@ -394,26 +401,17 @@ class Trainer:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         if (store := self._remote_store) is not None:
             store.run("update", self.load_state_dict, state)
+        if self._several:
+            for group, saved in zip(self.groups, state["optimizers"], strict=True):
+                if saved is not None:
+                    group.load_state_dict(saved)
+            return
         self.flat.load_state_dict(state)
         self._calls_W[self._index] = state.get("calls", 0)
         for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
             group.load_state_dict(saved)
             group.optimizer.lr = lr
         self.flat.keep_buffers()
-
-    def own_state(self) -> dict[str, Any]:
-        """Return the statistics of optimizers that are not shared."""
-        if (store := self._remote_store) is not None:
-            return store.run("update", self.own_state)
-        return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Load what `own_state` returned."""
-        if (store := self._remote_store) is not None:
-            return store.run("update", self.load_own_state, state)
-        for group, saved in zip(self.groups, state["optimizers"], strict=True):
-            if saved is not None:
-                group.load_state_dict(saved)
 
     def pull(self) -> None:
         """Bring this process's copy up to date with shared arrays that were restored."""

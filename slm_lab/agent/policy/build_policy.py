@@ -15,9 +15,9 @@ from slm_lab.agent.policy.fit import build_distribution, check_actions, check_so
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace, EnvInfo
-from slm_lab.spec.algorithm import SoftActorCriticSpec
-from slm_lab.spec.net import NetSpec
-from slm_lab.spec.spec import AgentSpec
+from slm_lab.spec.models.algorithm import SoftActorCriticSpec
+from slm_lab.spec.models.net import NetSpec
+from slm_lab.spec.models.spec import AgentSpec
 
 
 def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, device: str = "cpu") -> Policy:

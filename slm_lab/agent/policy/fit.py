@@ -7,9 +7,9 @@ import math
 from slm_lab.agent.ops.distributions import DEFAULT_DISTRIBUTION, DISTRIBUTIONS, MULTI_DISCRETE, ActionDistribution
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActionSpace
-from slm_lab.spec.algorithm import ALGORITHMS, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
+from slm_lab.spec.models.net import NetSpec
+from slm_lab.spec.report import Problem, SpecError
 
 
 def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:

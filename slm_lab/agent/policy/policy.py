@@ -14,7 +14,7 @@ from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import SMALL_ACTING, fast_actor, max_parameter_size
 from slm_lab.lib.records import ActionSpace, ActOut
-from slm_lab.spec.algorithm import ActionPolicy
+from slm_lab.spec.models.algorithm import ActionPolicy
 
 
 class Policy:

@@ -17,8 +17,8 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.report import Problem, SpecError
 
 
 class Transitions(NamedTuple):

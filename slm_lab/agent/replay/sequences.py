@@ -12,8 +12,8 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.agent.replay.frames import FrameStore, load_rows
 from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, as_tensor
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.report import Problem, SpecError
 
 
 class SequenceNet(Protocol):

@@ -13,8 +13,8 @@ import torch
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
-from slm_lab.spec.base import Component
-from slm_lab.spec.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
+from slm_lab.spec.models.base import Component
+from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
 """Arrays with one row per step; `obs` and `first` have one row more."""

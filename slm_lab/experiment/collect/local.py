@@ -54,6 +54,9 @@ class LocalSource:
                 self._state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
             yield Experience(0, num_envs, step.episodes, (obs_N, first_N, state_N, out, step))
 
+    def spans(self) -> None:
+        return None
+
     def close(self) -> None:
         self.beat(CLOSING)
         self.env.close()
@@ -73,8 +76,8 @@ class LocalSource:
             },
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
-        self.env.load_state_dict(state["env"], statistics=statistics)
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        self.env.load_state_dict(state["env"])
         saved = state["open"]
         if saved is None or not self.env.resume():
             return False

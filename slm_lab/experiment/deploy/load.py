@@ -23,8 +23,9 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
-from slm_lab.spec.loader import load_spec, spec_names
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 
 
 class LoadedAgent:

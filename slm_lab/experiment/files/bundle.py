@@ -1,11 +1,14 @@
 """Checkpoints: one bundle of everything stateful, written atomically: a reader finds the old one or the new one, never a part.
 
-A bundle is a file of torch.save, a ZIP archive, followed by the CRC-32 of all its bytes (`_SEAL`): torch checks none of those inside.
-Programs that read ZIP archives, torch.load among them, ignore what follows.
+A bundle is a file of torch.save, a ZIP archive, followed by a header, which can be read without the archive (`read_header`), and by a seal
+with the CRC-32 of all bytes before it (`_SEAL`): torch checks none of those inside. Programs that read ZIP archives, torch.load among
+them, ignore what follows the archive.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import random
 import re
@@ -22,11 +25,19 @@ import numpy as np
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import UserError
 
-VERSION = 4
+VERSION = 5
 """Version of the bundle's layout and of the encoding of observations; bundles of other versions are refused."""
+
+HEADER = ("version", "frame", "frames", "wall_t", "done", "lost", "tables", "total_reward_ma", "spec")
+"""Entries of a bundle that its header repeats, where it has them."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
+_HEADER_END = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})")
+"""Size and CRC-32 of the header, which ends here."""
+_HEADER_END_BYTES = len("01234567 01234567")
+_HEADER_BYTES = 60_000
+"""Size above which a header is left out: readers of ZIP archives look for the end of the archive in the last 64 KiB of a file."""
 _CHUNK = 2**20
 _IN_MEMORY = 2**28
 """Bytes above which the copy of a stored file is not kept in memory, but in a temporary file."""
@@ -37,7 +48,7 @@ class BundleError(UserError):
 
 
 class _Sealed:
-    """A file to be written from its beginning to its end, which ends with the CRC-32 of what was written."""
+    """A file that is written from its beginning to its end, and ends with a header and a seal."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.crc = file, 0
@@ -49,7 +60,11 @@ class _Sealed:
     def flush(self) -> None:
         self.file.flush()
 
-    def seal(self) -> None:
+    def seal(self, header: dict[str, Any]) -> None:
+        packed = base64.b64encode(zlib.compress(json.dumps(header).encode()))
+        if len(packed) > _HEADER_BYTES:
+            packed = b""
+        self.write(packed + b"%08x %08x" % (len(packed), zlib.crc32(packed)))
         self.file.write(b"\nslm_lab crc32 %08x\n" % self.crc)
 
 
@@ -84,7 +99,7 @@ def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
     sealed = _Sealed(file)
     try:
         _torch().save(bundle, sealed)
-        sealed.seal()
+        sealed.seal(_header_of(bundle))
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
@@ -100,18 +115,59 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
     """
     import torch
 
+    with _bundle_errors(path), _opened(path) as file:
+        _check(file, path)
+        mapped = mapped and not isinstance(path, StoredPath)
+        bundle = torch.load(str(path) if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+    return _of_this_version(bundle, path)
+
+
+def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
+    """Return the entries of a bundle that are in HEADER, without reading the tensors. Raises BundleError as `load` does.
+
+    Args: check: check every byte of the file, as `load` does.
+    """
+    with _bundle_errors(path), _opened(path) as file:
+        if check:
+            _check(file, path)
+        header = _read_header(file)
+    return _header_of(load(path)) if header is None else _of_this_version(header, path)
+
+
+def _header_of(bundle: dict[str, Any]) -> dict[str, Any]:
+    return {key: bundle[key] for key in HEADER if key in bundle}
+
+
+def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
+    """Return the header of a file; None if it has none, or a damaged one."""
+    end = file.seek(0, os.SEEK_END) - _SEAL_BYTES - _HEADER_END_BYTES
+    file.seek(max(end, 0))
+    numbers = _HEADER_END.fullmatch(file.read(_HEADER_END_BYTES))
+    if numbers is None or not 0 < (size := int(numbers[1], 16)) <= end:
+        return None
+    file.seek(end - size)
+    packed = file.read(size)
+    if zlib.crc32(packed) != int(numbers[2], 16):
+        return None
+    header: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed)))
+    return header
+
+
+@contextmanager
+def _bundle_errors(path: Location) -> Iterator[None]:
+    """Raise BundleError for any error of reading a bundle."""
     try:
-        with _opened(path) as file:
-            if (damage := _damage(file)) is not None:
-                raise BundleError(f"{path} is damaged{damage}")
-            mapped = mapped and not isinstance(path, StoredPath)
-            bundle = torch.load(str(path) if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+        yield
     except BundleError:
         raise
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises many kinds for a file of another program
         raise BundleError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
+
+
+def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
+    """Return a bundle or its header. Raises BundleError if it is none, or of another version."""
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
@@ -133,8 +189,8 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
         yield copy
 
 
-def _damage(file: IO[bytes]) -> str | None:
-    """Return what is damaged in a file of `save`, for a message, None if nothing is; leave the file at its beginning.
+def _check(file: IO[bytes], path: Location) -> None:
+    """Raise BundleError if the bytes of a file of `save` are not those that were written; leave the file at its beginning.
 
     In a file without a seal, whose version is refused afterwards, or with a damaged one, the checksums inside the archive are compared.
     """
@@ -142,12 +198,11 @@ def _damage(file: IO[bytes]) -> str | None:
     file.seek(size)
     seal = _SEAL.fullmatch(file.read())
     file.seek(0)
-    if seal is not None and _crc(file, size) == int(seal[1], 16):
-        file.seek(0)
-        return None
-    found = _damaged_member(file)
+    if seal is None or _crc(file, size) != int(seal[1], 16):
+        damage = _damaged_member(file) or ("" if seal is None else ": its content does not match its checksum (CRC-32)")
+        if damage:
+            raise BundleError(f"{path} is damaged{damage}")
     file.seek(0)
-    return found or (None if seal is None else ": its content does not match its checksum (CRC-32)")
 
 
 def _crc(file: IO[bytes], size: int) -> int:

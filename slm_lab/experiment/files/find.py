@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from slm_lab.experiment.files.paths import RunPaths, belongs_to_other_spec, name
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-from slm_lab.spec.loader import spec_names
+from slm_lab.spec.load.files import spec_names
 
 Which = str | int
 """A checkpoint: "best", "last", or the frame of a numbered one."""
@@ -112,7 +113,7 @@ def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int 
         for index in paths.sessions(t=trial) if session is None else [session]:
             path = paths.checkpoint(index, int(which) if which.isdecimal() else "last" if which == "last" else "best", trial)
             with suppress(state.BundleError, OSError):
-                if path.is_file() and ({"weights", "policies"} & state.load(path).keys()):
+                if path.is_file() and state.read_header(path, check=True):
                     return path
     return None
 
@@ -132,19 +133,24 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
         if paths is not None:
             if paths.holds_trials:
                 raise UserError(f"meta.init_from: {where} contains the trials of a search; give the checkpoint file of one of them")
-            best = [paths.checkpoint(index, "best") for index in paths.sessions()]
-            found = [(file, _playable(file, paths)) for file in best if file.is_file()]
+            found = [file for index in paths.sessions() if (file := paths.checkpoint(index, "best")).is_file()]
             if not found:
                 raise UserError(f"meta.init_from: {where} has no checkpoint")
-            return max(found, key=lambda one: -math.inf if (value := one[1].get("total_reward_ma")) is None else float(value))
+            values = {file: _read(file, paths, state.read_header)["total_reward_ma"] for file in found}
+            best = max(found, key=lambda file: -math.inf if values[file] is None else float(values[file]))
+            return best, _playable(best, paths)
     raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
 
 
 def _playable(path: Location, paths: RunPaths | None = None) -> dict[str, Any]:
+    bundle = _read(path, paths, state.load)
+    return dict(bundle["policies"][0]) if "policies" in bundle else bundle
+
+
+def _read(path: Location, paths: RunPaths | None, read: Callable[[Location], dict[str, Any]]) -> dict[str, Any]:
     try:
-        bundle = state.load(path)
+        return read(path)
     except state.BundleError as error:
         other = None if paths is None else readable_checkpoint(paths)
         instead = "give another checkpoint file" if other is None else f"this one can be read: {other}"
         raise UserError(f"meta.init_from: {error}; {instead}") from None
-    return dict(bundle["policies"][0]) if "policies" in bundle else bundle

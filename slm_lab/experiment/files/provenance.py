@@ -14,7 +14,7 @@ from typing import Any
 
 import slm_lab
 from slm_lab.lib.limits import cores
-from slm_lab.spec.spec import SPEC_VERSION
+from slm_lab.spec.models.spec import SPEC_VERSION
 
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 

@@ -42,9 +42,6 @@ class RunSink(Protocol):
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
 
-    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
-        """The newest such bundle; None if there is none that can be read."""
-
     def save_shared(self, bundle: dict[str, Any]) -> None:
         """Keep the arrays that several Sessions share, whole or not at all. Raises OSError."""
 
@@ -84,9 +81,6 @@ class MemorySink:
     def open(self, table: int, frame: int = 0) -> None: ...
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None: ...
-
-    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
-        return None
 
     def save_shared(self, bundle: dict[str, Any]) -> None: ...
 
@@ -135,16 +129,6 @@ class LocalSink:
         with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
             state.save(path, bundle)
 
-    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
-        path = self.paths.checkpoint(table, which, self.trial)
-        try:
-            return state.load(path) if path.exists() else None
-        except state.BundleError as error:
-            notice(str(error))
-        except OSError as error:
-            notice(f"{path} cannot be read: {error.strerror or error}")
-        return None
-
     def save_shared(self, bundle: dict[str, Any]) -> None:
         with _writing(self.paths.trial_checkpoint(self.trial)) as path:
             state.save(path, bundle)
@@ -166,7 +150,7 @@ class LocalSink:
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         for path in self._paths(session):
-            cut_table(path, frame if position is None else None, table_end(position or {}, path)[0])
+            cut_table(path, frame if position is None else None, 0 if position is None else position[path.name][0])
 
     def _paths(self, session: int) -> list[Path]:
         """Tables of a Session: of training and evaluation of each policy, and of population-based training."""
@@ -321,11 +305,6 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
             file.truncate(end)
             os.fsync(file.fileno())
     return list(csv.DictReader(text[:end].decode().splitlines()))
-
-
-def table_end(position: Mapping[str, tuple[int, int]], path: Path) -> tuple[int, int]:
-    """Return where a table ended when a checkpoint was saved, and its CRC-32 up to there."""
-    return position.get(path.name, (0, 0))
 
 
 def is_damaged(path: Path, size: int, crc: int) -> bool:

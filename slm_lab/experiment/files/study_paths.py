@@ -17,7 +17,7 @@ from typing import Any
 
 from slm_lab.experiment.files.paths import RunPaths, file_stem, run_paths_in, stamped_folders
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.study import StudyRun
+from slm_lab.spec.models.study import StudyRun
 
 SUFFIX = "_study.json"
 

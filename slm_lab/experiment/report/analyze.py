@@ -37,7 +37,7 @@ from slm_lab.experiment.report.trial_figures import (
     draw_tables,
 )
 from slm_lab.experiment.report.writer import Writer
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 EPISODES = "last 100 episodes"

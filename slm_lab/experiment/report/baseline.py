@@ -25,7 +25,7 @@ from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
-from slm_lab.spec.env import EnvSpec
+from slm_lab.spec.models.env import EnvSpec
 
 SHIPPED = Path(__file__).with_name("baselines.json")
 """baseline_key → mean return."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from slm_lab.experiment.report.trial_record import TrialRecord
-from slm_lab.spec.search import SearchKey, walk
-from slm_lab.spec.search_space import Picks, SearchSpace, draw
+from slm_lab.spec.load.search_space import Picks, SearchSpace, draw
+from slm_lab.spec.models.search import SearchKey, walk
 
 METHOD = "total-effect Sobol index of a random forest"
 EXPLANATION = "share of the variance of its predictions over the search space that is due to the key, interactions with other keys included"

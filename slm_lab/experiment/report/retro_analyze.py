@@ -17,10 +17,10 @@ from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run, last_frame, read_json
 from slm_lab.experiment.report.slm_lab_run import LAST_EPISODES, import_run, is_slm_lab_run
 from slm_lab.lib.files import not_writable
-from slm_lab.spec.meta import MetaSpec
+from slm_lab.spec.models.meta import MetaSpec
+from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import show_path
-from slm_lab.spec.sampler import SamplerSpec
-from slm_lab.spec.spec import Spec
 
 _META = ("max_session", "distributed", "rigorous_eval", "max_seconds", "sampler")
 """Keys of meta on which the analysis depends."""

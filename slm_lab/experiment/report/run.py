@@ -27,9 +27,9 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Table, curve
 from slm_lab.experiment.report.one_net import distributed, independent
 from slm_lab.lib.log import notice
+from slm_lab.spec.models.sections import models_at
 from slm_lab.spec.report import Path as KeyPath
 from slm_lab.spec.report import nearest
-from slm_lab.spec.validate import models_at
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from slm_lab.experiment.report.statistics import average
 from slm_lab.experiment.report.timeline import KIND_COLOURS, spans_of, timeline_figure
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer
-from slm_lab.spec.sampler import SamplerSpec
+from slm_lab.spec.models.sampler import SamplerSpec
 
 _ROLES = {
     "rollout": ("rollout: stepping envs", KIND_COLOURS["rollout"]),

@@ -19,9 +19,9 @@ from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.scatter import BEST, MARKERS, UNUSED, ParallelCoordinates, Scale, ScatterGrid, Shade, Trials
 from slm_lab.experiment.report.trial_figures import return_curves
 from slm_lab.experiment.report.trial_record import TrialRecord
-from slm_lab.spec.meta import SearchMetric
-from slm_lab.spec.search import SearchKey
-from slm_lab.spec.search_space import SearchSpace
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.meta import SearchMetric
+from slm_lab.spec.models.search import SearchKey
 
 _MAX_COLUMNS = 12
 """Keys in the grid of scatter plots: the most important ones."""

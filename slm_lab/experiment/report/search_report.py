@@ -17,10 +17,10 @@ from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.search_figures import SearchView, return_figures, search_figures
 from slm_lab.experiment.report.trial_record import TrialRecord, ranked
 from slm_lab.experiment.report.writer import Writer
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.search import SearchKey
-from slm_lab.spec.search_space import SearchSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.search import SearchKey
+from slm_lab.spec.models.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.run import numbers, read_columns
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.lib.files import replace_file
-from slm_lab.spec.meta import MetaSpec
-from slm_lab.spec.migrate import migrate
+from slm_lab.spec.compat.migrate import migrate
+from slm_lab.spec.load.tidy import drop_nulls
+from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.report import Report, value_at
-from slm_lab.spec.tidy import drop_nulls
 
 LAST_EPISODES = "last episode of each env"
 """Those of which SLM Lab's total_reward is the mean."""

@@ -35,7 +35,7 @@ from slm_lab.experiment.report.statistics import Estimate, average, difference, 
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.trial_figures import GLOBAL_FRAMES
 from slm_lab.experiment.report.writer import Writer
-from slm_lab.spec.study import Study
+from slm_lab.spec.models.study import Study
 
 SCORES = {
     "total_reward": "mean return of the last 100 episodes at the end",

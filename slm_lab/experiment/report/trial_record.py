@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from slm_lab.spec.search_space import Values
+from slm_lab.spec.load.search_space import Values
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
 """stopped: by the scheduler (ASHA)."""

@@ -16,8 +16,8 @@ from slm_lab.experiment.report.progress import duration
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 from slm_lab.lib.records import Episode, Metrics, ObservationPart, ObservationSpace
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
 """Maximum seconds of a measurement; the seconds and updates after which it ends earlier."""
@@ -61,11 +61,11 @@ def build_report(session: Session) -> str:
     flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
     if spec.meta.sampler is not None:
-        stored += rollout_bytes(spec, session.info)
+        stored += rollout_bytes(spec, session.parts.info)
     memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
     sizes = [f"{name} {_size(nbytes)}" for name, nbytes in memories.items() if nbytes]
     numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time(session)])
-    return f"observation: {observation_text(spec, session.info.observation)}; {numbers}"
+    return f"observation: {observation_text(spec, session.parts.info.observation)}; {numbers}"
 
 
 def observation_text(spec: Spec, observation: ObservationSpace) -> str:
@@ -100,7 +100,6 @@ def measure(session: Session) -> float | None:
         learner.add_observers([_Speed])
     speed = session.learners[0].user_observers[0]
     assert isinstance(speed, _Speed)
-    assert session.source is not None
     session.sink = MemorySink()
     timer = threading.Timer(_SECONDS, _request, [session])
     timer.daemon = True
@@ -127,7 +126,7 @@ def quick(spec: Spec) -> Spec:
 
 
 def _request(session: Session) -> None:
-    session.stop.requested = True
+    session.context.stop.requested = True
 
 
 def expected_seconds(session: Session) -> float:

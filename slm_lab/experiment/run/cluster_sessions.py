@@ -23,7 +23,7 @@ from slm_lab.experiment.session.cluster.remote_arrays import ServedNet
 from slm_lab.experiment.session.cluster.remote_sink import OpenRemoteSink, SinkServer
 from slm_lab.experiment.session.session_process import SessionTask
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 
 @contextmanager

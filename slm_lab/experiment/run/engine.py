@@ -21,14 +21,13 @@ from slm_lab.experiment.execute.local.user_code import build_errors, from_user_c
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.run.job import Engine, Job
 from slm_lab.experiment.run.sessions import Sessions, this_machine
-from slm_lab.experiment.session.resume import load_session
 from slm_lab.experiment.session.session_process import STOP_GRACE, shared_arrays
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session
@@ -43,22 +42,19 @@ the fork server share torch: 2 workers take 382 MB together with trial and serve
 def run_inline(job: Job) -> list[End]:
     """Run one Session in this process."""
     from slm_lab.experiment.files.sink import LocalSink
-    from slm_lab.experiment.session.build import SessionProcess
+    from slm_lab.experiment.session.context import SessionContext
     from slm_lab.experiment.session.session import Session
 
-    resumed = job.resumed
     with watched(job.spec, job.stop, job.emit) as beat:
-        process = SessionProcess(resumed=resumed is not None, beat=beat)
-        session = Session(job.spec, 0, job.plan, trial=job.trial, stop=job.stop, process=process)
+        context = SessionContext(job.stop, beat, resumed=job.resumed)
+        session = Session(job.spec, 0, job.plan, trial=job.trial, context=context)
         try:
             with build_errors(job.spec.env.name, job.stop):
                 session.build()
             restore_handlers()
-            if resumed is not None:
-                load_session(session, resumed)
             if job.stop.requested:
                 return [End(0, "stopped")]
-            paths = job.open_run(session.choices)
+            paths = job.open_run(session.parts.choices)
             with _logged_to(paths.session_log(0, job.trial)):
                 sink = LocalSink(paths, job.trial, job.emit)
                 try:
@@ -185,7 +181,7 @@ def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
 
 def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
     from slm_lab.experiment.run.build_report import quick
-    from slm_lab.experiment.session.build import SessionProcess
+    from slm_lab.experiment.session.context import SessionContext
     from slm_lab.experiment.session.session import Session
     from slm_lab.experiment.training.resolve import completed, with_seed
 
@@ -196,9 +192,8 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
         try:
             with _store_to_check(spec) as store, watched(spec, stop := Stop(), _show_notice) as beat:
                 with build_errors(spec.env.name, stop):
-                    session = Session(
-                        quick(completed(with_seed(spec, 0), beat)), plan=plan, process=SessionProcess(store, beat=beat)
-                    ).build()
+                    context = SessionContext(beat=beat, store=store)
+                    session = Session(quick(completed(with_seed(spec, 0), beat)), plan=plan, context=context).build()
                 try:
                     reports += [report(session)] if not problems else []
                 finally:

@@ -16,7 +16,7 @@ from slm_lab.experiment.execute.local.interrupt import stop_on_signal
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.plan import Interrupted, Stop, UserError
 from slm_lab.lib.files import not_writable
-from slm_lab.spec.meta import StartMethod
+from slm_lab.spec.models.meta import StartMethod
 
 ATTEMPTS = 2
 """Times that a task is started before it counts as failed; starts that ended with the experiment itself do not count."""

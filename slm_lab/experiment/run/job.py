@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slm_lab.experiment.events import Emit, End
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
 """open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""

@@ -141,8 +141,7 @@ class Sessions:
     def _restart(self, task: Task, one: _Running) -> None:
         """Start a new process for a Session: that of a shared net joins the others, another one continues from its last checkpoint."""
         begun = self.paths is not None
-        changes: dict[str, Any] = {"fresh": not begun} if self.job.spec.meta.distributed else {"resumed": self.paths or one.task.resumed}
-        one.task = replace(one.task, **changes)
+        one.task = replace(one.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or one.task.resumed)
         self.executor.restart(task, one.task)
         self.running[task] = one
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slm_lab.spec.env import EnvSpec
-from slm_lab.spec.loader import SPEC_FOLDER
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.files import SPEC_FOLDER
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.spec import Spec
 
 _COMMENT_LETTERS = 110
 """Maximum length of a comment."""

@@ -37,8 +37,8 @@ from slm_lab.experiment.training.resolve import completed
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import logger
 from slm_lab.lib.rng import draw_seed
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.models.spec import Spec
 
 _NOTHING = "stopped before the first step; nothing was written"
 

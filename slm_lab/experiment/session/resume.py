@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.files.provenance import package_versions
-from slm_lab.experiment.files.sink import is_damaged, table_end
+from slm_lab.experiment.files.sink import is_damaged
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.loader import dump_spec, is_flat, load_spec, spec_names
-from slm_lab.spec.spec import Spec
-
-if TYPE_CHECKING:
-    from slm_lab.experiment.session.session import Session
+from slm_lab.spec.load.files import is_flat, spec_names
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.spec import Spec
 
 _MAY_CHANGE = re.compile(
     r"env\.max_frame"
@@ -96,30 +95,39 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     history = start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
-    changes = differences(saved, spec)
-    shared = _read(
-        paths, paths.trial_checkpoint(t), None, t
-    )  # whatever meta.distributed is now: a change of it is found by what was saved with it
-    starts: dict[int, Start] = {}
-    begun = False
-    for index in range(max(spec.meta.max_session, saved.meta.max_session)):
-        bundle = _read(paths, paths.checkpoint(index * paths.policies, "last", t), index, t)
-        if bundle is not None and shared is None:
-            _check_tables(paths, bundle)
-        starts[index] = _start(bundle, spec, shared, index)
-        trained = bundle if shared is None else shared
-        if trained is not None and not begun:
-            begun, changes = True, differences(_spec_of(trained, saved), spec)
-    if begun:
+    starts, begun_with = _starts(paths, saved, spec, t)
+    changes = differences(saved if begun_with is None else begun_with, spec)
+    if begun_with is not None:
         _check_changes(changes, spec, paths)
-    else:
-        starts = {index: start for index, start in starts.items() if index < spec.meta.max_session}
     found = Resumption(paths, spec, history, changes, _with_reasons(starts, changes, history))
-    if begun and changes and not found.to_run:
+    if begun_with is not None and changes and not found.to_run:
         listed = "".join(f"\n  {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in changes.items())
         raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
     _check_frames(found)
     return found
+
+
+def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, Start], Spec | None]:
+    """Return how each Session continues, and the spec that the first checkpoint was written with; None without one.
+
+    Every byte of the checkpoints is checked.
+    """
+    # whatever meta.distributed is now: a change of it is found by what was saved with it
+    shared = _read(paths, paths.trial_checkpoint(trial), None, trial, partial(state.read_header, check=True))
+    starts: dict[int, Start] = {}
+    begun_with: Spec | None = None
+    for index in range(max(spec.meta.max_session, saved.meta.max_session)):
+        path = paths.checkpoint(index * paths.policies, "last", trial)
+        header = _read(paths, path, index, trial, partial(state.read_header, check=True))
+        if header is not None and shared is None:
+            _check_tables(paths, header)
+        starts[index] = _start(header, spec, shared, index)
+        trained = header if shared is None else shared
+        if trained is not None and begun_with is None:
+            begun_with = _spec_of(trained, saved)
+    if begun_with is None:
+        starts = {index: start for index, start in starts.items() if index < spec.meta.max_session}
+    return starts, begun_with
 
 
 def _check_frames(found: Resumption) -> None:
@@ -140,24 +148,6 @@ def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], histo
     return {
         index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
     }
-
-
-def load_session(session: Session, paths: RunPaths) -> None:
-    """Load the last checkpoint of a Session that was built; without one it starts from the beginning.
-
-    Raises UserError if the checkpoint does not fit the spec.
-    """
-    path = paths.checkpoint(session.index * session.spec.policies, "last", session.trial)
-    bundle = _read(paths, path, session.index, session.trial)
-    shared = _read(paths, paths.trial_checkpoint(session.trial), None, session.trial) if session.spec.meta.distributed else None
-    if (shared if session.spec.meta.distributed else bundle) is None:
-        session.init_weights()
-        return
-    try:
-        session.load(bundle, shared)
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
 
 
 def may_change(path: str) -> bool:
@@ -196,20 +186,27 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
     return lines
 
 
-def _read(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
+def read_checkpoint(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
     """Return a checkpoint that training can continue from, None if there is none. Raises UserError.
 
     Args: session: whose checkpoint it is; None: that of all Sessions.
     """
+
+    def load(path: Location) -> dict[str, Any]:
+        return state.load(path, mapped=isinstance(path, Path) and path.stat().st_size > _MAPPED)
+
+    return _read(paths, path, session, trial, load)
+
+
+def _read(
+    paths: RunPaths, path: Location, session: int | None, trial: int, read: Callable[[Location], dict[str, Any]]
+) -> dict[str, Any] | None:
     try:
-        if not path.exists():
-            return None
-        bundle = state.load(path, mapped=isinstance(path, Path) and path.stat().st_size > _MAPPED)
+        return read(path) if path.exists() else None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except state.BundleError as error:
         raise UserError(f"{error}; the run cannot be continued from it{_instead(paths, session, trial)}") from None
-    return bundle
 
 
 def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
@@ -223,12 +220,12 @@ def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
     return f": restore it, or delete it to start {whose} from the beginning{start}"
 
 
-def _check_tables(paths: RunPaths, bundle: Mapping[str, Any]) -> None:
+def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
     """Raise UserError for a table of a Session that has been changed since its checkpoint was saved."""
-    for name in bundle["tables"] or ():
+    for name in header["tables"] or ():
         path = paths.info_dir / name
         try:
-            damaged = is_damaged(path, *table_end(bundle["tables"], path))
+            damaged = is_damaged(path, *header["tables"][name])
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
         if damaged:
@@ -246,31 +243,30 @@ def start_history(file: Path) -> list[dict[str, Any]]:
     return list((body.get("meta") or {}).get("run") or [])
 
 
-def _start(bundle: dict[str, Any] | None, spec: Spec, shared: dict[str, Any] | None, index: int) -> Start:
+def _start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping[str, Any] | None, index: int) -> Start:
     if spec.meta.distributed:
         if shared is None:
             return Start("new")
-        frame = int(shared["arrays"]["clock/frames"][index, 0])
-        bundle = shared["session"] or bundle
-        lost = bundle["lost"] if bundle is not None else ["its own checkpoint was not written yet"]
-        done = bundle is not None and bundle["done"]
-        enough = frame >= spec.session_frames or (bundle is not None and _out_of_time(bundle, spec))
-        return Start("finished" if done and enough else "continues", frame, tuple(lost))
-    if bundle is None:
+        frames = [shared["frames"][index]]
+        header = shared if "done" in shared else header
+        if header is None:
+            return Start("continues", frames[0], ("its own checkpoint was not written yet",))
+    elif header is None:
         return Start("new")
-    frames = [policy["clock"]["frame"] for policy in bundle["policies"]]
-    enough = min(frames) >= spec.session_frames or _out_of_time(bundle, spec)
-    return Start("finished" if bundle["done"] and enough else "continues", frames[0], tuple(bundle["lost"]))
+    else:
+        frames = header["frames"]
+    enough = min(frames) >= spec.session_frames or _out_of_time(header, spec)
+    return Start("finished" if header["done"] and enough else "continues", frames[0], tuple(header["lost"]))
 
 
-def _out_of_time(bundle: dict[str, Any], spec: Spec) -> bool:
+def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:
     limit = spec.meta.max_seconds
-    return limit is not None and bundle["policies"][0]["clock"]["wall_t"] >= limit
+    return limit is not None and header["wall_t"] >= limit
 
 
-def _spec_of(bundle: dict[str, Any], saved: Spec) -> Spec:
+def _spec_of(header: Mapping[str, Any], saved: Spec) -> Spec:
     """Return the spec that a checkpoint was written with: the saved one may have been edited since."""
-    for body in bundle["spec"].values():
+    for body in header["spec"].values():
         return load_spec({saved.name: body}, saved.name)
     return saved
 

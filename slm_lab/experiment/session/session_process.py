@@ -19,12 +19,11 @@ from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink, RunSink
 from slm_lab.experiment.plan import Interrupted, Plan, UserError
-from slm_lab.experiment.session.resume import load_session
 from slm_lab.lib.log import logger
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays, Store
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 STOP_GRACE = 5.0
 """Seconds after a stop request for which an env may block before it is interrupted."""
@@ -71,7 +70,7 @@ class SessionTask:
     fresh: bool = True
     """Training has not begun in any process; or the Session, which trains a net of its own, begins with its last checkpoint."""
     resumed: RunPaths | None = None
-    """The run that the Session continues."""
+    """The run whose last checkpoint the Session continues from."""
     open_sink: OpenSink = open_local_sink
     open_pool: OpenPool = open_pool
     """Starts the rollout workers."""
@@ -119,19 +118,16 @@ def run_session(context: Context, task: SessionTask) -> None:
 
 
 def _run(context: Context, task: SessionTask) -> None:
-    from slm_lab.experiment.session.build import SessionProcess
+    from slm_lab.experiment.session.context import SessionContext
     from slm_lab.experiment.session.session import Session
 
-    resumed = task.resumed if task.fresh else None
-    store = None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.info, fresh=task.fresh)
-    process = SessionProcess(store, 0 if task.fresh else context.restart, resumed is not None, context.beat, task.open_pool)
-    session = Session(task.spec, task.index, task.plan, trial=task.trial, stop=context.stop, process=process)
+    store = None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.parts.info, fresh=task.fresh)
+    given = SessionContext(context.stop, context.beat, store, 0 if task.fresh else context.restart, task.resumed, task.open_pool)
+    session = Session(task.spec, task.index, task.plan, trial=task.trial, context=given)
     try:
         with build_errors(task.spec.env.name, context.stop):
             session.build()
-        if resumed is not None:
-            load_session(session, resumed)
-        context.send("ready", session.choices)
+        context.send("ready", session.parts.choices)
         paths = context.receive()
         if paths is None:
             context.send("event", End(task.index, "stopped"))

@@ -14,8 +14,8 @@ from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.log import logger
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 _OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
 """Folders of code that is not the user's: this package and the standard library."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from slm_lab.agent.rollout.rollout import Rollout
+from slm_lab.experiment.files.sink import Spans
 from slm_lab.lib.records import ActOut, Episode, VecStep
 
 Beat = Callable[[int], None]
@@ -24,18 +25,29 @@ for a policy without memory; the policy's output; the env's step."""
 
 
 class Experience(NamedTuple):
-    """One vector step of a policy, and what to learn from after it.
-
-    Rollout workers send whole rollouts: then the steps before the last only count frames and episodes, and the last brings the rollout.
-    """
+    """One vector step of a policy."""
 
     policy: int
     frames: int
     episodes: list[Episode]
-    transition: Transition | None = None
-    rollout: Rollout | None = None
+    """Those that ended in it."""
+    transition: Transition
+    moment: float | None = None
+    """When it was collected, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None
     """Called after an update: returns what the source reports about the data trained on (policy lag, utilization)."""
+
+
+class CollectedRollout(NamedTuple):
+    """A rollout of a policy, which workers have collected."""
+
+    policy: int
+    steps: list[tuple[int, list[Episode], float]]
+    """Of each vector step: frames, episodes that ended in it, and the moment, as in Experience."""
+    rollout: Rollout | None = None
+    """To learn from after the last step; None: nothing of it is left to learn from."""
+    report: Callable[[], dict[str, float]] | None = None
+    """As in Experience."""
 
 
 class ExperienceSource(Protocol):
@@ -52,11 +64,14 @@ class ExperienceSource(Protocol):
     def lost_reason(self) -> str:
         """Why `state_dict` has no open episodes, if it has none."""
 
-    def __iter__(self) -> Iterator[Experience]:
-        """Yield the experience step by step. Each item is consumed before the next is collected."""
+    def __iter__(self) -> Iterator[Experience | CollectedRollout]:
+        """Yield the experience step by step, or as rollouts. Each item is consumed before the next one is asked for."""
 
     def begin(self) -> None:
         """Prepare for collection, after load_state_dict if there is something to load. Raises WorkerFailed."""
+
+    def spans(self) -> Spans | None:
+        """Return what each process did in a window of time; None if there is one process only."""
 
     def close(self) -> None:
         """Release envs and processes."""
@@ -64,5 +79,5 @@ class ExperienceSource(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of envs and random streams, with all that belongs to open episodes in "open": None if it cannot be saved."""
 
-    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
-        """Load what `state_dict` returned, with or without the normalizers' statistics. Returns whether open episodes continue."""
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Load what `state_dict` returned. Returns whether open episodes continue."""

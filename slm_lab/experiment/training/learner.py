@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.env.normalize import Normalizers
+from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
 from slm_lab.experiment.events import Mode, Progress
 from slm_lab.experiment.execute.heartbeat import SAVING
+from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
-from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.training.evaluate import play
-from slm_lab.experiment.training.experience import Beat, Experience, no_beat
+from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
     SAMPLER_COLUMNS,
@@ -29,16 +32,15 @@ from slm_lab.experiment.training.observers.base import (
     info_column,
     mean,
 )
-from slm_lab.experiment.training.observers.checkpointer import Checkpointer, Playable, SaveTimer
+from slm_lab.experiment.training.observers.checkpointer import Checkpointer, SaveTimer
 from slm_lab.experiment.training.observers.dev_checks import DevChecks
 from slm_lab.experiment.training.observers.frame_progress import ProgressReporter, TimeLimit
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.training.torch_settings import TorchSettings
-from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
-from slm_lab.lib.records import Metrics
-from slm_lab.spec.spec import Spec
+from slm_lab.lib.records import Episode, Metrics
+from slm_lab.spec.models.spec import Spec
 
 
 class PolicyLearner:
@@ -48,6 +50,8 @@ class PolicyLearner:
         table: number of its tables and checkpoints, see events.Row.
         frames: that it is to collect.
         normalizers: of the envs that it acts in.
+        timer: says when the state of the Session is saved.
+        spaces: of the envs, as checkpoints hold them.
         shared: several Sessions train its net.
         torch_settings: with which it learns; by default those of this moment.
     """
@@ -57,27 +61,43 @@ class PolicyLearner:
         spec: Spec,
         table: int,
         agent: Agent,
-        clock: Clock,
         frames: int,
         normalizers: Normalizers,
+        timer: SaveTimer,
+        spaces: dict[str, Any] | None,
         *,
         shared: bool = False,
         torch_settings: TorchSettings | None = None,
     ) -> None:
-        self.spec, self.table, self.agent, self.clock, self.frames = spec, table, agent, clock, frames
-        self.normalizers, self.shared = normalizers, shared
-        self.window = EpisodeWindow()
+        self.spec, self.table, self.agent, self.clock, self.frames = spec, table, agent, agent.clock, frames
+        self.normalizers, self.spaces, self.shared = normalizers, spaces, shared
         self.torch = torch_settings or TorchSettings()
+        self.window = EpisodeWindow()
         self.eval_env: Env | None = None
         """For meta.rigorous_eval."""
         self._eval_state: dict[str, Any] | None = None
         """State of the evaluation env before an evaluation that was broken off."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
-        self._observers: dict[str, Observer] = {}
+        self._rows = RowListeners()
+        self.recorder, self.evaluator = self._row_makers()
+        mode: Mode = "train" if self.evaluator is None else "eval"
+        self.checkpointer = Checkpointer(self.playable, self.clock, timer, mode, self._save, spec.meta.checkpoint_frequency)
         self.user_observers: list[Observer] = []
+        self._observers: list[Observer] = []
+        """All of them, in the order of their calls, once training has begun."""
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
+
+    def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
+        """Return what makes the rows of training and, with meta.rigorous_eval, of evaluation."""
+        meta, clock, agent = self.spec.meta, self.clock, self.agent
+        sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
+        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.log_info))))
+        recorder = Recorder(clock, agent, meta.log_frequency, self._rows, columns, self.table, meta.log_info, self.window)
+        if not meta.rigorous_eval:
+            return recorder, None
+        return recorder, Evaluator(clock, agent, meta.eval_frequency, self._rows, self.evaluate, columns, self.table)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
         """Make the user's observers. Raises UserError for what is not an Observer."""
@@ -106,69 +126,72 @@ class PolicyLearner:
         times, self._update_times = self._update_times, None
         return times
 
-    @property
-    def recorder(self) -> Recorder:
-        recorder = self._observers["recorder"]
-        assert isinstance(recorder, Recorder)
-        return recorder
-
-    def begin(self, plan: Plan, sink: RunSink, playable: Playable, timer: SaveTimer, stop: Stop, beat: Beat = no_beat) -> None:
-        """Make the observers. `playable` returns what it takes to act; `timer` says when the state is saved."""
+    def begin(self, mode: str, sink: RunSink, stop: Stop, beat: Beat = no_beat) -> None:
+        """Connect the observers; rows and checkpoints go to the sink."""
         self.sink, self.stop, self.beat = sink, stop, beat
         sink.open(self.table, self.clock.frame)
-        meta, clock, agent = self.spec.meta, self.clock, self.agent
-        sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
-        extra = (*sources, *agent.diagnostics, *map(info_column, meta.log_info))
-        columns = (*COLUMNS, *dict.fromkeys(extra))
-        rows = RowListeners([sink])
-        recorder = Recorder(clock, agent, meta.log_frequency, rows, columns, self.table, meta.log_info, self.window)
-        learns, limit = self.spec.agent.algorithm.learns, meta.max_seconds
-        observers: dict[str, Observer] = {}
-        if limit is not None:  # before the recorder, so that the time of the last row is not below the limit
-            observers["time_limit"] = TimeLimit(clock, limit, self._end_here)
-        observers["recorder"] = recorder
-        if meta.rigorous_eval:
-            observers["evaluator"] = Evaluator(clock, agent, meta.eval_frequency, rows, self.evaluate, columns, self.table)
-        observers["progress"] = ProgressReporter(
-            clock, lambda *report: sink(Progress(self.table, *report)), learns=learns, max_seconds=limit
-        )
-        if plan.mode == "dev":
-            observers["dev_checks"] = DevChecks(agent.weights, agent.target)
-        for observer in self.user_observers:
-            name = f"user/{type(observer).__module__}:{type(observer).__qualname__}"
-            observers[name if name not in observers else f"{name}/{len(observers)}"] = observer
-        best_mode: Mode = "eval" if meta.rigorous_eval else "train"
-        observers["checkpointer"] = Checkpointer(playable, clock, timer, best_mode, self._save, meta.checkpoint_frequency)
-        self._observers = observers
+        clock, agent, limit = self.clock, self.agent, self.spec.meta.max_seconds
+        learns = self.spec.agent.algorithm.learns
+        progress = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)), learns=learns, max_seconds=limit)
+        self._observers = [
+            # before the recorder, so that the time of the last row is not below the limit
+            *([] if limit is None else [TimeLimit(clock, limit, self._end_here)]),
+            self.recorder,
+            *([] if self.evaluator is None else [self.evaluator]),
+            progress,
+            *([DevChecks(agent.weights, agent.target)] if mode == "dev" else []),
+            *self.user_observers,
+            self.checkpointer,
+        ]
         self._on_step, self._on_update = self._hooks("on_step"), self._hooks("on_update")
-        rows += self._hooks("on_row")
+        self._rows[:] = [sink, *self._hooks("on_row")]
 
-    def step(self, experience: Experience) -> None:
-        """Count one vector step and learn from it."""
-        clock, agent = self.clock, self.agent
-        clock.tick(experience.frames)
-        clock.epi += len(experience.episodes)
-        metrics: Metrics | None = None
-        if experience.transition is not None:
-            agent.observe(*experience.transition)
-            if agent.ready():
-                self.torch.restore()
-                begin = perf_counter()
-                metrics = agent.update()
-                self._update_times = (begin, perf_counter())
-            agent.end_step()
-        elif experience.rollout is not None:
-            self.torch.restore()
-            begin = perf_counter()
-            metrics = agent.learn(experience.rollout)
-            self._update_times = (begin, perf_counter())
+    def step(self, experience: Experience | CollectedRollout) -> None:
+        """Count the steps and learn from them."""
+        if isinstance(experience, CollectedRollout):
+            self._learn(experience)
+            return
+        agent, episodes = self.agent, experience.episodes
+        self._count(experience.frames, episodes, experience.moment)
+        agent.observe(*experience.transition)
+        metrics = self._timed(agent.update) if agent.ready() else None
+        agent.end_step()
         if metrics is not None:
-            if experience.report is not None:
-                metrics.extra |= experience.report()
-            for hook in self._on_update:
-                hook(metrics)
+            self._report(metrics, experience.report)
         for hook in self._on_step:
-            hook(experience.episodes)
+            hook(episodes)
+
+    def _learn(self, collected: CollectedRollout) -> None:
+        """Count the steps of a rollout, and learn from it after the last; not if training ends before."""
+        last = len(collected.steps) - 1
+        for t, (frames, episodes, moment) in enumerate(collected.steps):
+            self._count(frames, episodes, moment)
+            if t == last and collected.rollout is not None:
+                self._report(self._timed(partial(self.agent.learn, collected.rollout)), collected.report)
+            for hook in self._on_step:
+                hook(episodes)
+            if self.finished:
+                return
+
+    def _count(self, frames: int, episodes: list[Episode], moment: float | None) -> None:
+        clock = self.clock
+        if moment is not None:
+            clock.moment = moment
+        clock.tick(frames)
+        clock.epi += len(episodes)
+
+    def _timed(self, update: Callable[[], Metrics]) -> Metrics:
+        self.torch.restore()
+        begin = perf_counter()
+        metrics = update()
+        self._update_times = (begin, perf_counter())
+        return metrics
+
+    def _report(self, metrics: Metrics, report: Callable[[], dict[str, float]] | None) -> None:
+        if report is not None:
+            metrics.extra |= report()
+        for hook in self._on_update:
+            hook(metrics)
 
     def end(self) -> None:
         """Write the last row."""
@@ -177,6 +200,14 @@ class PolicyLearner:
             self._call("on_interrupt")
         self._call("on_end")
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
+
+    def note_frame(self, error: BaseException, num_envs: int) -> None:
+        """Tell where training was when an error was raised; see failures.cause."""
+        of_env = isinstance(error, InvalidOutcome)
+        frame = self.clock.frame + (
+            num_envs if isinstance(error, InvalidOutcome) and error.call == "step" else 0
+        )  # of the step that raised it
+        error.add_note(f"(at frame {frame}{'' if of_env else f' of {self.spec.env.name}'})")
 
     def evaluate(self) -> list[float]:
         """Return of one episode in each evaluation env; none if a stop is requested before all have ended."""
@@ -194,77 +225,84 @@ class PolicyLearner:
         if self.eval_env is not None:
             self.eval_env.close()
 
-    def state_dict(self, *, shares: bool = False) -> dict[str, Any]:
-        """Return everything learned, counted and observed; with meta.save_replay the replay memory too.
+    def playable(self) -> dict[str, Any]:
+        """Return what it takes to act: weights, statistics of the normalizers, and the env's spaces."""
+        return {
+            "version": VERSION,
+            "weights": self.agent.weights(),
+            "normalizers": self.normalizers.state_dict(),
+            "spaces": self.spaces,
+            "explore_var": self.agent.final_explore_var,
+            "global_frame": self.clock.global_frame,
+        }
 
-        With `shares`, without what lies in memory that other Sessions share.
+    @property
+    def _stateful(self) -> dict[str, Observer]:
+        """The observers with a state, by the names that they are saved under."""
+        observers: dict[str, Observer] = {"recorder": self.recorder, "checkpointer": self.checkpointer}
+        if self.evaluator is not None:
+            observers["evaluator"] = self.evaluator
+        for observer in self.user_observers:
+            name = f"user/{type(observer).__module__}:{type(observer).__qualname__}"
+            observers[name if name not in observers else f"{name}/{len(observers)}"] = observer
+        return observers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything learned, counted and observed, and what it takes to act; with meta.save_replay the replay memory too.
+
+        What several Sessions train is not part of it: it is saved with the shared arrays.
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
-        eval_env = self._eval_state or (None if self.eval_env is None else self.eval_env.state_dict())
         return {
-            "agent": self.agent.own_state() if shares else self.agent.state_dict(),
+            **self.playable(),
+            "agent": self.agent.state_dict(),
             "clock": self.clock.state_dict(),
-            "observers": {name: observer.state_dict() for name, observer in self._observers.items()},
-            "eval_env": eval_env,
+            "observers": {name: observer.state_dict() for name, observer in self._stateful.items()},
+            "eval_env": self._eval_state or (None if self.eval_env is None else self.eval_env.state_dict()),
             "replay": None if replay is None else replay.contents(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, shares: bool = False) -> None:
-        """Load what `state_dict` returned, but for the observers. Raises ValueError or RuntimeError if it does not fit."""
-        if shares:
-            self.agent.load_own_state(state["agent"])
-            self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
-        else:
-            self.agent.load_state_dict(state["agent"])
-            self.normalizers.load_state_dict(state["normalizers"])
-            self.clock.load_state_dict(state["clock"])
-        if self.agent.replay is not None and state["replay"] is not None:
-            self.agent.replay.load_contents(state["replay"])
-        elif isinstance(self.agent.replay, Replay):
-            self.agent.replay.collect_batch()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError, RuntimeError or KeyError if it does not fit."""
+        self.agent.load_state_dict(state["agent"])
+        self.normalizers.load_state_dict(state["normalizers"])
         if self.eval_env is not None and state["eval_env"] is not None:
             self.eval_env.load_state_dict(state["eval_env"])
             self.eval_env.resume()  # an evaluation begins with a reset; wrappers may keep more than an episode
+        self.load_progress(state)
 
-    def resume_counts(self, state: dict[str, Any]) -> None:
-        """Load counts and replay memory of a process that died, whose net lives on in shared memory."""
-        self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
-        if self.agent.replay is not None and state["replay"] is not None:
-            self.agent.replay.load_contents(state["replay"])
-        elif isinstance(self.agent.replay, Replay):
-            self.agent.replay.collect_batch()
-
-    def load_observers(self, state: dict[str, Any]) -> None:
-        """Load what the observers had counted, and which weights on disk are the best."""
-        for name, observer in self._observers.items():
-            if name in state:
-                observer.load_state_dict(state[name])
-        self.checkpointer.resume_best(self.sink.load(self.table, "best"))
+    def load_progress(self, state: dict[str, Any]) -> None:
+        """Load what was counted, observed and remembered alone, for a net that others train on."""
+        if self.shared:
+            self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
+        else:
+            self.clock.load_state_dict(state["clock"])
+        replay = self.agent.replay
+        if replay is not None and state["replay"] is not None:
+            replay.load_contents(state["replay"])
+        elif isinstance(replay, Replay):
+            replay.collect_batch()
+        for name, observer in self._stateful.items():
+            if name in state["observers"]:
+                observer.load_state_dict(state["observers"][name])
 
     def resume_tables(self, *, rebuild: bool = False) -> None:
         """Continue the tables on disk after their last complete row; with `rebuild`, forget rows that are not there."""
-        for observer in self._observers.values():
-            if isinstance(observer, Recorder | Evaluator):
+        for observer in (self.recorder, self.evaluator):
+            if observer is not None:
                 observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
 
     def catch_up(self) -> None:
         """Make up for an evaluation that was broken off."""
-        for observer in self._observers.values():
-            if isinstance(observer, Evaluator):
-                observer.catch_up()
-
-    @property
-    def checkpointer(self) -> Checkpointer:
-        checkpointer = self._observers["checkpointer"]
-        assert isinstance(checkpointer, Checkpointer)
-        return checkpointer
+        if self.evaluator is not None:
+            self.evaluator.catch_up()
 
     def _save(self, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.beat(SAVING)
         self.sink.save(self.table, which, bundle)
 
     def _hooks(self, name: Hook) -> list[Callable[..., None]]:
-        return hooks(list(self._observers.values()), name)
+        return hooks(self._observers, name)
 
     def _call(self, name: Hook) -> None:
         for hook in self._hooks(name):

@@ -14,7 +14,7 @@ from slm_lab.experiment.files.sink import RunSink
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.lib.log import notice
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.sampler import PBTSpec
+from slm_lab.spec.models.sampler import PBTSpec
 
 COLUMNS = ("frame", "policy", "total_reward", "lr", "entropy_coef", "gamma", "source")
 GAMMA_MAX = 0.99999
@@ -29,8 +29,6 @@ class Population:
 
     Args:
         session: index of the Session, for the table of rounds.
-        sink: keeps the table of rounds; None: no table.
-        state: what `state_dict` returned, to continue from.
     """
 
     def __init__(
@@ -39,17 +37,20 @@ class Population:
         learners: Sequence[PolicyLearner],
         seed: int,
         session: int = 0,
-        sink: RunSink | None = None,
-        state: dict[str, Any] | None = None,
     ) -> None:
-        self.spec, self.learners, self.session, self.sink = spec, list(learners), session, sink
+        self.spec, self.learners, self.session = spec, list(learners), session
         self.rng = np.random.default_rng([seed, 2])
         self.rounds = [0] * len(learners)
-        if state is not None:
-            self.load_state_dict(state)
-            return
-        for policy in range(len(learners)):
-            self._record(policy, None)
+        self.sink: RunSink | None = None
+        """Keeps the table of rounds; None: no table."""
+        self._loaded = False
+
+    def begin(self, sink: RunSink | None) -> None:
+        """Begin, or continue from a state that was loaded; the table of rounds goes to the sink."""
+        self.sink = sink
+        if not self._loaded:
+            for policy in range(len(self.learners)):
+                self._record(policy, None)
 
     def due(self, policy: int) -> bool:
         """Whether a round of this policy is due."""
@@ -121,8 +122,9 @@ class Population:
         return {"rng": generator_state(self.rng), "rounds": list(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         set_generator_state(self.rng, state["rng"])
-        self.rounds = list(state["rounds"])
+        self.rounds, self._loaded = list(state["rounds"]), True
 
 
 def replace_policy(agent: Agent, source: Agent) -> None:

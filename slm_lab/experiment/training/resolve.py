@@ -12,10 +12,10 @@ from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import dump_spec, load_spec
-from slm_lab.spec.recommended import complete
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.recommended import complete
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 _ROWS = 10
 """Minimum number of rows of a Session if the spec does not say how often to write one."""

@@ -13,7 +13,7 @@ from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer
 from slm_lab.experiment.session.cluster.parameter_servers import ParameterServers
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 _KNOWN: WeakValueDictionary[int, Direct] = WeakValueDictionary()
 

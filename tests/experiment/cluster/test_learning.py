@@ -11,7 +11,7 @@ import pytest
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.spec.loader import load_spec
+from slm_lab.spec.load.loader import load_spec
 from tests.experiment.cluster.conftest import Nodes
 from tests.experiment.commands import Deed, frame_of, run_while, until
 

@@ -17,9 +17,9 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
-from slm_lab.experiment.session.build import SessionProcess, shared_parts
+from slm_lab.experiment.session.build import shared_parts
 from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
-from slm_lab.experiment.session.resume import load_session
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib import store as store_module
@@ -28,7 +28,7 @@ from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
 from slm_lab.lib.store import Store, shared_file
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.agent.test_hogwild import Worker
 from tests.contract.combinations import Case
 from tests.contract.test_algorithms import SENT, Beat, assert_equal, drive, every_second_case, updates
@@ -140,7 +140,7 @@ def test_two_workers_in_a_fixed_order_equal_shared_memory(
             torch.manual_seed(turn)
             made = workers[turn].update()
             metrics.append((made.loss, made.grad_norm, made.extra["staleness"]))
-        states = [part.agent.own_state() for part in parts]
+        states = [part.agent.state_dict() for part in parts]
         weights = [part.agent.weights() for part in parts]
         results.append((metrics, states, weights, {name: array.copy() for name, array in stores[0].snapshot().items()}))
     os.close(fd)
@@ -235,11 +235,8 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         spec = Spec.model_validate(body | {"meta": meta, "env": {**body["env"], "max_frame": frames}})  # type: ignore[dict-item]
         fd = shared_file()
         with closing(Served(spec, session_seeds(5, 0, 0))) as server:
-            store = RemoteArrays(server.first, spec, 0, lambda: session.info) if remote else shared_arrays(spec, fd)
-            session = Session(spec, process=SessionProcess(store, resumed=resumed))
-            session.build()
-            if resumed:
-                load_session(session, paths)
+            store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info) if remote else shared_arrays(spec, fd)
+            session = Session(spec, context=SessionContext(store=store, resumed=paths if resumed else None))
             sink = LocalSink(paths)
             session.run(sink)
             sink.close()
@@ -265,10 +262,10 @@ def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spe
     spec = Spec.model_validate(body | {"meta": meta})
     fd = shared_file()
     with closing(Served(spec, session_seeds(5, 0, 0))) as server:
-        session = Session(spec)
-        session.process = SessionProcess(store=RemoteArrays(server.first, spec, 0, lambda: session.info))
+        store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info)
+        session = Session(spec, context=SessionContext(store=store))
         ours = session.run()
-        theirs = Session(spec, process=SessionProcess(store=shared_arrays(spec, fd))).run()
+        theirs = Session(spec, context=SessionContext(store=shared_arrays(spec, fd))).run()
     os.close(fd)
     changing = ("wall_t", "fps", *SENT[1:])
     assert len(ours.rows) == 8

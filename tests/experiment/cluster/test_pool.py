@@ -17,11 +17,11 @@ from slm_lab.cli.entry import main
 from slm_lab.experiment.collect.workers import ray_pool as pool
 from slm_lab.experiment.collect.workers.ray_worker import RolloutActor
 from slm_lab.experiment.execute.local.failures import WorkerFailed
-from slm_lab.experiment.session.build import SessionProcess
+from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import resolve_inference
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.cluster.fake_ray import FakeRay
 
 SAMPLER = {"num_workers": 2, "num_envs_per_worker": 4, "num_batches_per_epoch": 4, "async_rl": False}
@@ -64,7 +64,7 @@ def without_times(session: Session) -> list[dict[str, Any]]:
 
 
 def test_in_turns_it_collects_what_workers_of_this_process_do(ray: FakeRay, sampler_spec: MakeSpec) -> None:
-    ours = without_times(Session(sampler_spec(), process=SessionProcess(open_pool=pool.open_pool)))
+    ours = without_times(Session(sampler_spec(), context=SessionContext(open_pool=pool.open_pool)))
     assert len(ours) == 6
     assert ours == without_times(Session(sampler_spec(serial_mode=True)))
     assert len(ray.actors) == 2
@@ -72,10 +72,10 @@ def test_in_turns_it_collects_what_workers_of_this_process_do(ray: FakeRay, samp
 
 
 def test_lag_is_measured_and_what_is_too_old_left_out(ray: FakeRay, sampler_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    rows = Session(sampler_spec(async_rl=True), process=SessionProcess(open_pool=pool.open_pool)).run().rows
+    rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_pool)).run().rows
     assert max(row["lag_max"] or 0.0 for row in rows) >= 8.0  # an update has 8 gradient steps
     assert "exceed" not in caplog.text
-    rows = Session(sampler_spec(async_rl=True, max_policy_lag=7), process=SessionProcess(open_pool=pool.open_pool)).run().rows
+    rows = Session(sampler_spec(async_rl=True, max_policy_lag=7), context=SessionContext(open_pool=pool.open_pool)).run().rows
     assert rows[-1]["frame"] == 3000
     assert max(row["lag_max"] or 0.0 for row in rows) <= 7.0
     assert "all transitions of a dataset exceed meta.sampler.max_policy_lag (7 gradient steps)" in caplog.text
@@ -94,7 +94,7 @@ def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(ray: FakeRay, s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool.RayPool, "_arrived", lose)
-        rows = Session(sampler_spec(async_rl=True), process=SessionProcess(open_pool=pool.open_pool)).run().rows
+        rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_pool)).run().rows
     assert rows[-1]["frame"] == 3000
     assert len(ray.actors) >= 4
     assert {0, 1} <= {*arrived[10:]}
@@ -106,7 +106,7 @@ def test_a_worker_that_fails_ends_the_session(ray: FakeRay, sampler_spec: MakeSp
 
     monkeypatch.setattr(RolloutActor, "collect", broken)
     with pytest.raises(WorkerFailed, match="the pole is broken"):
-        Session(sampler_spec(), process=SessionProcess(open_pool=pool.open_pool)).run()
+        Session(sampler_spec(), context=SessionContext(open_pool=pool.open_pool)).run()
     assert all(actor.dead for actor in ray.actors)
 
 
@@ -134,5 +134,5 @@ def test_inference_that_is_left_open_is_local(sampler_spec: MakeSpec) -> None:
 
 
 def test_serial_mode_stays_in_one_process(ray: FakeRay, sampler_spec: MakeSpec) -> None:
-    assert len(without_times(Session(sampler_spec(500, serial_mode=True), process=SessionProcess(open_pool=pool.open_pool)))) == 1
+    assert len(without_times(Session(sampler_spec(500, serial_mode=True), context=SessionContext(open_pool=pool.open_pool)))) == 1
     assert ray.actors == []

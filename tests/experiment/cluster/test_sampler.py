@@ -12,8 +12,8 @@ import pytest
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.cluster.conftest import Nodes
 from tests.experiment.commands import frame_of, rows, run_while, until
 

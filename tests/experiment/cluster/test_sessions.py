@@ -16,7 +16,7 @@ from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.resume import read_run
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.cluster.conftest import Nodes, ShellCluster, processes
 from tests.experiment.commands import Deed, frame_of, rows, run_while, until
 

@@ -16,8 +16,8 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.search.search import Search
 from slm_lab.experiment.run.study.study import StudyExperiment
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.study import load_study
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.study_file import load_study
 from tests.experiment.cluster.conftest import Nodes
 from tests.experiment.commands import until
 from tests.experiment.study.toys import A2C, STUDY, blank_run

@@ -28,7 +28,7 @@ from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor, LocalTask
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.start_method import THREAD_LIMITS
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 from tests.experiment.process import light, targets
 
 PATIENCE = 30.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from slm_lab.spec.algorithm import AlgorithmSpec
-from slm_lab.spec.base import Fraction, Positive, PositiveReal
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.search_space import SearchSpace, Values
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.search_space import SearchSpace, Values
+from slm_lab.spec.models.algorithm import AlgorithmSpec
+from slm_lab.spec.models.base import Fraction, Positive, PositiveReal
 
 SEARCH: dict[str, Any] = {
     "rate__loguniform": [1e-5, 1e-1],

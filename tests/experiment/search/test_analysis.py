@@ -18,8 +18,8 @@ from slm_lab.experiment.report.search_report import write_search
 from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, ranked
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.training.observers.base import COLUMNS
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.search_space import SearchSpace
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.search_space import SearchSpace
 from tests.experiment.search.landscape import toy_return, toy_space
 from tests.experiment.search.test_proposer import CONDITIONAL
 

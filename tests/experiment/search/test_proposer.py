@@ -11,8 +11,8 @@ import pytest
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.run.search.proposer import Proposer, make_proposer
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.search_space import SearchSpace
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.report import SpecError
 from tests.experiment.search.landscape import toy_return, toy_space
 
 GOOD = 95.0

@@ -9,10 +9,10 @@ import pytest
 
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search.build_check import check_builds
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.search import SearchKey
-from slm_lab.spec.search_space import SearchSpace, draw
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.search_space import SearchSpace, draw
+from slm_lab.spec.models.search import SearchKey
+from slm_lab.spec.report import SpecError
 from tests.experiment.search.landscape import toy_space
 from tests.spec.conftest import PPO, changed
 

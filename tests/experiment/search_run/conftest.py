@@ -19,8 +19,8 @@ from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable
 from slm_lab.experiment.run.search.stage import Stage
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
 
 SEARCH = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
 

@@ -15,7 +15,7 @@ from slm_lab.experiment.run.search import resources
 from slm_lab.experiment.run.search.resources import TrialShare, trial_resources
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable, Totals, shown_values, summary
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 
 @pytest.mark.parametrize(

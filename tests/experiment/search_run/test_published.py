@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.env_ids import unavailable_reason
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.search import parse_search
-from slm_lab.spec.text import read
+from slm_lab.spec.compat.env_ids import unavailable_reason
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.text import read
+from slm_lab.spec.models.search import parse_search
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import ROOT
 
 FOLDER = os.environ.get("SLM_LAB_SPECS")

@@ -8,9 +8,9 @@ import pytest
 
 from slm_lab.experiment.run.search.schedule import Asha, Pbt, TakeOver, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.search_state import TrialState
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.search_space import SearchSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 pytest.importorskip("ray.tune")
 

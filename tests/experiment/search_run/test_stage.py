@@ -12,7 +12,7 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.run.search.schedule import Decision, TakeOver
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.trial_task import Update
-from slm_lab.spec.base import Problem, SpecError
+from slm_lab.spec.report import Problem, SpecError
 from tests.experiment.search_run.conftest import failing, finishing
 
 MakeStage = Callable[..., Any]

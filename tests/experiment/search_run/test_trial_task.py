@@ -19,7 +19,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search.trial_task import TrialJob, Update, copy_checkpoints, run_trial_task
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import rows
 
 

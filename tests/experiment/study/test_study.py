@@ -27,10 +27,11 @@ from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.files import sealed
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.spec import SPEC_VERSION
-from slm_lab.spec.study import StudyRun, load_study
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.study_file import load_study
+from slm_lab.spec.models.spec import SPEC_VERSION
+from slm_lab.spec.models.study import StudyRun
+from slm_lab.spec.report import SpecError
 from tests.blank import BlankRenderer
 from tests.experiment.commands import rows
 from tests.experiment.study.toys import STUDY, results, run, write, written

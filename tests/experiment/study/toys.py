@@ -15,7 +15,7 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
-from slm_lab.spec.study import load_study
+from slm_lab.spec.load.study_file import load_study
 
 NET = {"name": "MLPNet", "hid_layers": [8], "gpu": False}
 A2C = {

@@ -11,10 +11,10 @@ import pytest
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.utilization import BusySpan
 from slm_lab.experiment.session.session import Session
+from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report
-from slm_lab.spec.resolve import resolve
-from slm_lab.spec.rules import check_rules
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.rules.check import check_rules
+from slm_lab.spec.rules.resolve import resolve
 
 RECURRENT = {"name": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 8}
 

@@ -24,7 +24,7 @@ from slm_lab.experiment.collect.workers.inference import CentralInference, Infer
 from slm_lab.experiment.collect.workers.shared import InferenceBuffer
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.workers.conftest import RECURRENT, pool_of, spans_of, weights_of, worker_spec
 from tests.experiment.workers.puppets import INFO
 

@@ -20,10 +20,11 @@ from slm_lab.experiment.files.sink import LocalSink, MemorySink
 from slm_lab.experiment.report.run import read_columns
 from slm_lab.experiment.report.sampler import pbt_figure
 from slm_lab.experiment.report.trial_figures import FRAMES
+from slm_lab.experiment.session.restore import state_dict
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.population import COLUMNS, Population, replace_policy
-from slm_lab.spec.sampler import PBTSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.sampler import PBTSpec
+from slm_lab.spec.models.spec import Spec
 from tests.experiment.workers.conftest import source_of, worker_spec
 
 Open = Callable[[Spec], Session]
@@ -81,7 +82,9 @@ class ToyLearner:
 def make_population(rewards: Sequence[float | None], sink: Any = None, seed: int = 1, gamma: float = 0.99, **keys: Any) -> Population:
     learners: list[Any] = [ToyLearner(Toy(number, gamma), reward) for number, reward in enumerate(rewards)]
     spec = PBTSpec(**{"start": 100, "period": 100, "replace_fraction": 0.25} | keys)
-    return Population(spec, learners, seed, sink=sink)
+    population = Population(spec, learners, seed)
+    population.begin(sink)
+    return population
 
 
 def toys(population: Population) -> list[Any]:
@@ -364,7 +367,7 @@ def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
     assert not any(row["source"] for row in rows if row["policy"] == "0")
     population = source_of(session).population
     assert population is not None
-    assert session.state_dict()["population"] == population.state_dict()
+    assert state_dict(session)["population"] == population.state_dict()
     assert len({learner.agent.lr for learner in session.learners}) == 3
 
 

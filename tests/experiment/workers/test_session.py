@@ -27,8 +27,8 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import SAMPLER_COLUMNS
 from slm_lab.lib.processor import processor
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.workers.conftest import RECURRENT, pool_of, source_of, spans_of, weights_of, worker_spec
 
 Open = Callable[[Spec], Session]
@@ -252,7 +252,7 @@ def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_sess
     session = open_session(worker_spec(sampler={"num_policies": 2, "async_rl": True} | SERIAL)).build()
     arrays = source_of(session).arrays
     arrays.active_P[0] = False
-    late = RolloutWorker(WorkerConfig(session.spec, session.built._seed(0), restart=1))
+    late = RolloutWorker(WorkerConfig(session.spec, session.parts.seeds(0), restart=1))
     late.attach(None, arrays)
     assert (late.groups[0].policy_N == 1).all()
     late.close()
@@ -270,9 +270,9 @@ def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyP
     storages += [dataset.storage for builder in pool_of(session).assembler.builders for dataset in builder.free]
     used = sum(slab.nbytes for storage in storages for slab in storage.slabs.values())
     monkeypatch.setattr(shared, "memory_bytes", lambda: 4 * used)
-    check_memory(spec, session.info)
+    check_memory(spec, session.parts.info)
     with pytest.raises(SpecError, match="--jobs"):
-        check_memory(spec, session.info, concurrent_sessions=8)
+        check_memory(spec, session.parts.info, concurrent_sessions=8)
     monkeypatch.setattr(shared, "memory_bytes", lambda: used // 2)
     with pytest.raises(SpecError) as error:
         open_session(spec).build()
@@ -287,7 +287,7 @@ def test_many_workers_need_few_descriptors() -> None:
     spec = worker_spec(sampler={"num_workers": 32, "num_envs_per_worker": 1}, algorithm={"minibatch_size": 512})
     other = Session(worker_spec(sampler=SERIAL)).build()
     policies = [learner.agent.policy for learner in other.learners]
-    worker = RolloutWorker(WorkerConfig(spec, other.built._seed(0)))
+    worker = RolloutWorker(WorkerConfig(spec, other.parts.seeds(0)))
     before = len(os.listdir("/proc/self/fd"))
     arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_count(worker.envs[0]))
     fd = shared_file()

@@ -30,9 +30,9 @@ from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.run.trial_result import TrialResult
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.log import logger
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.experiment.commands import PATIENCE, Command, alive, frame_of, until
 from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
 from tests.experiment.workers.test_session import DQN, REPLAY

@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from slm_lab.spec.algorithm import AlgorithmSpec, PPOSpec
-from slm_lab.spec.base import SpecModel
-from slm_lab.spec.memory import MemorySpec
-from slm_lab.spec.net import NetSpec
+from slm_lab.spec.models.algorithm import AlgorithmSpec, PPOSpec
+from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.models.memory import MemorySpec
+from slm_lab.spec.models.net import NetSpec
 
 
 class Bonus(SpecModel):

@@ -14,10 +14,10 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.memory import OnPolicyBatchReplaySpec
-from slm_lab.spec.net import RecurrentNetSpec
-from slm_lab.spec.spec import AgentSpec
+from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec
+from slm_lab.spec.models.net import RecurrentNetSpec
+from slm_lab.spec.models.spec import AgentSpec
+from slm_lab.spec.report import Problem, SpecError
 
 
 def agent_memory(

@@ -24,7 +24,7 @@ from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Minibatch, Sequences, Values
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
-from slm_lab.spec.schedule import Schedule
+from slm_lab.spec.models.schedule import Schedule
 
 
 class PolicyGradient(Algorithm):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.ops.arrays import A
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.net import LossSpec
+from slm_lab.spec.models.net import LossSpec
+from slm_lab.spec.report import Problem, SpecError
 
 
 def _squared(error: A) -> tuple[A, A]:

@@ -18,7 +18,7 @@ from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import OnPolicyReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.spec.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
 
 
 class EpisodesWithStates(OnPolicyReplay):

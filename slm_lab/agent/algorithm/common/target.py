@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store
-from slm_lab.spec.net import NetSpec
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
+from slm_lab.spec.models.net import NetSpec
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -111,11 +111,15 @@ class TargetNet(Generic[Net]):
         self._updates_done[0] += 1
 
     def state_dict(self) -> dict[str, Any]:
+        if several(self._store):
+            return {}
         self.refresh()
         return {**self.flat.state_dict(), "followed": int(self._crossed[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
+        if several(self._store):
+            return
         self.flat.load_state_dict(state)
         self._crossed[0] = int(state["followed"])
         self._updates_done[0] = self._pulled = int(state["updates"])

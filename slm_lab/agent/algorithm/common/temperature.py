@@ -12,9 +12,9 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
 from slm_lab.agent.optim.trainer import Group
 from slm_lab.lib.records import ActionSpace, EnvInfo
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store
-from slm_lab.spec.algorithm import EntropyAnneal, SoftActorCriticSpec
-from slm_lab.spec.net import SHAPED, OptimSpec
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
+from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
+from slm_lab.spec.models.net import SHAPED, OptimSpec
 
 LARGEST_GRADIENT = 1e15
 """Gradient beyond which a step is skipped: its square would overflow in the optimizer's statistics."""
@@ -94,27 +94,22 @@ class Temperature:
         self.optimizer.step()
         self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
-    def own_state(self) -> dict[str, Any]:
-        """Return the optimizer's state if processes do not share it."""
-        if self._store is not None and self._store.remote:
-            return self._store.run("update", self.own_state)
-        return {} if self.optimizer.statistics else {"optimizer": self.optimizer.state_dict()}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Load what `own_state` returned."""
-        if self._store is not None and self._store.remote:
-            self._store.run("update", self.load_own_state, state)
-        elif state:
-            self.optimizer.load_state_dict(state["optimizer"])
-
     def state_dict(self) -> dict[str, Any]:
+        """Return log α and the optimizer; if several processes train, what they do not share of the optimizer."""
         if self._store is not None and self._store.remote:
             return self._store.run("update", self.state_dict)
+        if several(self._store):
+            return {} if self.optimizer.statistics else {"optimizer": self.optimizer.state_dict()}
         return {"log_alpha": self.log_alpha.to("cpu", copy=True), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.log_alpha.copy_(state["log_alpha"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Load what `state_dict` returned."""
+        if self._store is not None and self._store.remote:
+            self._store.run("update", self.load_state_dict, state)
+        if "log_alpha" in state:
+            self.log_alpha.copy_(state["log_alpha"])
+        if "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
 
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from slm_lab.agent.ops.arrays import A, full_like
 from slm_lab.agent.ops.objective import VALUE_LIMIT
 from slm_lab.agent.ops.returns import standardize
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
 
 
 class TargetDeviation:
@@ -63,11 +63,12 @@ class TargetDeviation:
         self._store, self.moments = store, arrays["moments"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"moments": self.moments.tolist()}
+        return {} if several(self._store) else {"moments": self.moments.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        self.moments[:] = state["moments"]
+        if not several(self._store):
+            self.moments[:] = state["moments"]
 
 
 class PercentileScale:
@@ -108,11 +109,12 @@ class PercentileScale:
         self._store, self._range = store, arrays["range"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"range": self.range}
+        return {} if several(self._store) else {"range": self.range}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        self._range[0] = state["range"]
+        if not several(self._store):
+            self._range[0] = state["range"]
 
 
 def standardize_valid(x_TN: A, valid_TN: A) -> A:

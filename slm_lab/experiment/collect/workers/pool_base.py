@@ -13,7 +13,7 @@ from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 
 class PoolBase(ABC):

@@ -33,8 +33,8 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 _POLL = 0.01
 """Seconds between two looks at what the learner has given back."""

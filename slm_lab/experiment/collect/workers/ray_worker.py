@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +12,10 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies, extras_count
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies, extras_count, seed_process
 from slm_lab.experiment.execute.ray.remote import pack, unpack
-from slm_lab.experiment.files.bundle import set_rng_state, to_tensors
 from slm_lab.lib.records import EnvInfo
-from slm_lab.lib.rng import worker_seeds
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 
 
 class Weights(NamedTuple):
@@ -63,10 +60,7 @@ class RolloutActor:
     def build(self) -> EnvInfo | SpecError:
         """Make the envs; return the info of the envs of all workers, or what the user can correct."""
         config = self.config
-        seed = worker_seeds(config.seeds, config.index, config.restart).env
-        random.seed(seed)  # for envs that draw from the global generators
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        seed_process(config)
         try:
             self._worker = RolloutWorker(config)
         except SpecError as error:
@@ -80,9 +74,8 @@ class RolloutActor:
         self._arrays = WorkerArrays(self.config.spec, worker.info, policies, extras_count(worker.envs[0]))
         self.take(newest)
         worker.attach(None, self._arrays)
-        if (saved is not None or resumes) and worker.resume(saved, resumes):
-            assert saved is not None
-            set_rng_state(to_tensors(saved["rng"]), "cpu")
+        if saved is not None or resumes:
+            worker.resume_process(saved, resumes)
 
     def take(self, newest: Broadcast | bytes) -> None:
         """Act with these weights from the next step on."""

@@ -15,9 +15,9 @@ from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, Store, attach_parts, prefixed
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.sampler import SamplerSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 SLOTS = 2
 """Slots of each group of envs: one is written while the other is read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -21,15 +21,16 @@ from slm_lab.experiment.collect.workers.utilization import UtilizationTracker
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
 from slm_lab.experiment.files.bundle import to_arrays, to_tensors
+from slm_lab.experiment.files.sink import Spans
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.training.experience import Beat, Experience, Transition, no_beat
+from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, Transition, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.population import Population
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 STOP_SECONDS = 3.0
 """Time that a round has to end after a stop request."""
@@ -109,7 +110,7 @@ class WorkerSource:
         for learner in self.learners:
             learner.clock.moment = perf_counter()
 
-    def __iter__(self) -> Iterator[Experience]:
+    def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         deadline = math.inf
         while self.arrays.active_P.any():
             if self.stop.requested:  # in rounds, the one that has begun is finished: a run can continue exactly only from its end
@@ -133,46 +134,50 @@ class WorkerSource:
                     return  # before the workers can begin another round, in which their state cannot be saved
                 self.pool.release(policy, dataset)
 
-    def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience]:
-        """The steps of a dataset: off-policy each with its transition, on-policy the last one with the whole rollout."""
+    def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience | CollectedRollout]:
+        """Yield a dataset: on-policy as a rollout, off-policy as transitions."""
         learner = self.learners[policy]
         frames_T = dataset.own_TN[:, : dataset.columns].sum(axis=1).tolist()
-        ended: list[list[Episode]] = [[] for _ in frames_T]
+        episodes_T: list[list[Episode]] = [[] for _ in frames_T]
         for t, episode in dataset.ended:
-            ended[t].append(episode)
-        last, on_policy = len(frames_T) - 1, self.spec.agent.algorithm.on_policy
+            episodes_T[t].append(episode)
         # the steps arrive all at once; in wall-clock time they are spread over the time since the last dataset
         moment_T = np.linspace(learner.clock.moment, perf_counter(), len(frames_T) + 1)[1:].tolist()
-        for t, (frames, episodes) in enumerate(zip(frames_T, ended, strict=True)):
-            learner.clock.moment = moment_T[t]
-            experience = Experience(policy, frames, episodes)
-            if not on_policy:
-                report = partial(self._row_report, dataset, t, learner.clock.opt_step)
-                experience = experience._replace(transition=_transition(dataset, t), report=report)
-            elif t == last:
-                experience = self._with_rollout(experience, dataset.rollout(), learner)
-            self._midway = t < last
-            yield experience
-            if (trained := learner.take_update_times()) is not None:
-                self.utilization.record_update(*trained)
-                learner.agent.policy.version = learner.clock.opt_step
+        steps = list(zip(frames_T, episodes_T, moment_T, strict=True))
+        if self.spec.agent.algorithm.on_policy:
+            rollout, report = self._fresh_part(dataset.rollout(), learner.clock.opt_step)
+            yield CollectedRollout(policy, steps, rollout, report)
+            self._record_update(learner)
+            return
+        for t, (frames, episodes, moment) in enumerate(steps):
+            self._midway = t < len(steps) - 1
+            yield Experience(
+                policy, frames, episodes, _transition(dataset, t), moment, partial(self._row_report, dataset, t, learner.clock.opt_step)
+            )
+            self._record_update(learner)
             if learner.finished:
-                break
+                return
 
-    def _with_rollout(self, experience: Experience, rollout: Rollout, learner: PolicyLearner) -> Experience:
-        """Add a rollout without the transitions above max_policy_lag; none if nothing is left of it."""
-        lag_TN = learner.clock.opt_step - rollout.version_TN
+    def _record_update(self, learner: PolicyLearner) -> None:
+        """Record the update that the learner has made, if it has."""
+        if (trained := learner.take_update_times()) is not None:
+            self.utilization.record_update(*trained)
+            learner.agent.policy.version = learner.clock.opt_step
+
+    def _fresh_part(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
+        """Return a rollout without the transitions above max_policy_lag, and a report on it; None if nothing is left of it."""
+        lag_TN = opt_step - rollout.version_TN
         lag_B = lag_TN[rollout.valid_TN]
         if not len(lag_B):
-            return experience
+            return None, None
         most = self.sampler.max_policy_lag
         masked = float((lag_B > most).float().mean())
         if masked == 1.0:
             notice(f"all transitions of a dataset exceed meta.sampler.max_policy_lag ({most} gradient steps); the dataset is skipped")
-            return experience
+            return None, None
         if masked:
             rollout = replace(rollout, valid_TN=rollout.valid_TN & ~(lag_TN > most))
-        return experience._replace(rollout=rollout, report=partial(self._report, lag_B, masked))
+        return rollout, partial(self._report, lag_B, masked)
 
     def _row_report(self, dataset: Dataset, t: int, opt_step: int) -> dict[str, float]:
         slabs = dataset.storage.slabs
@@ -199,6 +204,9 @@ class WorkerSource:
         extras = PolicyExtras(learner.agent.explore_var or 0.0, learner.agent.acts_at_random, self.normalizers.vector)
         self.arrays.weights[policy].publish(learner.clock.opt_step, extras.vector())
 
+    def spans(self) -> Spans:
+        return self.utilization.window()
+
     def close(self) -> None:
         self.pool.close()
 
@@ -216,7 +224,7 @@ class WorkerSource:
     def state_dict(self) -> dict[str, Any]:
         return {"open": to_tensors(self.pool.states()) if self.in_rounds else None, "resumes": self._resumes}
 
-    def load_state_dict(self, state: dict[str, Any], *, statistics: bool = True) -> bool:
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._loaded, self._states, self._resumes = True, to_arrays(state["open"]), int(state["resumes"]) + 1
         return self._states is not None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from slm_lab.agent.net.matmul import use_matmul
 from slm_lab.agent.policy.build_policy import build_policy
@@ -19,7 +21,7 @@ from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollou
 from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
 from slm_lab.experiment.execute.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
-from slm_lab.experiment.files.bundle import rng_state, to_arrays
+from slm_lab.experiment.files.bundle import rng_state, set_rng_state, to_arrays, to_tensors
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import Beat, no_beat
@@ -27,7 +29,7 @@ from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.meta import MetaSpec
+from slm_lab.spec.models.meta import MetaSpec
 
 
 class Collected(NamedTuple):
@@ -297,6 +299,12 @@ class RolloutWorker:
                 continued = False
         return continued
 
+    def resume_process(self, state: dict[str, Any] | None, resumes: int) -> None:
+        """Do what `resume` does in a process that has no other worker: its process-wide generators continue too."""
+        if self.resume(state, resumes):
+            assert state is not None
+            set_rng_state(to_tensors(state["rng"]), "cpu")
+
     def _reseed(self, resumes: int) -> None:
         """Begin anew from random streams that no earlier start has used."""
         if not resumes:
@@ -313,6 +321,14 @@ class RolloutWorker:
     def close(self) -> None:
         for env in self.envs:
             close_env(env.close)
+
+
+def seed_process(config: WorkerConfig) -> None:
+    """Seed the global generators of Python, numpy and torch in the process of a worker, for envs that draw from them."""
+    seed = worker_seeds(config.seeds, config.index, config.restart).env
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def log_info(meta: MetaSpec) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.sampler import SamplerSpec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.sampler import SamplerSpec
+from slm_lab.spec.models.spec import Spec
 
 
 class WorkerPool(Protocol):

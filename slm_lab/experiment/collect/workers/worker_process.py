@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import time
 from multiprocessing import current_process
 from multiprocessing.connection import Listener
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.execute.heartbeat import CLOSING
-from slm_lab.lib.rng import worker_seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.base import SpecError
+from slm_lab.spec.report import SpecError
 
 if TYPE_CHECKING:
     from slm_lab.experiment.collect.workers.worker import RolloutWorker
@@ -43,15 +38,12 @@ def run_worker(context: Context, config: WorkerConfig, memory: SharedFd) -> None
     ("user_error", SpecError).
     """
     from slm_lab.experiment.collect.workers.inference import CentralInference
-    from slm_lab.experiment.collect.workers.worker import RolloutWorker
+    from slm_lab.experiment.collect.workers.worker import RolloutWorker, seed_process
 
     assert config.spec.meta.sampler is not None
     if config.spec.meta.sampler.async_rl and hasattr(os, "nice"):
         os.nice(_NICE)
-    seed = worker_seeds(config.seeds, config.index, config.restart).env
-    random.seed(seed)  # for envs that draw from the global generators
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_process(config)
     try:
         worker = RolloutWorker(config, context.beat)
     except SpecError as error:

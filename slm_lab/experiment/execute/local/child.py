@@ -26,7 +26,7 @@ from slm_lab.experiment.execute.local.failures import cause
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.process_state import ProcessState
-from slm_lab.spec.meta import StartMethod
+from slm_lab.spec.models.meta import StartMethod
 
 _PRINTED_BYTES = 2**20
 """Maximum of earlier output that is copied to a log."""

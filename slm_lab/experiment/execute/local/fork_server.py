@@ -26,8 +26,8 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.main_module import hidden_main
 from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
 from slm_lab.lib.start_method import THREAD_LIMITS, Method, choose_start_method
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.meta import StartMethod
+from slm_lab.spec.models.meta import StartMethod
+from slm_lab.spec.report import Problem, SpecError
 
 PRELOAD = ("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session.session")
 """No user module, and none that starts a thread."""

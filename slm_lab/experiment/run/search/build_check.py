@@ -11,12 +11,11 @@ from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import with_seed
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.report import Path, show, show_path
-from slm_lab.spec.search import SearchKey, settings, walk
-from slm_lab.spec.search_space import SearchSpace
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.search import SearchKey, settings, walk
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Path, Problem, SpecError, show, show_path
 
 _MOST_VALUES = 20
 """Values of a choice that are built."""

@@ -15,8 +15,8 @@ from slm_lab.experiment.report.run import read_json
 from slm_lab.experiment.report.statistics import estimate
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.lib.files import replace_file
-from slm_lab.spec.loader import dump_spec
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.models.spec import Spec
 
 SESSIONS = 4
 """Seeds of a confirmed trial."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.search import SearchKey
-from slm_lab.spec.search_space import Picks, SearchSpace, Values, draw, snap
+from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, draw, snap
+from slm_lab.spec.models.search import SearchKey
+from slm_lab.spec.report import Problem, SpecError
 
 if TYPE_CHECKING:
     import optuna

@@ -11,7 +11,7 @@ from slm_lab.experiment.report.metrics import Strengths, consistency, last_value
 from slm_lab.experiment.report.one_net import independent
 from slm_lab.experiment.report.run import read_table
 from slm_lab.experiment.report.trial_figures import common_strengths
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 COLUMNS = {"final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
 """Metric → column whose last value it is."""

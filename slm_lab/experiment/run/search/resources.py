@@ -9,7 +9,7 @@ from slm_lab.experiment.execute.executor import Resources
 from slm_lab.experiment.plan import Plan, session_processes
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.session.resume import may_change
 from slm_lab.lib.log import notice
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.search_space import SearchSpace, Values
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.search_space import SearchSpace, Values
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 _OPTIONS, _SAMPLES = 20, 200
 """Most values of a key that count as options, which have an order; draws from the space in which they are counted."""

@@ -38,9 +38,9 @@ from slm_lab.experiment.session.resume import differences, run_in, start_history
 from slm_lab.experiment.training.resolve import with_seed
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.rng import draw_seed
-from slm_lab.spec.loader import dump_spec, load_spec
-from slm_lab.spec.search_space import SearchSpace, Values
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.load.search_space import SearchSpace, Values
+from slm_lab.spec.models.spec import Spec
 
 if TYPE_CHECKING:
     from slm_lab.experiment.report.search_report import SearchSummary

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.files import replace_file, sealed, unsealed
-from slm_lab.spec.search_space import Values
+from slm_lab.spec.load.search_space import Values
 
 VERSION = 1
 TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]

@@ -14,8 +14,8 @@ from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable, Totals
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, run_trial_task
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.search_space import Values
+from slm_lab.spec.load.search_space import Values
+from slm_lab.spec.report import SpecError
 
 _SAVE_EVERY = 2.0
 """Seconds between two saves of the state because of reports; a trial that begins or ends is saved at once."""

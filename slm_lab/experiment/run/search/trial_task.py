@@ -21,8 +21,8 @@ from slm_lab.experiment.report.run import read_json
 from slm_lab.experiment.run.search.reports import ReportReader
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.resume import read_run
-from slm_lab.spec.base import SpecError
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 _POLL = 0.25
 """Seconds between two looks at the tables."""
@@ -144,11 +144,11 @@ def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
     from slm_lab.experiment.files import bundle as state
 
     files = [file for file in paths.checkpoints(source) if file.name.endswith(("ckpt-last.pt", "ckpt-best.pt"))]
-    bundles = [state.load(file) for file in files]
-    if any(bundle.get("done") for bundle in bundles):
+    if any(state.read_header(file, check=True).get("done") for file in files):
         return
     prefix = f"{paths.stem}_t{source}_"
-    for file, bundle in zip(files, bundles, strict=True):
+    for file in files:
+        bundle = state.load(file)
         if "tables" in bundle:
             bundle["tables"] = None  # positions in the other trial's files
         state.save(file.with_name(f"{paths.stem}_t{trial}_{file.name.removeprefix(prefix)}"), bundle)

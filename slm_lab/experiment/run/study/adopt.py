@@ -10,8 +10,9 @@ from typing import Any
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.resolve import completed
-from slm_lab.spec.loader import load_spec
-from slm_lab.spec.study import Study, StudyRun, differing, settings
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.study_file import differing, settings
+from slm_lab.spec.models.study import Study, StudyRun
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:

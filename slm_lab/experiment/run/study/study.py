@@ -26,8 +26,9 @@ from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.experiment.run.trial import notices_to
 from slm_lab.lib.files import replace_file, sealed
 from slm_lab.lib.limits import cores
-from slm_lab.spec.spec import SPEC_VERSION
-from slm_lab.spec.study import Study, StudyRun, differing
+from slm_lab.spec.load.study_file import differing
+from slm_lab.spec.models.spec import SPEC_VERSION
+from slm_lab.spec.models.study import Study, StudyRun
 
 VERSION = 1
 

@@ -17,9 +17,9 @@ from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.study_paths import RunFolder
 from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.spec import Spec
-from slm_lab.spec.study import StudyRun
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.study import StudyRun
+from slm_lab.spec.report import Problem, SpecError
 
 
 @dataclass(frozen=True)

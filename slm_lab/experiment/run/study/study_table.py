@@ -16,7 +16,7 @@ from rich.text import Text
 
 from slm_lab.experiment.report.progress import duration
 from slm_lab.experiment.report.screen import Screen
-from slm_lab.spec.study import StudyRun
+from slm_lab.spec.models.study import StudyRun
 
 _REFRESH, _LINE_EVERY = 0.5, 30.0
 """Seconds between two refreshes of the table; between two lines without a terminal, if no run ends."""

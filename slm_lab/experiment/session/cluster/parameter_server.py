@@ -26,7 +26,7 @@ from slm_lab.lib.errors import PlainError
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 _SMALL = 64
 """Bytes up to which an array, of "own" ones the row of a process, comes with every answer."""

@@ -15,7 +15,7 @@ from slm_lab.experiment.execute.ray.remote import PACKED, Remote, unpack
 from slm_lab.experiment.session.cluster.parameter_server import Answer, Attached, NotAttached, ServerStatus
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.spec import Spec
 
 _POLL = 0.05
 """Seconds between two attempts to save while another Session saves, or to be attached while the server is not ready."""

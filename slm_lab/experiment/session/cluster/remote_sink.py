@@ -90,9 +90,6 @@ class RemoteSink:
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.files.save(table, which, bundle)
 
-    def load(self, table: int, which: CheckpointKind) -> dict[str, Any] | None:
-        return self.files.load(table, which)
-
     def save_shared(self, bundle: dict[str, Any]) -> None:
         self.files.save_shared(bundle)
 

@@ -13,7 +13,7 @@ from slm_lab.lib.records import Episode, Metrics
 if TYPE_CHECKING:
     from slm_lab.agent.agent import Agent
     from slm_lab.lib.clock import Clock
-    from slm_lab.spec.spec import Spec
+    from slm_lab.spec.models.spec import Spec
 
 EmitRow = Callable[[Row], None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -79,8 +79,8 @@ class Checkpointer(Observer):
             self.save("best", self.best)
             self.best = None
 
-    def resume_best(self, best: dict[str, Any] | None) -> None:
-        """Continue with the best weights on disk, which may be newer than the state of the Session."""
+    def resume_best(self, best: Mapping[str, Any] | None) -> None:
+        """Continue with the best weights on disk, given their bundle or its header: they may be newer than the state of the Session."""
         if best is not None and best["total_reward_ma"] is not None:
             self.best_value = max(self.best_value, best["total_reward_ma"])
 

@@ -168,12 +168,8 @@ class Recorder(Observer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.table.load_state_dict(state["table"])
-        if "returns" in state:  # of a version that did not count the episodes since the last row
-            self.window.record(state["returns"], 0)
-            self.window.new()
-        else:
-            self.window.load_state_dict(state["episodes"])
-        for key, values in state.get("infos", {}).items():
+        self.window.load_state_dict(state["episodes"])
+        for key, values in state["infos"].items():
             self.infos[key] = deque(values, maxlen=EPISODES)
         for name, (total, count) in state["means"].items():
             self.means[name].total, self.means[name].count = total, count

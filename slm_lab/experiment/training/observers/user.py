@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.observers.base import Observer, ObserverFactory
-from slm_lab.spec.base import Problem, SpecError
-from slm_lab.spec.extension import ExtensionError, import_class
-from slm_lab.spec.spec import Spec
+from slm_lab.spec.models.extension import ExtensionError, import_class
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 
 def load_observers(spec: Spec) -> list[ObserverFactory]:

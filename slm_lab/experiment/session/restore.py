@@ -1,0 +1,209 @@
+"""Save the state of a Session, and continue from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slm_lab.experiment.events import CheckpointWritten
+from slm_lab.experiment.execute.heartbeat import BUILDING, SAVING, WAITING
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import Position
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.session.resume import read_checkpoint
+from slm_lab.experiment.training import init_from
+from slm_lab.lib.log import logger, notice
+from slm_lab.lib.store import several
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.session.session import Session
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What is left to do for a continued Session when it begins: by then it has the files of the run, and its envs have been reset."""
+
+    cut_tables: bool = False
+    """Cut the tables back to `tables`, or else to the frame of the clock."""
+    tables: Position | None = None
+    read_tables: bool = False
+    """Continue after the rows in the tables; if these were cut, they are all that is known."""
+    rng: dict[str, Any] | None = None
+    """States of the process-wide random generators."""
+
+    def set_rng(self, device: str) -> None:
+        """Continue the process-wide random streams."""
+        if self.rng is not None:
+            state.set_rng_state(self.rng, device)
+
+
+def state_dict(session: Session) -> dict[str, Any]:
+    """Return the full state of a Session, in tensors and plain Python, as `restore` loads it."""
+    assert session.sink is not None
+    source, parts = session.source, session.parts
+    collection = source.state_dict() if source.between_rounds and not session.blocked else None
+    return {
+        "version": state.VERSION,
+        "frames": [learner.clock.frame for learner in session.learners],
+        "wall_t": session.clock.wall_t,
+        "policies": [learner.state_dict() for learner in session.learners],
+        "source": collection,
+        "population": None if parts.population is None else parts.population.state_dict(),
+        "rng": state.rng_state(parts.device),
+        "tables": session.sink.position(session.index),
+        "lost": _lost(session, collection),
+        "spec": parts.dumped,
+    }
+
+
+def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
+    """Return the reasons why a continued run will differ from an uninterrupted one; an empty list if it will not."""
+    meta, lost = session.spec.meta, []
+    if collection is None:
+        lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
+    elif collection["open"] is None:
+        lost.append(f"open episodes are dropped ({session.source.lost_reason})")
+    elif meta.sampler is not None and meta.sampler.inference == "central":
+        lost.append("central inference groups observations by the time at which they arrive")
+    if session.agent.replay is not None and not meta.save_replay:
+        lost.append("the replay buffer starts empty (meta.save_replay is false)")
+    if several(session.context.store):
+        lost.append("sessions that share a net are not saved at the same moment")
+    return lost
+
+
+def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
+    """Save the state of a Session, or a `bundle` of it. `done`: no frame is left to collect, and the last rows are written."""
+    assert session.sink is not None
+    begin, store, timer = perf_counter(), session.context.store, session.parts.timer
+    session.context.beat(SAVING)
+    for learner in session.learners:  # first, since the state says which value is the best
+        learner.checkpointer.save_best()
+    ends = bundle is not None
+    bundle = {**(bundle or state_dict(session)), "done": done}
+    session.sink.save(session.learners[0].table, "last", bundle)
+    if store is not None:
+        with store.saving(None if ends else timer.interval / 2) as due:
+            if due:
+                session.sink.save_shared(_shared_bundle(session, bundle))
+    for learner in session.learners:
+        session.sink(CheckpointWritten(learner.table, learner.clock.frame))
+    timer.restart(perf_counter() - begin)
+
+
+def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays that Sessions share and, if this is the only one, its bundle, which is of the same moment."""
+    store = session.context.store
+    assert store is not None
+    arrays = {name: torch.from_numpy(array) for name, array in store.snapshot().items()}
+    frames = arrays["clock/frames"][:, 0].tolist()
+    shared = {"version": state.VERSION, "arrays": arrays, "frames": frames, "spec": bundle["spec"], "session": None}
+    if several(store):
+        return shared
+    return {**shared, "session": bundle, **{name: bundle[name] for name in ("done", "lost", "wall_t")}}
+
+
+def init_weights(session: Session) -> None:
+    """Let a Session start from the weights of another run, if meta.init_from names one. Raises UserError if there are none that fit."""
+    if session.spec.meta.init_from is not None:
+        init_from.init_weights(session.learners, session.spec.meta.init_from, session.plan.data_dir)
+    if session.context.store is not None:
+        session.context.store.publish()
+
+
+def resume(session: Session, paths: RunPaths) -> None:
+    """Restore a Session that was built from its last checkpoint; without one it starts from the beginning.
+
+    Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session takes over from a process that died, an
+    unreadable one is a notice: what was learned is in shared memory.
+    """
+    index, trial, takes_over = session.index, session.trial, session.context.takes_over
+    path = paths.checkpoint(index * session.spec.policies, "last", trial)
+    shared = None
+    session.context.beat(WAITING)  # a large file takes long, and no env runs
+    try:
+        bundle = read_checkpoint(paths, path, index, trial)
+        if session.context.store is not None and not takes_over:
+            shared = read_checkpoint(paths, paths.trial_checkpoint(trial), None, trial)
+            bundle = None if shared is None else bundle
+    except UserError as error:
+        if not takes_over:
+            raise
+        notice(str(error))
+        bundle = None
+    session.context.beat(BUILDING)
+    if bundle is None and shared is None and not takes_over:
+        init_weights(session)
+        session.continuation = Continuation(cut_tables=True)
+        return
+    try:
+        restore(session, bundle, shared)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
+
+
+def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
+    """Load what training continues from; called once, after `build` and before the first step, wherever the Session runs.
+
+    A Session that takes over from a process that died, while others train the net, loads counts, observers and replay memory. Its random
+    streams and envs are new ones: those that the process died with could end it again.
+
+    Args:
+        bundle: the Session's last checkpoint; None if it has none, and others have trained the net.
+        shared: the last checkpoint of the arrays that several Sessions share; None: they stay as they are in the store.
+
+    Raises ValueError, RuntimeError, KeyError or TypeError if they do not fit.
+    """
+    store, takes_over = session.context.store, session.context.takes_over
+    if shared is not None:
+        assert store is not None
+        store.restore({name: tensor.numpy() for name, tensor in shared["arrays"].items()})
+        bundle = shared["session"] or bundle
+    if bundle is None:
+        session.clock.resume_shared({}, session.spec.env.num_envs)
+    else:
+        for learner, saved in zip(session.learners, bundle["policies"], strict=True):
+            (learner.load_progress if takes_over else learner.load_state_dict)(saved)
+        if not takes_over:
+            _restore_collection(session, bundle)
+        if session.context.resumed is not None:
+            _resume_best(session, session.context.resumed)
+    if shared is not None:
+        assert store is not None
+        store.publish()
+        session.agent.pull()
+        session.learners[0].normalizers.pull()
+    same_moment = bundle is not None and bundle["frames"][0] == session.clock.frame
+    session.continuation = Continuation(
+        cut_tables=not takes_over,
+        tables=bundle["tables"] if bundle is not None and same_moment else None,
+        read_tables=takes_over or not same_moment,
+        rng=None if takes_over or bundle is None else bundle["rng"],
+    )
+
+
+def _restore_collection(session: Session, bundle: dict[str, Any]) -> None:
+    """Load the state of envs, or rollout workers, and of the population."""
+    if bundle["source"] is not None and not session.source.load_state_dict(bundle["source"]):
+        logger.info("open episodes are dropped; new ones begin")
+    if session.parts.population is not None:
+        session.parts.population.load_state_dict(bundle["population"])
+
+
+def _resume_best(session: Session, paths: RunPaths) -> None:
+    """Continue with the best weights on disk, which may be newer than the state."""
+    for learner in session.learners:
+        path = paths.checkpoint(learner.table, "best", session.trial)
+        try:
+            best = state.read_header(path) if path.exists() else None
+        except state.BundleError as error:
+            notice(str(error))
+        except OSError as error:
+            notice(f"{path} cannot be read: {error.strerror or error}")
+        else:
+            learner.checkpointer.resume_best(best)

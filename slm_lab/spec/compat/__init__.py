@@ -1,0 +1,1 @@
+"""Names, forms and differences of SLM Lab and other libraries."""

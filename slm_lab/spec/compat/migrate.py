@@ -1,0 +1,160 @@
+"""Migrate older forms of a spec to the current one, with a note for each change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slm_lab.spec.compat import env_ids
+from slm_lab.spec.report import Path, Report, show, show_path, value_at
+
+RENAMED: dict[Path, Path] = {
+    ("agent", "algorithm", "clip_val_loss"): ("agent", "algorithm", "clip_vloss"),
+    ("env", "max_tick"): ("env", "max_frame"),
+    ("env", "normalize_state"): ("env", "normalize_obs"),
+    ("meta", "resources", "num_cpus"): ("meta", "search_resources", "cpu"),
+    ("meta", "resources", "num_gpus"): ("meta", "search_resources", "gpu"),
+    ("meta", "num_cpus"): ("meta", "search_resources", "cpu"),
+    ("meta", "num_gpus"): ("meta", "search_resources", "gpu"),
+}
+_ALGORITHMS = {"HydraDQN": "DQN"}
+"""Old names of algorithms. HydraDQN (v2) was DQN on a HydraMLPNet, with a head for each of several envs; with one env it is DQN."""
+_WRITTEN = "SLM Lab writes it when it runs a spec"
+_FRAMES = ("total_t", "frame")
+"""Values of max_tick_unit (v2, v3) with which max_tick counts frames."""
+DROPPED: dict[Path, str] = {
+    ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
+    ("body",): "there is one agent and one env",
+    ("git_sha",): "now in meta.run",
+    ("name",): "a spec is named by its key",
+    ("env", "frame_op"): "the env stacks Atari frames; other observations are single frames",
+    ("env", "frame_op_len"): "4 Atari frames are stacked",
+    ("env", "max_tick_unit"): "env.max_frame counts frames",
+    ("env", "image_downsize"): "Atari frames are 84 × 84",
+    ("env", "scale_obs"): "agent.net.normalize divides observations by 255",
+    ("meta", "max_tick_unit"): "env.max_frame counts frames",
+    ("meta", "resources"): "now meta.search_resources",
+    ("meta", "save_frequency"): "checkpoints are saved every meta.save_interval seconds",
+    ("meta", "train_mode"): "MODE is a command-line argument",
+    ("meta", "cuda_offset"): "an environment variable of SLM Lab; here net.cuda_id chooses the GPU",
+    ("meta", "resume"): "the command train@ continues a run",
+    **{
+        ("meta", name): _WRITTEN
+        for name in (
+            *("experiment", "trial", "session", "experiment_ts", "git_sha", "ckpt", "eval_model_prepath", "eval_model_prepaths"),
+            *("predir", "prepath", "graph_prepath", "info_prepath", "log_prepath", "model_prepath"),
+        )
+    },
+}
+"""Keys that are no longer used → why."""
+
+
+def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Migrate `raw` to the current form, in place, and return it. Idempotent."""
+    v4 = all(isinstance(raw.get(key), list) for key in ("agent", "env"))
+    for root in ((), ("search",)):
+        for key in ("agent", "env"):
+            _unlist(raw, (*root, key), v4, report)
+    _search_algorithm(raw, report)
+    _check_tick_unit(raw, report)
+    for old, new in RENAMED.items():
+        _rename(raw, old, new, report)
+    for path, reason in DROPPED.items():
+        if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
+            report.ineffective(path, f"no longer used ({reason}); ignored")
+    _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)
+    _replace_value(raw, ("agent", "algorithm", "name"), lambda name: _ALGORITHMS.get(name, name), report)
+    _replace_value(raw, ("env", "name"), env_ids.current_id, report)
+    for key in ("net", "critic_net"):
+        _net(_section(raw, "agent", key), ("agent", key), report)
+    return raw
+
+
+def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
+    """Replace v4's meta.search: RandomSearch tries all combinations of grid_search keys, and draws the values of others."""
+    meta, path = _section(raw, "meta"), ("meta", "search")
+    name = meta.get("search")
+    if name != "RandomSearch":
+        if name is not None and not report.is_set(path):
+            report.fail(path, f"must be 'RandomSearch' (v4 form; now meta.search_algorithm), not {show(name)}")
+            del meta["search"]
+        return
+    meta["search"] = "grid" if _has_grid(raw.get("search")) else "random"
+    _rename(raw, path, ("meta", "search_algorithm"), report)
+
+
+def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
+    """Report a max_tick that counts episodes: no key here does."""
+    env = _section(raw, "env")
+    unit = _section(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
+    if env.get("max_tick") is not None and unit not in (None, *_FRAMES):
+        report.fail(("env", "max_tick"), f"counts in units of {show(unit)} (max_tick_unit); expected frames: set env.max_frame instead")
+        del env["max_tick"]
+        report.moved(("env", "max_frame"), ("env", "max_tick"))  # that max_frame is missing is not another problem
+
+
+def _has_grid(search: Any) -> bool:
+    """Return whether a search section has grid_search keys."""
+    items = search.items() if isinstance(search, dict) else enumerate(search) if isinstance(search, list) else ()
+    return any(str(key).endswith("__grid_search") or _has_grid(value) for key, value in items)
+
+
+def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
+    """Return the object at a path, or an empty one."""
+    node = value_at(raw, keys)
+    return node if isinstance(node, dict) else {}
+
+
+def _unlist(raw: dict[str, Any], path: Path, v4: bool, report: Report) -> None:
+    """Replace a list by its only item, or in a v4 file by its first, as SLM Lab v4 does."""
+    section = _section(raw, *path[:-1])
+    items = section.get(str(path[-1]))
+    if not isinstance(items, list):
+        return
+    if len(items) != 1 and not (items and v4):
+        report.fail(path, f"must be an object, or a list of one object (v4 form), not a list of {len(items)}: a spec has one {path[-1]}")
+        section[str(path[-1])] = None
+        return
+    used = "its only item is used" if len(items) == 1 else f"the first of {len(items)} is used, the others are ignored, as in SLM Lab v4"
+    report.note(path, f"a list (v4 form); {used}")
+    section[str(path[-1])] = items[0]
+    report.moved(path, (*path, 0))
+
+
+def _rename(raw: dict[str, Any], old: Path, new: Path, report: Report) -> None:
+    """Move a value to its new path; if there is one already, keep that."""
+    value = _section(raw, *old[:-1]).pop(str(old[-1]), None)
+    if value is None:
+        return
+    section: Any = raw
+    for key in new[:-1]:
+        section = section.setdefault(key, {}) if isinstance(section, dict) else None
+    shared = next(depth for depth, key in enumerate(new) if key != old[depth])
+    message = f"old name of '{show_path(new[shared:])}'"
+    if not isinstance(section, dict) or section.get(str(new[-1])) is not None:
+        report.ineffective(old, f"{message}, which is also set; ignored")
+        return
+    report.note(old, message)
+    section[str(new[-1])] = value
+    report.moved(new, old)
+
+
+def _replace_value(raw: dict[str, Any], path: Path, current: Callable[[str], str], report: Report) -> None:
+    """Replace an old string by the current one."""
+    section, key = _section(raw, *path[:-1]), str(path[-1])
+    old = section.get(key)
+    if isinstance(old, str) and (new := current(old)) != old:
+        section[key] = new
+        report.replaced[path] = old
+        report.note(path, f"'{old}' is now '{new}'")
+
+
+def _net(net: dict[str, Any], place: Path, report: Report) -> None:
+    """Rename `type` to `name`, without a note: both are valid."""
+    if "type" not in net:
+        return
+    kind = net.pop("type")
+    if net.get("name") is not None and net["name"] != kind:
+        report.fail((*place, "type"), f"{show(kind)} differs from name {show(net['name'])}; remove one of them")
+    net["name"] = kind
+    report.moved((*place, "name"), (*place, "type"))

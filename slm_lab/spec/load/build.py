@@ -1,0 +1,199 @@
+"""One raw spec → Spec, or all its problems.
+
+A raw spec is brought into the current form (`_current_form`, a stage after the other), validated as a whole or in its valid parts,
+checked by the rules across sections, and resolved.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Any
+
+from slm_lab.spec.compat.differences import adapt, is_for_slm_lab, note_differences
+from slm_lab.spec.compat.migrate import migrate
+from slm_lab.spec.load.arc_file import read_arc_files
+from slm_lab.spec.load.search_check import check_search, drop_misplaced, note_search
+from slm_lab.spec.load.tidy import drop_ineffective, drop_nulls, fill_names
+from slm_lab.spec.load.validate import likely_names, validate, wrong_parts
+from slm_lab.spec.load.variables import override
+from slm_lab.spec.models.search import prune_search
+from slm_lab.spec.models.sections import models_at
+from slm_lab.spec.models.spec import SPEC_VERSION, Spec
+from slm_lab.spec.report import Path, Problem, Report, nearest, show, value_at
+from slm_lab.spec.rules.check import check_rules, check_updates
+from slm_lab.spec.rules.resolve import resolve
+from slm_lab.spec.rules.sampler_rules import derive_sizes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a raw spec is loaded with."""
+
+    overrides: Mapping[Path, Any] = field(default_factory=dict)
+    """Values of --set, by path."""
+    folder: FilePath | None = None
+    """Folder of the spec file; None: the spec is not in a file."""
+    for_search: bool = True
+    """See `load_spec`."""
+
+
+def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> Spec | None:
+    """Return the Spec of a raw spec, which stays as it is; None if it is invalid: `report` then has the problems."""
+    report.for_slm_lab = is_for_slm_lab(raw)
+    body = _current_form(raw, request, report) | {"name": name}
+    found = report.child()
+    spec, guessed = validate(body, found), set[Path]()
+    report.merge(found)
+    if whole := spec is not None:
+        spec = derive_sizes(spec)
+    else:
+        spec, guessed = _valid_parts(body, report)
+    if spec is None:
+        return None
+    found = report.child()
+    check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
+    if whole and not found.problems:
+        check_updates(spec, found)
+        note_differences(spec, found)
+    spec, searched = _checked_search(spec, body, report, found, whole)
+    if not request.for_search and spec.search is not None:
+        by_sets = whole and bool(searched.problems) and _is_valid_without_sets(name, raw, request)
+        found.note(("search",), _left_out(searched.problems if by_sets else []))
+        searched = report.child() if by_sets else searched
+        spec = spec.model_copy(update={"search": None})
+    found.merge(searched)
+    report.merge(found)
+    resolved = resolve(spec, report) if not report.problems else None
+    return resolved if not report.problems else None
+
+
+def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict[str, Any]:
+    """Return a copy of a raw spec with the values of --set, in the form that the models know. Each stage returns the dict that it gets."""
+    raw = migrate(copy.deepcopy(raw), report)  # --set may name current keys and old ones
+    _check_version(raw, report)
+    raw = migrate(_with_sets(raw, request.overrides, report), report)
+    raw = adapt(drop_nulls(read_arc_files(raw, request.folder, report)), report)
+    return prune_search(drop_ineffective(fill_names(raw), report), report)
+
+
+def _check_version(raw: dict[str, Any], report: Report) -> None:
+    """Report a spec that a run of another version has saved: its keys may mean something else."""
+    starts = value_at(raw, ("meta", "run"))
+    last = starts[-1] if isinstance(starts, list) and starts else None  # an entry for each start of the run
+    if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
+        why = "another version of slm_lab saved this spec; remove meta.run to use its values as they are meant now"
+        report.fail(("meta", "run"), f"spec_version {show(version)}; expected {SPEC_VERSION}: {why}")
+
+
+def _with_sets(raw: dict[str, Any], overrides: Mapping[Path, Any], report: Report) -> dict[str, Any]:
+    """Set the keys that --set gives."""
+    for path, value in overrides.items():
+        if value is None and value_at(raw, path) is None:
+            names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
+            if names and path[-1] not in names:
+                report.fail(path, f"unknown key{nearest(str(path[-1]), names)}", "unknown")
+        override(raw, path, copy.deepcopy(value), report)  # the specs of a file share the values
+        if path[:2] == ("meta", "run"):
+            report.fail(path, "has no effect: written by a run, ignored on load")
+    return raw
+
+
+def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
+    """Check the search section of a spec, valid as a whole or in parts; return the spec and a report with the problems of the section.
+
+    Notes are added to `found`. In a spec written for SLM Lab, values that cannot be searched are removed, also from `raw`.
+    """
+    searched, problems_of = report.child(), partial(_problems, spec.name)
+    check_search(raw, searched, problems_of if whole else None)
+    if searched.problems and whole and report.for_slm_lab:
+        drop_misplaced(raw, searched.problems, found)
+        searched = report.child()
+        check_search(raw, searched, problems_of)
+        spec = spec.model_copy(update={"search": raw["search"]})
+    if whole and not searched.problems:
+        note_search(raw, found)
+    return spec, searched
+
+
+def _left_out(problems: list[Problem]) -> str:
+    """Return why a search section is left out. Args: problems: of values that are invalid with --set alone."""
+    why = "only for a search; left out"
+    if not problems:
+        return why
+    count, first = len(problems), problems[0]
+    return f"{why} (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
+
+
+def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
+    """Return whether the search section is valid without the keys that --set changes, if any; variables keep their values."""
+    if not request.overrides:
+        return False
+    report = Report()
+    build(name, raw, Request(folder=request.folder), report)
+    return not any(problem.path.split(".")[0] == "search" for problem in report.problems)
+
+
+def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:
+    """Return the problems of a raw spec."""
+    report = Report()
+    build(name, raw, Request(), report)
+    return report.problems
+
+
+def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[Path]]:
+    """Return the Spec without its invalid parts, so that rules can check the rest in the same run, and the names that were guessed.
+
+    Unknown names of components are replaced by likely ones, and the problems below them are added.
+    """
+    raw, guessed, cut = copy.deepcopy(raw), set[Path](), False
+    for _ in range(10):
+        wrong = wrong_parts(raw)
+        if not wrong:
+            return validate(raw, Report()), guessed
+        likely = {} if cut else likely_names(raw, wrong)
+        for path, name in likely.items():
+            value_at(raw, path[:-1])["name"] = name
+        if likely:
+            guessed |= likely.keys()
+            drop_ineffective(raw, Report())
+            found = report.child()
+            validate(raw, found)
+            report.merge(found)
+            continue
+        cut = True
+        for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
+            _remove_part(raw, path)
+    return None, guessed
+
+
+_STAND_IN: dict[Path, Any] = {
+    ("agent",): {"algorithm": {"name": "Random"}},
+    ("agent", "algorithm"): {"name": "Random"},
+    ("agent", "net", "conv_hid_layers"): [[1, 1]],
+    ("agent", "critic_net", "conv_hid_layers"): [[1, 1]],
+    ("agent", "net", "hid_layers"): [[[1]], [1], []],
+    ("agent", "critic_net", "hid_layers"): [[[1]], [1], []],
+    ("env",): {"name": "CartPole-v1", "max_frame": 1},
+    ("env", "name"): "CartPole-v1",
+    ("env", "max_frame"): 1,
+}
+"""Valid values for required parts."""
+
+
+def _remove_part(rest: dict[str, Any], path: Path) -> None:
+    """Remove the part at `path`, or what contains it if it is missing; replace required parts by a stand-in."""
+    for end in range(len(path), 0, -1):
+        section, key = value_at(rest, path[: end - 1]), path[end - 1]
+        if not isinstance(section, dict):
+            continue
+        # remove a stand-in that did not help (a HydraMLPNet's hid_layers in another net)
+        if path[:end] in _STAND_IN and section.get(key) != _STAND_IN[path[:end]]:
+            section[key] = copy.deepcopy(_STAND_IN[path[:end]])
+            return
+        if key in section:
+            del section[key]
+            return

@@ -1,0 +1,174 @@
+"""Load specs: names of a file, with --set arguments applied, → Specs, or a SpecError with all problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from slm_lab.lib.log import notice
+from slm_lab.spec.compat import env_ids
+from slm_lab.spec.load.build import Request, build
+from slm_lab.spec.load.files import Source, is_study, raw_entries
+from slm_lab.spec.load.hints import suggest_argument
+from slm_lab.spec.load.tidy import drop_nulls
+from slm_lab.spec.load.variables import Sets, combinations, fill, parse_sets
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Path, Problem, Report, SpecError, nearest, show
+
+_NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
+
+
+@dataclass
+class Loaded:
+    """Loaded specs, and one line per notice."""
+
+    specs: list[Spec] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    differences: list[str] | None = None
+    """What differs from SLM Lab, a few words each; None if none of the specs was written for it."""
+
+
+def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
+    """Load the spec `name`, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
+
+    Args:
+        path: a spec file; or a dict, its content {name: {agent, env, …}} or one spec {agent, env, …}.
+        name: may be left out if there is only one. One spec without a name is named "spec".
+        for_search: False: nothing is searched, and the search section is left out, with a notice, once it was checked. Values that only
+            --set makes invalid are not an error then.
+
+    Raises: SpecError with all problems. Notices go to lib.log.
+    """
+    source, entries = raw_entries(path, name)
+    if name is None:
+        if len(entries) != 1:
+            raise SpecError(source, [Problem("", f"the name is missing; expected one of {', '.join(entries)}")])
+        (name,) = entries
+    loaded = load(path, name, sets, for_search)
+    if len(loaded.specs) > 1:
+        names = ", ".join(spec.name for spec in loaded.specs)
+        raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
+    notify(loaded.notes)
+    return loaded.specs[0]
+
+
+def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
+    """Load all specs of a file, or all that `name` expands to (by `spec_params`). Raises as load_spec does."""
+    loaded = load(path, name, sets)
+    notify(loaded.notes)
+    return loaded.specs
+
+
+def dump_spec(spec: Spec) -> dict[str, Any]:
+    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
+
+    What a short spec leaves to recommended values is left out here too.
+    """
+    body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
+    if spec.is_short:
+        body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
+    search = body.pop("search", None)
+    drop_nulls(body)
+    return {spec.name: body | ({"search": search} if search else {})}
+
+
+def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
+    """As load_specs, but return the notices instead of logging them."""
+    arguments = parse_sets(sets)
+    repeated: dict[str, list[str]] = {}
+    source, entries = raw_entries(path, name, repeated)
+    keys = [key for key in entries if not is_study(entries[key])] if name is None else [_key_of(name, entries, arguments, source)]
+    loaded, used = Loaded(), set[str]()
+    folder = None if isinstance(path, Mapping) else FilePath(source).parent
+    rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
+    problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
+    for key in keys:
+        prefix = f"{key}." if name is None else ""
+        for made, spec, report in _load_entry(key, entries[key], arguments, used, folder, for_search):
+            if name not in (None, key, made):
+                continue  # another expansion of spec_params than the one asked for
+            problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
+            loaded.specs += [spec] if spec else []
+            loaded.notes += [f"{made}: {note}" for note in (*repeated.get(key, ()), *report.notes)]
+            if report.for_slm_lab:
+                loaded.differences = list(dict.fromkeys([*(loaded.differences or ()), *report.differences]))
+    problems += _unused(arguments, used, [entries[key] for key in keys])
+    if problems:
+        notify(loaded.notes)
+        raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
+    _check_unique_names(loaded.specs, source)
+    return loaded
+
+
+def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem]:
+    """Return a problem for each --set variable that no spec has, with a suggestion."""
+    unfilled = used - arguments.variables.keys()
+    return [
+        Problem("", f"--set {name}: there is no ${{{name}}} in the spec{suggest_argument(name, value, unfilled, entries)}", "unknown")
+        for name, value in arguments.variables.items()
+        if name not in used
+    ]
+
+
+def notify(notes: list[str]) -> None:
+    """Log each notice once."""
+    for note in dict.fromkeys(notes):
+        notice(note)
+
+
+def _check_unique_names(specs: list[Spec], source: str) -> None:
+    names = [spec.name for spec in specs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
+
+
+def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
+    """Return the key in the file that `name` refers to: itself, or one whose spec_params expand to it."""
+    if name in entries:
+        return name
+    made = {full: key for key, raw in entries.items() for full in _expanded_names(key, raw, arguments)}
+    if name in made:
+        return made[name]
+    known = [*entries, *made]
+    raise SpecError(source, [Problem("", f"unknown spec '{name}'{nearest(name, known) or '; expected one of ' + ', '.join(known[:20])}")])
+
+
+def _expanded_names(key: str, raw: Any, arguments: Sets) -> list[str]:
+    params = raw.get("spec_params") if isinstance(raw, dict) else None
+    combos = [] if params is None else combinations(params, arguments.variables, Report())
+    return [key + _suffix(combo) for combo in combos]
+
+
+def _suffix(variables: dict[str, Any]) -> str:
+    """Return the suffix of a spec's name: short names of envs, values of other variables."""
+    return "".join(f"_{env_ids.short_name(str(value)) or 'x'}" for value in variables.values())
+
+
+def _load_entry(
+    key: str, raw: Any, arguments: Sets, used: set[str], folder: FilePath | None, for_search: bool
+) -> Iterator[tuple[str, Spec | None, Report]]:
+    """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
+    report = Report()
+    if not isinstance(raw, dict) or is_study(raw):
+        study = "is a study, not a spec; run it in mode study"
+        report.fail((), study if isinstance(raw, dict) else f"must be an object with agent and env, not {show(raw)}")
+        yield key, None, report
+        return
+    params = raw.get("spec_params")
+    combos: list[dict[str, Any]] = [{}] if params is None else combinations(params, arguments.variables, report)
+    if not combos:
+        yield key, None, report
+    for combo in combos:
+        body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
+        one, found = Report(), dict[str, list[Path]]()
+        filled = fill(body, arguments.variables | combo, found, one)
+        for place in (place for variable in found.keys() & arguments.variables.keys() for place in found[variable]):
+            one.comes_from_set(place)
+        used |= found.keys() | (set(params) if isinstance(params, dict) else set())
+        named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
+        name = key + _suffix(named | combo)
+        yield name, build(name, filled, Request(arguments.overrides, folder, for_search), one), one

@@ -1,0 +1,199 @@
+"""Check the search section of a valid spec: every value that a search may use must be valid in the spec."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from slm_lab.spec.compat.differences import SIZES, whole_envs
+from slm_lab.spec.load.variables import override
+from slm_lab.spec.models.search import DISTRIBUTIONS, NET, SearchKey, is_for_search, parse_search, search_entries, settings, walk
+from slm_lab.spec.models.sections import SECTION_KEYS
+from slm_lab.spec.report import Path, Problem, Report, show, show_path, to_path, value_at
+
+Problems = Callable[[dict[str, Any]], list[Problem]]
+"""Return the problems of a raw spec."""
+_MOST_VALUES = 1000
+"""Values of one key that are checked."""
+_MOST_CONTEXTS = 8
+"""Combinations of the other keys' values in which a value is tried."""
+_ALGORITHM: Path = ("agent", "algorithm")
+NAMED = (NET, ("agent", "critic_net"))
+"""Sections whose `name` may be written as `type`."""
+_REPLACED: dict[Path, Path] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
+"""Searched key → the spec's own key that it replaces: SLM Lab uses lam where both are given."""
+
+
+def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
+    """Add a problem for each malformed search key and, with `problems_of` (for a valid spec), for each value that the spec refuses.
+
+    A value is refused if it is invalid with the spec's own values of the other searched keys and with all other combinations tried.
+    """
+    search = raw.get("search")
+    if not isinstance(search, dict):
+        return
+    before = len(report.problems)
+    keys = [key for key, _ in search_entries(search, report)]
+    _check_paths(keys, report)
+    if len(report.problems) > before or problems_of is None or not keys:
+        return
+    _check_algorithm(raw, keys, report)
+    base = {key: value for key, value in raw.items() if key not in ("search", "name")}
+    values = _Values(base, keys, problems_of)
+    for key, above in walk(keys):
+        _check_key(key, above, values, report)
+    if len(report.problems) == before and (problems := values.problems_of_all()):
+        report.fail(("search",), f"no combination of its values is valid: {problems[0]}")
+
+
+def note_search(raw: dict[str, Any], report: Report) -> None:
+    """Add a note for each searched value of a spec written for SLM Lab that means something else there: trials use values as they are."""
+    algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
+    if not (report.for_slm_lab and isinstance(algorithm, dict)):
+        return
+    keys = [key for key, _ in walk(parse_search(raw.get("search")))]
+    paths = {key.path for key in keys}
+    one_width = isinstance(envs, int | None) and not any(path == ("env", "num_envs")[: len(path)] for path in paths)
+    for key in keys:
+        section, name = key.path[:-1], key.path[-1]
+        is_size = section == _ALGORITHM and name in SIZES and algorithm.get("name") in ("PPO", "PPOSIL")
+        sizes = key.args if key.has_options else key.candidates()
+        if is_size and not (one_width and all(whole_envs(size, envs or 1) == size for size in sizes)):
+            report.note(("search", *key.where), "sizes are used as they are; SLM Lab rounds them up to multiples of num_envs")
+        schedule = value_at(raw, section) if section[:2] == _ALGORITHM and name in ("start_val", "end_val") else None
+        if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
+            report.note(("search", *key.where), "no_decay is start_val; in SLM Lab it is end_val, unless that is 0")
+
+
+def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
+    """Remove from the search section of a spec written for SLM Lab, in place and with a note, what has no effect there or cannot be set.
+
+    That is a key of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own.
+    """
+    known = frozenset().union(*SECTION_KEYS.values())
+    for node, text, where in [*_leaves(raw["search"], ())]:
+        path = ("search", *where)
+        found = [problem for problem in problems if problem.path == show_path(report.origin(path))]
+        if not found or report.is_set(path):
+            continue
+        key = to_path(str(text).rpartition("__")[0])[-1:]
+        if any(problem.code == "unknown" for problem in found):
+            if key and key[0] in known:
+                report.note(path, f"is no key of that section, which SLM Lab ignores; not searched ({found[0].message})")
+                del node[text]
+            continue
+        if DISTRIBUTIONS.get(str(text).rpartition("__")[2]) is not None:
+            continue  # the ends of a range, which is an error as a whole
+        bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
+        if not bad:
+            continue
+        report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} {'is' if len(bad) == 1 else 'are'} not searched")
+        if len(bad) < len(node[text]):
+            node[text] = [value for value in node[text] if value not in bad]
+        else:
+            del node[text]
+
+
+def _leaves(node: Any, where: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
+    """Yield the lists of arguments in a search section: the object, the key, and its path."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if isinstance(value, list) and "__" in key:
+                yield node, key, (*where, key)
+            else:
+                yield from _leaves(value, (*where, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _leaves(value, (*where, index))
+
+
+def set_value(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
+    """Set the searched key at `path` of a raw spec; `agent.net.type` sets the name of the net, as the models call it."""
+    if path in _REPLACED and value is not None:
+        section = value_at(raw, _REPLACED[path][:-1])
+        if isinstance(section, dict):
+            section.pop(_REPLACED[path][-1], None)
+    path = (*path[:2], "name") if len(path) == 3 and path[:2] in NAMED and path[2] == "type" else path
+    override(raw, path, value, report, source="search.")
+
+
+def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Path] = frozenset()) -> None:
+    """Add a problem for each key that cannot be searched, or that is searched twice at the same time."""
+    seen = set(above)
+    for key in keys:
+        place, path = ("search", *key.where), tuple(map(str, key.path))
+        if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
+            report.fail(place, f"{key.text} cannot be searched")
+        elif key.path[-1] == "arc_file":
+            report.fail(place, "arc_file cannot be searched; give the contents of the files as values of arc")
+        elif path in seen:
+            report.fail(place, f"{key.text} is searched by two keys at the same time; remove one of them")
+        seen.add(path)
+    for key in keys:
+        for inner in key.nested:
+            _check_paths(inner, report, frozenset(seen))
+
+
+def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Report) -> None:
+    if raw.get("meta", {}).get("search_algorithm") == "grid" and not any(key.distribution == "grid_search" for key in keys):
+        first = f"search.{show_path(keys[0].where)}"
+        why = f"'grid' tries all values of grid_search keys, and there are none ({first}); allowed here: 'optuna', 'random', 'pbt'"
+        report.fail(("meta", "search_algorithm"), why)
+
+
+class _Values:
+    """Tries values of search keys in a spec."""
+
+    def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
+        self.base, self.keys, self.problems_of = base, keys, problems_of
+        self.known = problems_of(copy.deepcopy(base))
+        """Problems that have other causes."""
+        self.contexts = min(max(len(key.candidates()) for key, _ in walk(keys)), _MOST_CONTEXTS)
+
+    def problems(self, pins: Mapping[Path, Any]) -> list[Problem]:
+        """Return the problems with these values (`where` of a key → value or index); none if some combination with others is valid."""
+        pinned = [key for key in self.keys if key.where in pins]
+        first = self._with(pinned, pins, 0)
+        if not first or len(pinned) == len(self.keys) or any(problem.code == "unknown" for problem in first):
+            return first
+        return first if self.problems_of_all(pins) else []
+
+    def problems_of_all(self, pins: Mapping[Path, Any] | None = None) -> list[Problem]:
+        """Return the problems of the first combination with values of all keys; none if one of those tried is valid."""
+        first: list[Problem] = []
+        for context in range(self.contexts):
+            found = self._with(self.keys, pins or {}, context)
+            if not found:
+                return []
+            first = first or found
+        return first
+
+    def _with(self, keys: Sequence[SearchKey], pins: Mapping[Path, Any], context: int) -> list[Problem]:
+        def choose(key: SearchKey) -> Any:
+            values = key.candidates()
+            return pins.get(key.where, values[context % len(values)])
+
+        attempt, report = copy.deepcopy(self.base), Report()
+        for key, value in settings(keys, choose):
+            set_value(attempt, key.path, value, report)
+        return report.problems or [problem for problem in self.problems_of(attempt) if problem not in self.known]
+
+
+def _check_key(key: SearchKey, above: Mapping[Path, int], values: _Values, report: Report) -> None:
+    place = ("search", *key.where)
+    for value in key.candidates()[:_MOST_VALUES]:
+        if not (key.has_options or key.is_normal or value in key.bounds) and any(
+            problem.path == show_path(place) for problem in report.problems
+        ):
+            continue  # a value inside a range that is reported by its ends
+        shown = show(key.args[value] if key.has_options else value)
+        below = {inner.text for inner in key.nested[value]} if key.nested else set()
+        for problem in values.problems({**above, key.where: value}):
+            if problem.path in below:
+                continue  # reported where the nested key is checked
+            is_own = problem.path == key.text
+            if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
+                report.fail(place, problem.message if is_own else str(problem), "unknown")
+                return  # the same for every value
+            report.fail(place, f"invalid value {shown}: {problem.message if is_own else problem}")

@@ -1,0 +1,166 @@
+"""The search space of a spec: which keys are searched, and the spec of a trial for given values."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from slm_lab.spec.load.loader import dump_spec, load
+from slm_lab.spec.load.search_check import set_value
+from slm_lab.spec.models.search import SearchKey, is_for_search, parse_search, settings, walk
+from slm_lab.spec.models.sections import models_at
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
+
+Values = dict[str, Any]
+"""Dotted path of a key → its value, of the active keys: {"agent.algorithm.gamma": 0.97}."""
+Picks = dict[str, Any]
+"""Name of a search key (see SearchSpace.named) → its value, for choice and grid_search the index of the value."""
+
+
+class SearchSpace:
+    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if there are none."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.search_keys = tuple(parse_search(spec.search))
+        if not self.search_keys:
+            raise SpecError(spec.name, [Problem("search", "nothing to search: the spec has no keys here")])
+        self.named = {show_path(key.where): key for key, _ in walk(self.search_keys)}
+        """Every search key, nested ones too, by a name of its own."""
+        self.keys = tuple(dict.fromkeys(key.text for key in self.named.values()))
+        """Paths of all keys, in file order."""
+
+    @property
+    def trials(self) -> int:
+        """Return the number of trials of the search: meta.max_trial, at most one for each point of a grid without other keys."""
+        count = self.spec.meta.max_trial
+        if not self.is_grid:
+            return count
+        return len(self.grid) if count == 1 else min(count, len(self.grid))
+
+    @property
+    def is_grid(self) -> bool:
+        """Return whether all keys are grid_search."""
+        return all(key.distribution == "grid_search" for key in self.named.values())
+
+    def sample(self, rng: np.random.Generator) -> Values:
+        """Draw a value of every active key from its distribution; of grid_search each value with the same probability."""
+        return self.values(lambda _, key: draw(key, rng.random()))
+
+    @cached_property
+    def grid(self) -> tuple[Values, ...]:
+        """Every combination of the values of grid_search keys, those inside other distributions aside; one empty dict if there are none."""
+        return tuple(self.values_of(picks) for picks in self.grid_picks)
+
+    @cached_property
+    def grid_picks(self) -> tuple[Picks, ...]:
+        """The same as picks."""
+        return tuple(_combinations(self.search_keys))
+
+    def values(self, pick: Callable[[str, SearchKey], Any]) -> Values:
+        """Return the values of the active keys; `pick` is called with the name of each and returns its pick (see Picks)."""
+        return {key.text: value for key, value in settings(self.search_keys, lambda key: pick(show_path(key.where), key))}
+
+    def values_of(self, picks: Picks) -> Values:
+        """Return the values for picks of some keys; the other keys are left out."""
+        keys = [key for key in self.search_keys if show_path(key.where) in picks]
+        return {key.text: value for key, value in settings(keys, lambda key: picks[show_path(key.where)])}
+
+    def picks_of(self, values: Mapping[str, Any]) -> Picks:
+        """Return the picks of given values; a key without a value, or with one that is not in its choice, is left out."""
+        return dict(_known_picks(self.search_keys, values))
+
+    def apply(self, values: Mapping[str, Any]) -> Spec:
+        """Return the spec of a trial with these values, without search. Raises SpecError if the combination is invalid, KeyError for a key
+        that is not searched."""
+        paths = {key.text: key.path for key in self.named.values()}
+        body, report = copy.deepcopy(self._base), Report()
+        for text in sorted(values, key=lambda text: len(paths[text])):
+            set_value(body, paths[text], copy.deepcopy(values[text]), report)
+        if report.problems:
+            raise SpecError(self.spec.name, report.problems)
+        return load({self.spec.name: body}, self.spec.name, ()).specs[0]
+
+    @cached_property
+    def _base(self) -> dict[str, Any]:
+        """The spec without its search; a section whose component is searched without keys that have their defaults."""
+        body: dict[str, Any] = dump_spec(self.spec)[self.spec.name]
+        body.pop("search", None)
+        body["meta"] = {key: value for key, value in body["meta"].items() if not is_for_search(("meta", key))}
+        for section in ("algorithm", "memory", "net", "critic_net"):
+            paths = {key.path for key in self.named.values()}
+            if paths & {("agent", section, "name"), ("agent", section, "type")}:
+                _drop_defaults(body, ("agent", section))
+        return body
+
+
+def draw(key: SearchKey, uniform: float) -> Any:
+    """Return the value of a key at a quantile from 0 to 1 of its distribution; for choice and grid_search an index."""
+    if key.has_options:
+        return min(int(uniform * len(key.args)), len(key.args) - 1)
+    if key.is_normal:
+        mean, deviation = key.args[:2]
+        value = mean + deviation * NormalDist().inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
+        return key.multiple(value / key.step) if key.step else _round(value)
+    low, high = key.bounds
+    if key.step and not key.is_log:
+        count = round((high - low) / key.step)
+        return key.multiple(low / key.step + min(int(uniform * (count + 1)), count))
+    half = key.step / 2 if key.step else 0.0  # each multiple of the step stands for the values that are nearest to it
+    low, high = max(low - half, low / 2), high + half
+    value = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low))) if key.is_log else low + uniform * (high - low)
+    return snap(key, value)
+
+
+def snap(key: SearchKey, value: float) -> float:
+    """Return the value of a range that is nearest to `value`, with at most 8 digits."""
+    low, high = key.bounds
+    return min(max(key.multiple(value / key.step) if key.step else _round(value), low), high)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.8g}")
+
+
+def _known_picks(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in keys:
+        if key.text not in values:
+            continue
+        value = values[key.text]
+        if not key.has_options:
+            yield show_path(key.where), value
+        elif value in key.args:
+            index = key.args.index(value)
+            yield show_path(key.where), index
+            yield from _known_picks(key.nested[index] if key.nested else (), values)
+
+
+def _combinations(keys: Iterable[SearchKey]) -> list[Picks]:
+    """Return the picks of every combination of grid_search keys and of those nested in them."""
+    axes: list[list[Picks]] = []
+    for key in keys:
+        if key.distribution == "grid_search":
+            name, nested = show_path(key.where), key.nested or ((),) * len(key.args)
+            axes.append([{name: index, **inner} for index in range(len(key.args)) for inner in _combinations(nested[index])])
+    return [{name: pick for part in parts for name, pick in part.items()} for parts in itertools.product(*axes)]
+
+
+def _drop_defaults(body: dict[str, Any], place: tuple[str, ...]) -> None:
+    """Remove keys with default values from a section, so that another component has its own defaults."""
+    section = value_at(body, place)
+    if not isinstance(section, dict):
+        return
+    named = {"name": section.get("type"), **section}
+    models = models_at(place, {"agent": {**body["agent"], place[-1]: named}})
+    for model in models if len(models) == 1 else ():
+        for name, field in model.model_fields.items():
+            if name in section and name != "name" and section[name] == field.get_default(call_default_factory=False):
+                del section[name]

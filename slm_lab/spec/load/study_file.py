@@ -1,0 +1,300 @@
+"""Studies in spec files: read, validated, and expanded to runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from slm_lab.spec.load.files import find_spec_file, raw_entries
+from slm_lab.spec.load.loader import dump_spec, load, notify
+from slm_lab.spec.load.validate import explain
+from slm_lab.spec.load.variables import override, parse_sets
+from slm_lab.spec.models.sections import models_at
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
+from slm_lab.spec.report import Path, Problem, Report, SpecError, flat, nearest, show, show_path, to_path, value_at
+
+OPERATIONAL = (
+    "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
+)  # fmt: skip
+"""Beginnings of the paths of keys that do not change what is learned."""
+
+
+def settings(spec: Spec) -> dict[str, Any]:
+    """Return what determines the results of a spec's runs, by path: every key but seeds, provenance and operational ones."""
+    ((_, body),) = dump_spec(spec).items()
+    return {path: value for path, value in flat(body) if not path.startswith(OPERATIONAL)}
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
+    """Return the paths at which settings differ, without keys that only those of `spec`, `after`, have, with their defaults.
+
+    A key that has been added since, with its default, does not change what was learned before.
+    """
+    ((_, body),) = dump_spec(spec).items()
+    paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
+    return [path for path in paths if before.get(path) != after.get(path)]
+
+
+def _is_default(path: str, value: Any, body: Any) -> bool:
+    *section, key = path.split(".")
+    fields = [model.model_fields[key] for model in models_at(tuple(section), body) if key in model.model_fields]
+    if len(fields) != 1 or fields[0].is_required():
+        return False
+    return bool(to_jsonable_python(fields[0].get_default(call_default_factory=True)) == value)
+
+
+def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Study:
+    """Load the study `name` of a file and the specs of all its runs. Raises SpecError with all problems."""
+    source, entries = raw_entries(path)
+    if name not in entries:
+        hint = nearest(name, entries) or f"; expected one of {', '.join(entries)}"
+        raise SpecError(source, [Problem("", f"unknown study '{name}'{hint}")])
+    raw, where, report = entries[name], f"{source} {name}", Report()
+    if not isinstance(raw, dict) or "study" not in raw:
+        raise SpecError(where, [Problem("", "is a spec, not a study: it has no 'study' object; its modes are train, dev and search")])
+    unknown = [key for key in raw if key not in ("study", "$schema")]
+    beside = [Problem(key, f"unknown key beside 'study'{nearest(key, ['study'])}", "unknown") for key in unknown]
+    body = _with_sets(json.loads(json.dumps(raw["study"])), sets, report)
+    spec = _validated(body, report)
+    if spec is None or report.problems or beside:
+        raise SpecError(where, [*beside, *_below_study(report.problems)])
+    _check(spec, report)
+    planner = _Runs(spec, source, report)
+    runs = tuple(planner.runs())
+    if spec.paired:
+        planner.check_pairs(runs)
+    if report.problems:
+        raise SpecError(where, _below_study(report.problems))
+    notify(planner.notes)
+    return Study(name, source, spec, {"study": body}, runs, planner.scores, tuple(sets))
+
+
+def _below_study(problems: Sequence[Problem]) -> list[Problem]:
+    return [replace(one, path=f"study.{one.path}".rstrip(".")) for one in problems]
+
+
+def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
+    """Return the study with --set arguments applied, which address its own keys."""
+    arguments = parse_sets(sets)
+    keys = StudySpec.model_fields
+    overrides: dict[Path, Any] = {(variable,): value for variable, value in arguments.variables.items()}
+    for key, value in (overrides | arguments.overrides).items():
+        if key[0] not in keys:
+            inside = f", or 'set.{show_path(key)}' for the specs of all runs" if len(key) > 1 else ""
+            hint = nearest(str(key[0]), keys) or f"; allowed: {', '.join(keys)}"
+            report.fail(key, f"unknown key of a study{hint}{inside}", "unknown")
+        elif isinstance(body, dict):
+            override(body, _within_set(body, key), value, report)
+    return body
+
+
+def _within_set(body: dict[str, Any], key: Path) -> Path:
+    """Return the path of what --set addresses; inside a `set` of the study one key, as it is written there, which comes last."""
+    depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
+    given = value_at(body, key[:depth])
+    if len(key) <= depth or key[depth - 1] != "set" or not isinstance(given, dict):
+        return key
+    listed = dict(_paths(given, key[:depth], Report()))
+    inner = show_path(key[depth:])
+    listed.pop(inner, None)
+    given.clear()
+    given.update(listed)
+    return (*key[:depth], inner)
+
+
+def _validated(body: Any, report: Report) -> StudySpec | None:
+    if isinstance(body, dict) and isinstance(body.get("envs"), list):
+        body["envs"] = [{"name": env} if isinstance(env, str) else env for env in body["envs"]]
+    try:
+        return StudySpec.model_validate(body)
+    except ValidationError as error:
+        explain(error, body, report, StudySpec)
+    return None
+
+
+def _check(spec: StudySpec, report: Report) -> None:
+    """Add a problem for each contradiction."""
+    labels = [entry.title for entry in spec.entries]
+    names = [env.title for env in spec.envs]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            report.fail(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
+    own: list[tuple[Path, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
+    for place, seeds in [((), spec.random_seed), *own]:
+        for seed, count in Counter(seeds).items():
+            if count > 1:
+                report.fail((*place, "random_seed"), f"has {seed} {count} times; expected each seed once")
+    if spec.baseline is not None and spec.baseline not in labels:
+        message = f"must be the label of an entry, one of {', '.join(labels)}, not '{spec.baseline}'{nearest(spec.baseline, labels)}"
+        report.fail(("baseline",), message)
+    if spec.paired and spec.baseline is None:
+        report.fail(("paired",), "has no effect without baseline")
+    solves: list[Path] = [("solve",)] if spec.solve is not None else []
+    solves += [("envs", index, "solve") for index, env in enumerate(spec.envs) if env.solve is not None]
+    for path in solves if spec.metric is None else ():
+        report.fail(path, "needs 'metric': the column that is compared with it (evaluation, return_new, total_reward or total_reward_ma)")
+    for index, env in enumerate(spec.envs):
+        for label in env.published if isinstance(env.published, dict) else ():
+            if label not in labels:
+                report.fail(("envs", index, "published", label), f"unknown entry{nearest(label, labels)}", "unknown")
+    _check_entries(spec, labels, report)
+
+
+def _check_entries(spec: StudySpec, labels: list[str], report: Report) -> None:
+    """Add a problem for each key of an entry that contradicts the envs, and for each repeated label."""
+    for index, entry in enumerate(spec.entries):
+        if entry.env is not None and spec.envs:
+            report.fail(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
+        if entry.published is not None and len(spec.envs) > 1:
+            report.fail(("entries", index, "published"), f"is one score for {len(spec.envs)} envs; give the scores of each env in envs")
+        if spec.envs and entry.title in labels[:index]:
+            _same_label(index, entry.title, labels.index(entry.title), report)
+
+
+def _same_label(index: int, label: str, other: int, report: Report) -> None:
+    report.fail(("entries", index, "label"), f"'{label}' is the label of entries[{other}] too; give each entry its own")
+
+
+class _Runs:
+    """Expands a study to its runs. Problems are added to `report`.
+
+    Attributes: notes: of the loaded specs. scores: (entry, env) → published score. entries: (entry, env) → index of the entry.
+    """
+
+    def __init__(self, study: StudySpec, source: str, report: Report) -> None:
+        self.study, self.source, self.report = study, source, report
+        self.notes: list[str] = []
+        self.scores: dict[tuple[str, str], float] = {}
+        self.entries: dict[tuple[str, str], int] = {}
+        self._trained: dict[str, tuple[str, str]] = {}
+        """Digest → (entry, env) that trains it."""
+
+    def runs(self) -> Iterator[StudyRun]:
+        """Yield the runs: for each env and entry one for each seed."""
+        envs: list[StudyEnv | None] = [*self.study.envs] or [None]
+        for env in envs:
+            for index, entry in enumerate(self.study.entries):
+                yield from self._runs_of(index, entry, env)
+
+    def _runs_of(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Iterator[StudyRun]:
+        spec = self._load(index, entry, env)
+        if spec is None:
+            return
+        key = (entry.title, (entry.env or spec.env.name.rpartition(":")[2]) if env is None else env.title)
+        if key in self.entries and env is None:  # several entries of one label are in envs of their own
+            _same_label(index, key[0], self.entries[key], self.report)
+            return
+        self.entries[key] = index
+        published = None if env is None else env.published.get(key[0]) if isinstance(env.published, dict) else env.published
+        if (score := entry.published if published is None else published) is not None:
+            self.scores[key] = score
+        run = StudyRun(*key, spec, settings(spec))
+        if (other := self._trained.setdefault(run.digest, key)) != key:
+            is_env = env is not None and other[1] != key[1]
+            place: Path = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)
+            self.report.fail(place, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values")
+            return
+        for seed in entry.random_seed or self.study.random_seed:
+            meta = spec.meta.model_copy(update={"random_seed": seed})
+            yield replace(run, spec=spec.model_copy(update={"meta": meta}))
+
+    def check_pairs(self, runs: Sequence[StudyRun]) -> None:
+        """Add a problem for each entry that has no random_seed in common with the baseline in the same env."""
+        seeds: dict[tuple[str, str], set[int]] = {}
+        for run in runs:
+            seeds.setdefault((run.entry, run.env), set()).add(run.random_seed)
+        for (entry, env), own in seeds.items():
+            if (base := seeds.get((str(self.study.baseline), env))) is not None and own.isdisjoint(base):
+                message = f"has no random_seed in common with the baseline '{self.study.baseline}'; paired needs at least one"
+                self.report.fail(("entries", self.entries[entry, env], "random_seed"), message)
+
+    def _load(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
+        """Return the spec of an entry in an env; None, with problems, if it is invalid."""
+        place: Path = ("entries", index)
+        file, _, name = entry.spec.rpartition(":")
+        try:
+            path, raw = self._raw(file, name)
+        except SpecError as error:
+            for problem in error.problems:
+                self.report.fail((*place, "spec"), problem.message)
+            return None
+        values = self._values(place, entry, env)
+        if values is None:
+            return None
+        if env is not None:
+            values["env" if "${env}" in json.dumps(raw) else "env.name"] = env.name
+        try:
+            found = load(path, name, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+        except SpecError as error:
+            within = f" in {env.title}" if env is not None else ""
+            for problem in error.problems:
+                unknown = not problem.path and "unknown spec" in problem.message
+                message = str(problem).replace("--set", "set")  # that of the study, its env or the entry
+                self.report.fail((*place, "spec") if unknown else place, f"{entry.title}{within}: {message}")
+            return None
+        if (reason := self._unusable(found.specs)) is not None:
+            self.report.fail((*place, "spec"), f"'{name}' {reason}")
+            return None
+        self.notes += found.notes
+        return found.specs[0]
+
+    def _raw(self, file: str, name: str) -> tuple[FilePath, Any]:
+        """Return the file of an entry, beside the study's own or as find_spec_file finds it, and its raw spec. Raises SpecError."""
+        if not file and name.endswith((".json", ".yaml", ".yml")):
+            message = f"'{name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole"
+            raise SpecError(self.source, [Problem("", message)])
+        try:
+            beside = FilePath(self.source).parent / file
+            path = FilePath(self.source) if not file else beside if beside.is_file() else find_spec_file(file)
+            raw = raw_entries(path)[1].get(name)
+        except SpecError as error:
+            raise SpecError(error.source, [replace(one, message=f"{file}: {one.message}") for one in error.problems]) from None
+        if "study" in (raw or {}):
+            raise SpecError(self.source, [Problem("", f"'{name}' is a study; expected a spec")])
+        return path, raw
+
+    def _values(self, place: Path, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
+        """Return what study, env and entry set, by path or variable; None, with problems, if that is invalid."""
+        values: dict[str, Any] = {}
+        before = len(self.report.problems)
+        given: list[tuple[Path, dict[str, Any]]] = [(("set",), self.study.set), ((*place, "set"), entry.set)]
+        if env is not None:
+            given.insert(1, (("envs", self.study.envs.index(env), "set"), env.set))
+        for at, section in given:
+            for key, value in _paths(section, at, self.report):
+                if key == "meta.random_seed":
+                    self.report.fail((*at, key), "is the study's own random_seed; set that")
+                if env is not None and key in ("env", "env.name"):
+                    self.report.fail((*at, key), f"is the name of an env, {env.name}, which envs gives")
+                values.pop(key, None)  # the last one counts, also after one that encloses it
+                values[key] = value
+        return None if len(self.report.problems) > before else values
+
+    def _unusable(self, specs: Sequence[Spec]) -> str | None:
+        """Return why the specs of an entry cannot be run in the study; None if they can."""
+        if len(specs) != 1:
+            return f"expands to {len(specs)} specs (spec_params); name one of {', '.join(one.name for one in specs)}"
+        if specs[0].search is not None:
+            return "has a search block, which a study does not use; name a spec without one"
+        if self.study.metric == "evaluation" and not specs[0].meta.rigorous_eval:
+            return "makes no evaluations, which metric 'evaluation' needs; add 'meta.rigorous_eval' to set"
+        return None
+
+
+def _paths(given: Mapping[str, Any], place: Path, report: Report) -> Iterator[tuple[str, Any]]:
+    """Yield path or variable → value of a `set`; agent, env and meta may be nested."""
+    for key, value in given.items():
+        if key in ("agent", "env", "meta") and isinstance(value, dict):
+            yield from flat(value, f"{key}.")
+        elif not to_path(key):
+            report.fail((*place, key), f"must be a path such as env.max_frame, not {show(key)}")
+        else:
+            yield key, value

@@ -1,0 +1,197 @@
+"""Raw spec → Spec; each problem with its path, the value found, what is allowed and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic_core import ErrorDetails
+
+from slm_lab.spec.compat.other_names import OTHER_ALGORITHMS, OTHER_NAMES
+from slm_lab.spec.models.base import Component
+from slm_lab.spec.models.extension import ERROR as EXTENSION
+from slm_lab.spec.models.extension import is_extension
+from slm_lab.spec.models.sections import SECTION_KEYS, below, chosen_models, is_model, models_at, names_of
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Path, Report, nearest, show, show_path, value_at
+
+
+def validate(raw: dict[str, Any], report: Report) -> Spec | None:
+    """Return the Spec of a migrated raw spec; None, with problems in the report, if it is invalid."""
+    try:
+        return Spec.model_validate(raw)
+    except ValidationError as error:
+        explain(error, raw, report)
+    return None
+
+
+def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
+    """Add the problems of a failed validation of `raw` as a `root`."""
+    found = {_located(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
+    for path, (kind, message) in found.items():
+        # If a list and an item of it are both invalid, report the item only.
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
+            _explain(path, kind, message, raw, report, root)
+
+
+def wrong_parts(raw: dict[str, Any]) -> list[Path]:
+    """Return the paths of all invalid parts of a raw spec."""
+    try:
+        Spec.model_validate(raw)
+    except ValidationError as error:
+        return [_located(item, raw) for item in _errors(error)]
+    return []
+
+
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return [item for item in found if item["type"] != "default_factory_not_called"]  # the consequence of another error
+
+
+def likely_names(raw: dict[str, Any], wrong: list[Path]) -> dict[Path, str]:
+    """Return a likely name for each unknown name of a component at the paths `wrong`, so that its keys can be checked.
+
+    None for a "package.module:Class" that cannot be resolved: nothing is known of its keys.
+    """
+    likely = {}
+    for path in wrong:
+        section, models = value_at(raw, path[:-1]), models_at(path[:-1], raw)
+        if path[-1:] == ("name",) and isinstance(section, dict) and len(names_of(models)) > 1 and not is_extension(section.get("name")):
+            likely[path] = _likely(section, models)
+    return likely
+
+
+def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
+    """Return the nearest of the models' names, else that of the model whose keys fit best."""
+    near = difflib.get_close_matches(str(section.get("name"))[:80], names_of(models), n=1)
+
+    def fit(model: type[BaseModel]) -> int:
+        lacking = [key for key, field in model.model_fields.items() if field.is_required() and key not in section]
+        return len(model.model_fields.keys() & section.keys()) - len(lacking)
+
+    return near[0] if near else names_of([max(models, key=fit)])[0]
+
+
+def _located(item: Any, raw: Any, root: type[BaseModel] = Spec) -> Path:
+    """Return an error's path in the data: its loc without the names of union members."""
+    return tuple(_without_tags(item["loc"], item["type"], raw, root))
+
+
+def _without_tags(loc: Path, kind: str, raw: Any, root: type[BaseModel]) -> Iterator[str | int]:
+    annotations: list[Any] = [root]
+    for key in loc:
+        chosen = chosen_models(annotations, raw)
+        scalars = len(annotations) > 1 and not any(is_model(a) for a in annotations)
+        is_tag = isinstance(key, str) and (scalars or (len(names_of(annotations)) > 1 and all(a in annotations for a in chosen)))
+        if is_tag:
+            annotations = (
+                chosen if any(is_model(a) for a in chosen) else [a for a in annotations if get_origin(a) is list] or annotations[:1]
+            )
+            continue
+        yield key
+        annotations, raw = [inner for a in chosen for inner in below(a, key)], value_at(raw, (key,))
+    if kind.startswith("union_tag") or kind == EXTENSION:
+        yield "name"
+
+
+def _explain(path: Path, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
+    """Add the problem at `path`; `kind` and `message` are pydantic's."""
+    parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
+    last = path[-1] if path else ""
+    if kind == "extra_forbidden":
+        report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents), "unknown")
+        return
+    if kind in (EXTENSION, "value_error", "assertion_error"):  # the latter from validators of the user's models
+        report.fail(path, message)
+        return
+    allowed = describe_at(path, raw, root)
+    if kind in ("missing", "union_tag_not_found"):
+        report.fail(path, f"missing; must be {allowed}", "missing")
+    else:
+        hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
+        if path == ("agent", "algorithm", "name") and (other := OTHER_ALGORITHMS.get(str(value).upper().replace("-", ""))):
+            hint = f"; slm_lab calls it {other}"
+        report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
+
+
+def _choices(path: Path, parents: list[Any]) -> list[str]:
+    """Return the strings allowed at a path."""
+    annotations = [inner for parent in parents for inner in below(parent, path[-1])] if path else []
+    return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
+
+
+def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
+    """Return a hint for an unknown key: its name here if it is one of another library, the nearest key, or the section that has it."""
+    if key in OTHER_NAMES:
+        return f"; slm_lab calls it {OTHER_NAMES[key]}"
+    near = nearest(key, [name for parent in parents for name in parent.model_fields])
+    others = (place for place, words in SECTION_KEYS.items() if place != section and key in words)
+    return near or next((f"; it belongs in {show_path(place)}" for place in others), "")
+
+
+def describe_at(path: Path, raw: Any, root: type[BaseModel] = Spec) -> str:
+    """Describe what is allowed at `path`."""
+    parents = models_at(path[:-1], raw, root)
+    if path and path[-1] == "name" and len(names := names_of(parents)) > 1:
+        return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
+    end = next((n for n in range(len(path), 0, -1) if isinstance(path[n - 1], str)), 0)
+    """Length of the path up to its last key."""
+    key = path[end - 1] if end else ""
+    models = models_at(path[: end - 1], raw, root) if end else []
+    schema: dict[str, Any] = next((_schema(model)[key] for model in models if key in model.model_fields), {})
+    for _ in path[end:]:
+        schema = next((kind["items"] for kind in schema.get("anyOf", [schema]) if "items" in kind), {})
+    return describe(schema)
+
+
+@cache
+def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
+    """Return key → JSON Schema of a model."""
+    try:
+        return dict(model.model_json_schema()["properties"])
+    except PydanticInvalidForJsonSchema:  # a user's model has types of its own
+        return {key: {} for key in model.model_fields}
+
+
+def describe(schema: dict[str, Any]) -> str:
+    """Describe a JSON Schema: "a number from 0 to 1"."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(describe(kind) for kind in schema["anyOf"] if kind != {"type": "null"}))
+    if "enum" in schema or "const" in schema:
+        return _one_of(schema.get("enum") or [schema["const"]])
+    match schema.get("type"):
+        case "boolean":
+            return "true or false"
+        case "integer":
+            return "a whole number" + _bounds(schema)
+        case "number":
+            return "a number" + _bounds(schema)
+        case "string":
+            return '"package.module:Class"' if "pattern" in schema else "a string"
+        case "array":
+            return f"a list of {_length(schema)}" + (f", each {describe(schema['items'])}" if schema.get("items") else "")
+    return "an object"
+
+
+def _one_of(values: list[Any]) -> str:
+    words = [f"'{v}'" if isinstance(v, str) else show(v) for v in values]
+    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f" from {schema['minimum']} to {schema['maximum']}"
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    words = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema and schema[key] != 2**63]
+    return " " + " and ".join(words) if words else ""
+
+
+def _length(schema: dict[str, Any]) -> str:
+    least, most = schema.get("minItems"), schema.get("maxItems")
+    if least and most:
+        return f"{least} to {most} items" if least != most else f"{least} items"
+    return "items (not empty)" if least else "items"

@@ -1,0 +1,1 @@
+"""What the keys of a spec mean: frozen pydantic models."""

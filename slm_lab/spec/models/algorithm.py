@@ -1,0 +1,401 @@
+"""agent.algorithm: the algorithm and its hyperparameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from slm_lab.spec.models.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel, by_name
+from slm_lab.spec.models.extension import Extensible
+from slm_lab.spec.models.schedule import Schedule, constant
+
+ActionPdtype = Literal[
+    "default",
+    "Categorical",
+    "Argmax",
+    "GumbelSoftmax",
+    "MultiCategorical",
+    "Bernoulli",
+    "Normal",
+    "NormalTanh",
+    "Beta",
+    "Gumbel",
+    "LogNormal",
+    "MultivariateNormal",
+]
+ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
+
+
+StandardizeAdvantages = Literal["standardize"] | Flag
+ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
+REPLAY_MEMORIES = ("Replay", "PrioritizedReplay")
+ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary")
+"""Kinds of action spaces (lib.records.ActionKind)."""
+
+
+class AlgorithmSpec(Component):
+    """Keys of every algorithm, and the capabilities that rules, defaults and error messages are derived from."""
+
+    on_policy: ClassVar[bool] = True
+    """Learns from each transition once, in the order collected; else from a replay buffer."""
+    learns: ClassVar[bool] = True
+    """Has weights to train, so it needs a net."""
+    has_critic: ClassVar[bool] = False
+    """Learns values beside its policy."""
+    has_target: ClassVar[bool] = False
+    """Keeps target networks."""
+    values: ClassVar[bool] = False
+    """Acts on action values (a Q-network)."""
+    soft: ClassVar[bool] = False
+    """Actor and critics have separate networks (agent.net, agent.critic_net), and the actor samples actions from its own distribution."""
+    recurrent: ClassVar[bool] = True
+    """Can train a RecurrentNet."""
+    self_imitation: ClassVar[bool] = False
+    """Also learns from a replay of past episodes beside its on-policy memory."""
+    action_kinds: ClassVar[tuple[str, ...]] = ALL_ACTIONS
+    """Kinds of action spaces that it can act in."""
+    bounded_only: ClassVar[bool] = False
+    """Continuous actions need finite bounds."""
+    memories: ClassVar[tuple[str, ...]] = ROLLOUT_MEMORIES
+    """Built-in memories that it can learn from, the default first."""
+    batch_size: ClassVar[int | None] = None
+    """Transitions per batch of a replay buffer if the memory section is absent."""
+    samplers: ClassVar[tuple[str, ...]] = ()
+    """Modes of meta.sampler that can collect for it: sync, async."""
+
+    action_pdtype: ActionPdtype = "default"
+    """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space. NormalTanh:
+    tanh of a Normal, learned from the actions before tanh."""
+    action_policy: ActionPolicy = "default"
+    """How to choose an action from the distribution; default: sample it."""
+    gamma: Fraction = 0.99
+    """Discount factor γ."""
+    explore_var_spec: Schedule | None = None
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
+
+    @property
+    def learns_values(self) -> bool:
+        """Return whether it learns values, by net.loss_spec."""
+        return not self.on_policy or self.has_critic or self.values
+
+    @property
+    def needs_logp(self) -> bool:
+        """Return whether training needs log π(a|s) of the policy that acted."""
+        return False
+
+    def rollout_len(self, default: int) -> int:
+        """Return the vector steps (or episodes, by the memory) between two trainings; `default` if the spec does not say."""
+        return getattr(self, "training_frequency", None) or default
+
+
+class RandomSpec(AlgorithmSpec):
+    """Uniformly random actions without learning: the baseline of the metrics."""
+
+    learns = False
+    memories = ROLLOUT_MEMORIES + REPLAY_MEMORIES
+
+    name: Literal["Random"]
+
+
+class OnPolicySpec(AlgorithmSpec):
+    """Keys of the policy-gradient algorithms."""
+
+    entropy_coef_spec: Schedule = constant(0.0)
+    """Schedule of the entropy bonus' weight over frames."""
+
+
+class ReinforceSpec(OnPolicySpec):
+    """REINFORCE (Williams 1992): Monte Carlo policy gradient."""
+
+    memories = ("OnPolicyReplay", "OnPolicyBatchReplay", "OnPolicyCrossEntropy")
+
+    name: Literal["Reinforce"]
+    center_return: Flag = False
+    """Subtract the batch mean from the returns."""
+    normalize_advantages: StandardizeAdvantages = "standardize"
+    """standardize (or true): returns get zero mean and unit standard deviation over the batch; false: they are used as they are."""
+    policy_loss_coef: NonNegative = 1.0
+    """Weight of the policy loss."""
+    training_frequency: Positive | None = None
+    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
+
+
+class VTraceSpec(OnPolicySpec):
+    """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts of an older policy."""
+
+    with_vtrace: Flag = False
+    """Correct values and advantages for policy lag by V-trace, with λ = lam (absent: 1); no effect without lag."""
+    rho_bar: PositiveReal = 1.0
+    """ρ̄ of V-trace: maximum importance weight of a temporal difference. A higher value gives values closer to the current policy's, with
+    more variance."""
+    c_bar: PositiveReal = 1.0
+    """c̄ of V-trace: maximum trace coefficient. Affects how fast values are learned, not their fixed point."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return self.with_vtrace
+
+
+class ActorCriticSpec(VTraceSpec):
+    """Advantage actor-critic (arXiv:1602.01783): A2C; A3C with meta.distributed."""
+
+    has_critic = True
+    samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
+
+    name: Literal["ActorCritic"]
+    lam: Fraction | None = None
+    """λ of generalised advantage estimation (arXiv:1506.02438)."""
+    num_step_returns: Positive | None = None
+    """n of n-step returns; given without lam, it also replaces training_frequency. No effect with lam. With neither, returns extend to
+    the end of the episode, continued by the critic's value where the rollout or a time limit cuts it."""
+    normalize_advantages: StandardizeAdvantages = "standardize"
+    """standardize (or true): zero mean and unit standard deviation over the batch; false: no normalisation."""
+    policy_loss_coef: NonNegative = 1.0
+    """Weight of the policy loss."""
+    val_loss_coef: NonNegative = 1.0
+    """Weight of the value loss."""
+    normalize_v_targets: Flag = False
+    """Divide values and their targets by the targets' running standard deviation (at least 1) in the value loss, clamped to ±10."""
+    training_frequency: Positive | None = None
+    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
+
+    def rollout_len(self, default: int) -> int:
+        return (self.num_step_returns if self.lam is None else None) or super().rollout_len(default)
+
+
+class PPOSpec(VTraceSpec):
+    """Proximal policy optimisation with the clipped objective (arXiv:1707.06347)."""
+
+    has_critic = True
+    memories = ("OnPolicyBatchReplay",)
+    samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
+
+    name: Literal["PPO"]
+    lam: Fraction = 0.95
+    """λ of generalised advantage estimation (arXiv:1506.02438)."""
+    clip_eps_spec: Schedule = constant(0.2)
+    """Schedule of ε of the clipped objective over frames."""
+    val_loss_coef: NonNegative = 1.0
+    """Weight of the value loss."""
+    clip_vloss: Flag = False
+    """Clip the change of value predictions by ε too: the value loss is half the mean of the larger squared error. loss_spec and
+    normalize_v_targets then have no effect."""
+    minibatch_size: Positive = 64
+    """Transitions per gradient step; at most time_horizon × num_envs."""
+    time_horizon: Positive = 128
+    """Vector steps of a rollout, after each of which the agent trains."""
+    training_epoch: Positive = 4
+    """Epochs over each rollout."""
+    training_frequency: Positive | None = None
+    """Ignored: PPO trains every time_horizon steps."""
+    symlog: Flag = False
+    """Compare symlog (arXiv:2301.04104, eq. 9) of values and of their targets in the value loss; everything else uses the values."""
+    normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
+    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: over the whole rollout; percentile: divide
+    by max(1, moving 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
+    normalize_v_targets: Flag = False
+    """Divide values and their targets by the targets' running standard deviation (at least 1) in the value loss, clamped to ±10."""
+
+    @property
+    def needs_logp(self) -> bool:
+        return True
+
+    def rollout_len(self, default: int) -> int:
+        return self.time_horizon
+
+
+class SILKeys(SpecModel):
+    """Keys of self-imitation learning (arXiv:1806.05635)."""
+
+    sil_policy_loss_coef: NonNegative = 1.0
+    """Weight of the self-imitation policy loss."""
+    sil_val_loss_coef: NonNegative = 0.01
+    """Weight of the self-imitation value loss."""
+    training_batch_iter: Positive = 1
+    """Self-imitation gradient steps per batch."""
+    training_iter: Positive = 4
+    """Self-imitation batches after each on-policy training."""
+
+
+class SILSpec(ActorCriticSpec, SILKeys):
+    """Self-imitation learning (arXiv:1806.05635) on top of ActorCritic."""
+
+    self_imitation = True
+    samplers = ()
+
+    name: Literal["SIL"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+class PPOSILSpec(PPOSpec, SILKeys):
+    """Self-imitation learning (arXiv:1806.05635) on top of PPO."""
+
+    self_imitation = True
+    samplers = ()
+
+    name: Literal["PPOSIL"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+class SARSASpec(AlgorithmSpec):
+    """SARSA (Rummery & Niranjan 1994): on-policy action values."""
+
+    values = True
+    action_kinds = ("discrete",)
+
+    name: Literal["SARSA"]
+    training_frequency: Positive | None = None
+    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
+
+
+class ReplayAlgorithmSpec(AlgorithmSpec):
+    """Keys of every algorithm that learns from a replay buffer."""
+
+    on_policy = False
+    recurrent = False
+    memories = REPLAY_MEMORIES
+    samplers = ("async",)
+    min_start: ClassVar[int] = 0
+    """Fewest transitions before the first training if training_start_step is absent."""
+    random_start: ClassVar[bool] = False
+    """Acts uniformly at random before training_start_step."""
+
+    training_frequency: Positive = 1
+    """Transitions between updates; at most one update per vector step."""
+    training_start_step: Count | None = None
+    """Transitions collected before the first update; absent: a batch (memory.batch_size), in SoftActorCritic and CrossQ at least 1,000.
+    With fewer than a batch, the first batches contain transitions several times; a RecurrentNet needs a batch of sequences.
+    SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the Session."""
+
+    def rollout_len(self, default: int) -> int:
+        return 1
+
+
+class QLearningSpec(ReplayAlgorithmSpec):
+    """Keys of the Q-learning algorithms."""
+
+    values = True
+    has_target = True
+    recurrent = True
+    action_kinds = ("discrete", "multi_discrete")
+    batch_size = 128
+
+    action_pdtype: ActionPdtype = "Argmax"
+    """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""
+    action_policy: ActionPolicy = "epsilon_greedy"
+    """How to choose an action from the distribution; default: sample it."""
+    explore_var_spec: Schedule | None = None
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; absent with epsilon_greedy: from 1 to 0.05 over the first tenth of
+    env.max_frame."""
+    training_iter: Positive = 1
+    """Batches per training."""
+    training_batch_iter: Positive = 1
+    """Gradient steps per batch."""
+
+
+class VanillaDQNSpec(QLearningSpec):
+    """Deep Q-learning with a replay buffer, without a target network (arXiv:1312.5602)."""
+
+    has_target = False
+
+    name: Literal["VanillaDQN"]
+
+
+class DQNSpec(QLearningSpec):
+    """Deep Q-learning with a target network (Mnih et al. 2015)."""
+
+    name: Literal["DQN"]
+
+
+class DoubleDQNSpec(QLearningSpec):
+    """Double Q-learning: the network selects the next action, the target network evaluates it (arXiv:1509.06461)."""
+
+    name: Literal["DoubleDQN"]
+
+
+class EntropyAnneal(SpecModel):
+    """Linear annealing of the automatic target entropy over discrete actions."""
+
+    start_ratio: Fraction | None = None
+    """Target entropy at the first frame, as a fraction of ln|A|; absent: target_entropy_ratio."""
+    end_ratio: Fraction | None = None
+    """Target entropy after `frames` frames, as a fraction of ln|A|; absent: start_ratio."""
+    frames: Count = 0
+    """Frames (of all workers together) over which it changes; 0: it stays at start_ratio."""
+
+
+class SoftActorCriticSpec(ReplayAlgorithmSpec):
+    """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
+
+    has_critic = True
+    has_target = True
+    soft = True
+    action_kinds = ("discrete", "continuous")
+    bounded_only = True
+    batch_size = 256
+    min_start = 1000
+    random_start = True
+
+    name: Literal["SoftActorCritic"]
+    training_iter: Positive | None = None
+    """Batches per training, one gradient step each; absent: num_envs."""
+    policy_delay: Positive = 1
+    """Critic updates per update of actor and temperature."""
+    critic_reduction: Literal["min", "mean"] | None = None
+    """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
+    (arXiv:2209.10081, double average Q-learning, without its clip). Absent: mean for discrete actions, min for continuous ones."""
+    target_entropy: Real | Literal["auto"] = "auto"
+    """Target entropy in nats of the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for discrete
+    ones."""
+    target_entropy_ratio: Fraction = 0.6
+    """Discrete actions, target_entropy auto: the target entropy as a part of the largest one, ln|A|."""
+    entropy_anneal: EntropyAnneal | Flag | Real = False
+    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy over discrete actions. A number: anneal the target entropy
+    linearly to this value in nats by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
+    entropy_penalty_coef: NonNegative = 0.0
+    """Discrete actions: weight β of the penalty ½ (H̄ − H)² on changes of the policy's entropy H against its moving average H̄, which keeps
+    99 % of itself in each gradient step of the policy (after arXiv:2209.10081, eq. 11)."""
+    symlog: Flag = False
+    """Compare symlog (arXiv:2301.04104, eq. 9) of the critics' values and of their targets in the critics' loss; everything else uses the
+    values themselves."""
+    log_alpha_min: Real = -5.0
+    """Minimum log of the temperature α."""
+    log_alpha_max: Real = 2.0
+    """Maximum log of the temperature α."""
+    alpha_lr: PositiveReal | None = None
+    """Initial learning rate of the temperature, whose optimizer (Adam in place of Muon and Adafactor) and schedule are the actor's; absent:
+    the actor's learning rate."""
+    fixed_alpha: PositiveReal | None = None
+    """Fixed temperature α; absent: tuned automatically to target_entropy."""
+    alpha_anneal_frames: Count | None = None
+    """Anneal fixed_alpha linearly to 0 over this many frames; absent or 0: constant."""
+    spectral_norm: Flag = False
+    """Spectral normalisation (arXiv:1802.05957) of the critics' last fully connected hidden layer (arXiv:2105.05246), in their target
+    networks too."""
+
+
+class CrossQSpec(SoftActorCriticSpec):
+    """CrossQ (arXiv:1902.05605): soft actor-critic without target networks; critics batch-normalise states and next states jointly."""
+
+    has_target = False
+
+    name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+Algorithm = Annotated[
+    RandomSpec
+    | ReinforceSpec
+    | ActorCriticSpec
+    | PPOSpec
+    | SILSpec
+    | PPOSILSpec
+    | SARSASpec
+    | VanillaDQNSpec
+    | DQNSpec
+    | DoubleDQNSpec
+    | SoftActorCriticSpec
+    | CrossQSpec,
+    Field(discriminator="name"),
+    Extensible(AlgorithmSpec),
+]
+ALGORITHMS: dict[str, type[AlgorithmSpec]] = by_name(Algorithm)
+"""Name → model."""

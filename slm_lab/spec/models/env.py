@@ -1,0 +1,80 @@
+"""env: the environment, how many of it, and how observations and rewards are transformed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from slm_lab.spec.models.base import Flag, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.models.extension import PATTERN
+
+Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
+
+
+class WrapperSpec(SpecModel):
+    """A wrapper of each env. Other keys are passed to its constructor."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    """Class of gymnasium.wrappers (RescaleAction), or "package.module:Class" for another gymnasium.Wrapper."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Return the arguments of the wrapper's constructor."""
+        return dict(self.model_extra or {})
+
+
+def _allow_names(schema: dict[str, Any]) -> None:
+    """Let the JSON Schema of a list of wrappers accept names."""
+    schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
+
+
+class EnvSpec(SpecModel):
+    """The environment. Other keys are passed to the env's constructor."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId to import the module that registers it first."""
+    num_envs: Positive = 1
+    """Number of parallel envs."""
+    max_t: Positive | None = None
+    """Truncate episodes after this many steps; absent: the env's own limit."""
+    max_frame: Positive
+    """Frames to train for; one vector step is num_envs frames."""
+    normalize_obs: Flag = False
+    """Normalise observations by their running mean and standard deviation."""
+    normalize_reward: Flag = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    clip_obs: PositiveReal | None = None
+    """Clip observations, after normalisation, to ± this value; absent: ±10 if normalised, else no clipping."""
+    clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
+    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; absent: ±10 if normalised, the sign in
+    Atari, else no clipping."""
+    reward_scale: PositiveReal | Literal["sign"] = 1.0
+    """Factor of training rewards; "sign": their sign."""
+    backend: Backend = "auto"
+    """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async
+    (Gymnasium; async: each env in a process of its own, whose random generators are seeded), or "package.module:Class" for your own;
+    auto: the first that supports the env."""
+
+    wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
+    """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),
+    others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env itself.
+    State that a wrapper keeps is each env's own, not shared with evaluation or checkpoints (for NormalizeObservation: normalize_obs)."""
+    channels: Literal["first", "last"] | None = None
+    """Axis of the channels of an image; absent: the first or last axis with 1, 3 or 4 channels, else the one that leaves the squarer
+    image."""
+    obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
+    """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
+    Absent: all."""
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Return the arguments of the env's constructor."""
+        return dict(self.model_extra or {})

@@ -1,0 +1,160 @@
+"""agent.memory: the rollout storage or replay buffer that an algorithm learns from."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
+
+from slm_lab.spec.models.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel, by_name
+from slm_lab.spec.models.extension import Extensible
+from slm_lab.spec.models.schedule import Schedule
+
+
+class MemorySpec(Component):
+    """Keys of every memory, and what rules need to know of it."""
+
+    on_policy: ClassVar[bool] = False
+    """Each transition is used once; else sampled repeatedly."""
+    episodes: ClassVar[bool] = False
+    """Holds whole episodes: training_frequency counts these; else vector steps."""
+
+
+class Sequences(NamedTuple):
+    """Form of the sequences of transitions in a replay buffer."""
+
+    burn_in: int
+    """Steps before those that are learned from."""
+    window: int
+    """Steps in all."""
+    stride: int
+    """Steps of an env from one sequence to the next: they overlap by half of what is learned from, as in R2D2."""
+
+    def number(self, steps: int) -> int:
+        """Return the number of complete sequences of one env after `steps` transitions."""
+        return max(0, (steps - self.window) // self.stride + 1)
+
+
+class ReplayKeys(SpecModel):
+    """Keys of every replay buffer."""
+
+    batch_size: Positive = 32
+    """Transitions per batch; with a RecurrentNet sequences of seq_len transitions."""
+    max_size: Positive = 100_000
+    """Maximum number of transitions; the oldest are overwritten. Memory is allocated for at most the frames of the Session."""
+    use_cer: Flag = False
+    """Combined experience replay (arXiv:1712.01275): the last places of a batch are those of the transitions that were added since the
+    batch before, the oldest first and at most batch_size; drawn for that reason, they keep their priorities. With a RecurrentNet: the
+    newest sequence in the last place."""
+    burn_in: Count | None = None
+    """RecurrentNet: steps before each sequence that only bring its stored hidden state up to date with the present weights, and are not
+    learned from (R2D2, Kapturowski et al. 2019); absent: half of seq_len."""
+    on_device: Flag = False
+    """Keep the transitions in the memory of the CUDA device that computes, instead of uploading each batch. On the CPU it is an error."""
+
+    def sequences(self, seq_len: int) -> Sequences:
+        """Return the form of the sequences that a recurrent net learns from."""
+        burn_in = seq_len // 2 if self.burn_in is None else self.burn_in
+        return Sequences(burn_in, burn_in + seq_len, max(1, seq_len // 2))
+
+
+class PriorityKeys(SpecModel):
+    """Keys of prioritised replay (arXiv:1511.05952)."""
+
+    alpha: NonNegative = 0.6
+    """Priority exponent; 0 is uniform sampling."""
+    epsilon: NonNegative = 1e-4
+    """Added to each error, so that no priority is 0; with 0 a transition without error is hardly sampled again."""
+    beta: Fraction | Schedule | None = None
+    """Exponent of importance-sampling weights, 1 corrects fully; a number, or a schedule over frames. Absent: no weights; with a
+    RecurrentNet 0.4."""
+    initial_error: PositiveReal | Literal["greatest"] | None = None
+    """Error by which a new transition gets its priority, until it is first drawn; "greatest": the greatest priority so far, as in the
+    paper. Absent: 100,000; with a RecurrentNet "greatest"."""
+    eta: Fraction = 0.9
+    """RecurrentNet: η of a sequence's priority, η max |error| + (1 − η) mean |error| over its transitions (Kapturowski et al. 2019)."""
+
+
+class SILReplayKeys(SpecModel):
+    """Keys of the replay buffer that SIL and PPOSIL have beside their on-policy memory; defaults as in Replay and PrioritizedReplay."""
+
+    sil_replay_name: Literal["Replay", "PrioritizedReplay", "SILReplay", "SILPrioritizedReplay"] | None = None
+    """SIL, PPOSIL: replay buffer of past episodes, uniform or prioritised by the clipped advantage; absent: PrioritizedReplay."""
+    batch_size: Positive | None = None
+    """SIL, PPOSIL: transitions per batch; with a RecurrentNet sequences of seq_len transitions."""
+    max_size: Positive | None = None
+    """SIL, PPOSIL: maximum number of transitions."""
+    use_cer: Flag | None = None
+    """SIL, PPOSIL: the transitions that were added since the batch before are in the last places of a batch."""
+    burn_in: Count | None = None
+    """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only bring its hidden state up to date."""
+    alpha: NonNegative | None = None
+    """SIL, PPOSIL: priority exponent."""
+    epsilon: NonNegative | None = None
+    """SIL, PPOSIL: added to each error."""
+    beta: Fraction | Schedule | None = None
+    """SIL, PPOSIL: exponent of importance-sampling weights."""
+    initial_error: PositiveReal | Literal["greatest"] | None = None
+    """SIL, PPOSIL: error by which a new transition gets its priority."""
+    eta: Fraction | None = None
+    """SIL, PPOSIL with a RecurrentNet: η of a sequence's priority."""
+
+    @property
+    def sil_replay(self) -> ReplaySpec | PrioritizedReplaySpec:
+        """Return the spec of the replay buffer of past episodes."""
+        given = {key: value for key in SILReplayKeys.model_fields if (value := getattr(self, key)) is not None}
+        if given.pop("sil_replay_name", "PrioritizedReplay").endswith("PrioritizedReplay"):
+            return PrioritizedReplaySpec(name="PrioritizedReplay", **given)
+        return ReplaySpec(name="Replay", **{key: value for key, value in given.items() if key in ReplayKeys.model_fields})
+
+
+class RolloutMemorySpec(MemorySpec, SILReplayKeys):
+    """Keys of the on-policy memories."""
+
+    on_policy = True
+
+
+class OnPolicyReplaySpec(RolloutMemorySpec):
+    """Whole episodes, each used once; training_frequency counts episodes."""
+
+    episodes = True
+
+    name: Literal["OnPolicyReplay"]
+
+
+class OnPolicyBatchReplaySpec(RolloutMemorySpec):
+    """Rollouts of a fixed number of vector steps, each used once; training_frequency counts vector steps."""
+
+    name: Literal["OnPolicyBatchReplay"]
+
+
+class OnPolicyCrossEntropySpec(RolloutMemorySpec):
+    """Whole episodes, each used once, of which only the best are kept (the cross-entropy method, Rubinstein 1999)."""
+
+    episodes = True
+
+    name: Literal["OnPolicyCrossEntropy"]
+    cross_entropy: Fraction = 1.0
+    """Keep the episodes whose total training reward is at or above this quantile of all (linear interpolation): with 0.8 the best fifth.
+    0 and 1: all."""
+
+
+class ReplaySpec(MemorySpec, ReplayKeys):
+    """Replay buffer with uniform sampling (Lin 1992)."""
+
+    name: Literal["Replay"]
+
+
+class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
+    """Replay buffer with sampling in proportion to the temporal-difference error (arXiv:1511.05952)."""
+
+    name: Literal["PrioritizedReplay"]
+
+
+Memory = Annotated[
+    OnPolicyReplaySpec | OnPolicyBatchReplaySpec | OnPolicyCrossEntropySpec | ReplaySpec | PrioritizedReplaySpec,
+    Field(discriminator="name"),
+    Extensible(MemorySpec),
+]
+MEMORIES: dict[str, type[MemorySpec]] = by_name(Memory)
+"""Name → model."""

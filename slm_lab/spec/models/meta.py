@@ -1,0 +1,121 @@
+"""meta: number of Sessions, logging, checkpoints, distribution."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict
+
+from slm_lab.spec.models.base import Count, Flag, NonNegative, Positive, PositiveReal, Seed, SpecModel
+from slm_lab.spec.models.extension import PATTERN
+from slm_lab.spec.models.sampler import SamplerSpec
+
+
+class SearchResources(SpecModel):
+    """Resources of one trial of a search."""
+
+    cpu: PositiveReal = 1
+    """Number of CPU cores."""
+    gpu: NonNegative = 0
+    """Number of GPUs; may be a fraction."""
+
+
+class SearchScheduler(SpecModel):
+    """Early stopping of a search (ASHA)."""
+
+    grace_period: Positive = 1
+    """Minimum frames of a trial before it can be stopped."""
+    reduction_factor: Annotated[float, Strict(), Field(gt=1)] = 3
+    """One of this many trials continues."""
+
+
+SearchMetric = Literal[
+    "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency", "training_efficiency",
+    "stability", "consistency",
+]  # fmt: skip
+"""Metrics of a trial, of each of which more is better."""
+
+
+StartMethod = Literal["auto", "forkserver", "spawn"]
+
+
+class MetaSpec(SpecModel):
+    """How the experiment runs."""
+
+    distributed: Literal[False, "shared", "synced"] = False
+    """Train one global net with all Sessions (Hogwild!), each for env.max_frame / max_session frames. "shared": Sessions always use its
+    latest weights (async SAC); "synced": each pulls the weights after its own update, so its policy is constant within a rollout (A3C);
+    false: each Session trains its own net."""
+    hogwild_lock: Flag = False
+    """Lock the global net during updates: one Session at a time."""
+    max_restart: Count = 1
+    """Maximum restarts of a killed or hanging process: a Session of a global net, or a rollout worker; on a cluster every Session, also
+    if its node is lost, and the parameter server."""
+    sampler: SamplerSpec | None = None
+    """Collect with rollout workers while a learner trains, synchronously or asynchronously; absent: each Session steps its own envs."""
+    max_session: Positive = 1
+    """Sessions of a trial, each with its own seed."""
+    max_trial: Positive = 1
+    """Trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of their
+    values; a max_trial above 1 limits it."""
+    log_frequency: Positive = 10_000
+    """Frames between rows of a Session's table."""
+    eval_frequency: Positive = 10_000
+    """Frames between evaluations, with rigorous_eval."""
+    rigorous_eval: Count = 0
+    """Number of evaluation envs, each of which plays one episode per evaluation; 0: compute metrics from training episodes."""
+    eval_deterministic: Flag = False
+    """Evaluate with the mode of the action distribution instead of a sample."""
+    log_info: list[str] = []
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the mean over the last 100 episode ends is a column
+    info_{key} of the tables and a graph."""
+    max_seconds: PositiveReal | None = None
+    """Seconds of training after which a Session ends, saved, also before env.max_frame; absent: no limit."""
+    random_seed: Seed | None = None
+    """Random seed; absent: drawn, printed and saved."""
+    save_interval: NonNegative = 10.0
+    """Minimum seconds between checkpoints."""
+    save_replay: Flag = False
+    """Save the replay buffer in checkpoints too (some 7 GB for 1 M Atari frames). Without it a resumed run collects training_start_step
+    transitions again before it trains."""
+    checkpoint_frequency: Positive | None = None
+    """Frames between numbered checkpoints of the weights, which are kept; absent: none. The best and the last are always kept."""
+    init_from: str | None = None
+    """A run folder, or a checkpoint file in one: training starts with its best weights and observation statistics, where names and shapes
+    agree; absent: with random weights."""
+    stall_notice: PositiveReal = 30.0
+    """Print a notice if a Session or worker makes no progress for this many seconds."""
+    stall_limit: PositiveReal | None = None
+    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
+    rollout workers, never for a Session."""
+    observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
+    """User observers, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
+    start_method: StartMethod = "auto"
+    """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in some 0.02 s each, on Linux;
+    "spawn": each loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the same."""
+    matmul: Literal["auto", "mkl", "onednn"] = "auto"
+    """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
+    inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD
+    processors with AVX-512 (on Zen 5 it is twice as fast), elsewhere what torch uses by itself. meta.run records the choice; results differ
+    by rounding."""
+    threads: Positive | Literal["auto"] = "auto"
+    """Threads in which an update computes on the CPU; acting takes one. "auto": for nets with convolutions as many as there are cores for
+    each Session that runs at a time, at most 8; one for other nets, and where other processes learn or act meanwhile (distributed, an
+    asynchronous sampler) or may (--jobs, a search, a study). meta.run records the number; results differ by rounding with it, and equal
+    numbers give equal results."""
+    search_resources: SearchResources = SearchResources()
+    """Resources of one trial of a search; train does not use it."""
+    search_scheduler: SearchScheduler | None = None
+    """Early stopping of a search; absent: none. train does not use it."""
+    search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
+    """How a search proposes values; train does not use it. "optuna": by a tree-structured Parzen estimator (TPE) from the results so far,
+    after 10 random trials; "random": independently of each other; "grid": all combinations of the values of grid_search keys, other keys at
+    random; "pbt": population-based training. A search whose keys are all grid_search is a grid with "optuna" and "random" too."""
+    search_metric: SearchMetric | None = None
+    """Metric of a trial, a mean over its Sessions, that a search maximises; absent: final_strength, or total_reward_ma if the random
+    baseline of the env is not known. train does not use it."""
+    search_keep: Count | Literal["all"] = 10
+    """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
+    it."""
+    run: list[dict[str, Any]] | None = None
+    """Written when a run is started or continued, one entry each time: time, command, versions, host, backend, changes. Ignored on load."""

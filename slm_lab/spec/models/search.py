@@ -1,0 +1,301 @@
+"""The search section: `"key__distribution": [arguments]`, nested like the spec or with a dotted path.
+
+A value of choice or grid_search that is an object may hold such keys itself: they are searched only where that value is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slm_lab.spec.models.meta import MetaSpec
+from slm_lab.spec.models.sections import is_ineffective
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
+
+RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
+"""Keys that published specs search over, but no longer exist."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Arguments of a distribution."""
+
+    words: str
+    """Their form, for messages."""
+    least: int
+    most: int
+    whole: bool = False
+    log: bool = False
+    ordered: bool = True
+    """The first two are bounds, low and high."""
+
+
+DISTRIBUTIONS = {
+    "choice": None,
+    "grid_search": None,
+    "uniform": _Form("[low, high]", 2, 2),
+    "quniform": _Form("[low, high, step]", 3, 3),
+    "loguniform": _Form("[low, high]", 2, 3, log=True),
+    "qloguniform": _Form("[low, high, step]", 3, 4, log=True),
+    "randn": _Form("[mean, deviation]", 2, 2, ordered=False),
+    "qrandn": _Form("[mean, deviation, step]", 3, 3, ordered=False),
+    "normal": _Form("[mean, deviation]", 2, 2, ordered=False),
+    "randint": _Form("[low, high]", 2, 2, whole=True),
+    "qrandint": _Form("[low, high, step]", 3, 3, whole=True),
+    "lograndint": _Form("[low, high]", 2, 3, whole=True, log=True),
+    "qlograndint": _Form("[low, high, step]", 3, 4, whole=True, log=True),
+}
+"""Distribution → form of its arguments; None: any values, of which one (choice) or each (grid_search) is used."""
+
+
+NET: Path = ("agent", "net")
+
+
+@dataclass(frozen=True)
+class SearchKey:
+    """One key that a search varies."""
+
+    path: Path
+    """Path in the spec: ("agent", "algorithm", "gamma")."""
+    distribution: str
+    """Key of DISTRIBUTIONS."""
+    args: tuple[Any, ...]
+    """Its arguments; values of choice and grid_search without the search keys in them."""
+    nested: tuple[tuple[SearchKey, ...], ...] = ()
+    """Search keys inside each of `args`, for choice and grid_search; () if there are none."""
+    where: Path = field(default=(), compare=False)
+    """Path in the search section, which no other key has: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
+
+    @property
+    def text(self) -> str:
+        """Return the dotted path in the spec, as results name the key."""
+        return show_path(self.path)
+
+    @property
+    def has_options(self) -> bool:
+        """Return whether `args` are the values themselves."""
+        return DISTRIBUTIONS[self.distribution] is None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all values are whole numbers."""
+        form = DISTRIBUTIONS[self.distribution]
+        return form is not None and form.whole
+
+    @property
+    def is_log(self) -> bool:
+        """Return whether the logarithm of the value is uniformly distributed."""
+        form = DISTRIBUTIONS[self.distribution]
+        return form is not None and form.log
+
+    @property
+    def is_normal(self) -> bool:
+        """Return whether values are normally distributed, without bounds."""
+        form = DISTRIBUTIONS[self.distribution]
+        return form is not None and not form.ordered
+
+    @property
+    def step(self) -> float | None:
+        """Return the number whose multiples are the values, if any."""
+        return self.args[2] if self.distribution.startswith("q") else 1 if self.is_whole else None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the lowest and highest value of a range, both included: multiples of the step; below `high` for randint and lograndint."""
+        low, high, step = self.args[0], self.args[1], self.step
+        if not step:
+            return low, high
+        if self.distribution in ("randint", "lograndint"):
+            return int(low), int(high) - 1
+        return self.multiple(math.ceil(low / step - _SLACK)), self.multiple(math.floor(high / step + _SLACK))
+
+    def multiple(self, count: float) -> float:
+        """Return `count` steps, without the rounding error of the product; an int for whole numbers."""
+        product = round(count) * (self.step or 1)
+        return int(product) if self.is_whole else float(f"{product:.12g}")
+
+    def candidates(self) -> tuple[Any, ...]:
+        """Return values that stand for all: indices of options, both ends of a range and a value between them, or the mean."""
+        if self.has_options:
+            return tuple(range(len(self.args)))
+        if self.is_normal:
+            return (self.args[0] if self.step is None else self.multiple(self.args[0] / self.step),)
+        low, high = self.bounds
+        inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # a fraction, which a whole-number key refuses
+        return tuple(dict.fromkeys((low, high, *inner)))
+
+
+_SLACK = 1e-9
+"""Steps by which a bound may miss a multiple because of rounding: 0.3 / 0.1 is 2.9999999999999996."""
+
+
+def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
+    """Return the keys of a valid spec's search section, in file order; those inside values of a choice are in its `nested`."""
+    return [key for key, _ in search_entries(search or {}, Report())]
+
+
+def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
+    """Yield each active key with its value, a section before the keys in it.
+
+    `choose` returns the value of a key, for choice and grid_search its index. Keys nested in a value are active if it is chosen.
+    """
+    for key in sorted(keys, key=lambda key: len(key.path)):
+        chosen = choose(key)
+        yield key, copy.deepcopy(key.args[chosen]) if key.has_options else chosen
+        if key.nested:
+            yield from settings(key.nested[chosen], choose)
+
+
+def walk(keys: Iterable[SearchKey], above: Mapping[Path, int] | None = None) -> Iterator[tuple[SearchKey, dict[Path, int]]]:
+    """Yield every key, nested ones after the key that has them, and which values make it active: `where` of a key → index of its value."""
+    for key in keys:
+        yield key, dict(above or {})
+        for index, inner in enumerate(key.nested):
+            yield from walk(inner, {**(above or {}), key.where: index})
+
+
+_META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search_") or key == "max_trial")
+"""Keys of meta that only a search uses."""
+
+
+def is_for_search(path: Path) -> bool:
+    """Return whether only a search uses the key at `path`."""
+    return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
+
+
+def search_keys(spec: Spec) -> list[str]:
+    """Return the paths of keys that only a search uses and that differ from their defaults."""
+    found = [key for key, field in MetaSpec.model_fields.items() if key in _META and getattr(spec.meta, key) != field.default]
+    return ["search"] * (spec.search is not None) + [f"meta.{key}" for key in found]
+
+
+def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], report: Report) -> dict[str, Any]:
+    """Return a valid search section with keys moved to new paths (None: removed); with dotted paths if anything moved."""
+    found = [
+        (key, args, next((old for old in moved if key.path[: len(old)] == old), None)) for key, args in search_entries(search, Report())
+    ]
+    if all(old is None for _, _, old in found):
+        return search
+    result = {}
+    for key, args, old in found:
+        new = moved[old] if old else ()
+        if old and new is None:
+            report.note(("search", *key.where), "has no effect in this spec; ignored")
+        else:
+            path = (*(new or ()), *key.path[len(old or ()) :])
+            result[f"{show_path(path)}__{key.distribution}"] = args
+    return result
+
+
+def prune_search(raw: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Remove retired keys and keys without effect from raw["search"], with a note for each."""
+    search = raw.get("search")
+    if isinstance(search, dict):
+        _prune(search, (), ("search",), raw, report)
+    if not search:
+        raw.pop("search", None)
+    return raw
+
+
+def _prune(node: dict[str, Any], path: Path, where: Path, raw: dict[str, Any], report: Report) -> None:
+    for text in [*node]:
+        name = text.rpartition("__")[0] or _misspelt(text, node[text])
+        key_path = (*path, *to_path(name or text))
+        if isinstance(node[text], dict) and "__" not in text:
+            _prune(node[text], key_path, (*where, text), raw, report)
+        elif key_path and key_path[-1] in RETIRED:
+            report.ineffective((*where, text), "no longer exists; ignored")
+            del node[text]
+        elif key_path and name and is_ineffective(key_path, raw):
+            report.ineffective((*where, text), "has no effect in this spec; ignored")
+            del node[text]
+
+
+def _misspelt(text: str, args: Any) -> str:
+    """Return the key in `key_distribution`, which lacks an underscore; "" for other texts."""
+    distribution = next((word for word in DISTRIBUTIONS if text.endswith(f"_{word}")), "")
+    return text.removesuffix(f"_{distribution}") if distribution and "__" not in text and isinstance(args, list) else ""
+
+
+def search_entries(search: dict[str, Any], report: Report) -> Iterator[tuple[SearchKey, Any]]:
+    """Yield the well-formed keys of a search section with their arguments as given, and add a problem for each other one."""
+    yield from _keys(search, (), (), report)
+
+
+def _keys(node: Any, path: Path, where: Path, report: Report) -> Iterator[tuple[SearchKey, Any]]:
+    for text, value in _items(node):
+        here = (*where, text)
+        name, _, distribution = str(text).rpartition("__")
+        if isinstance(value, (dict, list)) and not name and not _misspelt(str(text), value):
+            yield from _keys(value, (*path, *_key_path(text)), here, report)
+        elif isinstance(node, list) and value is None:
+            continue  # an item of the spec's list that is not searched
+        elif not name or not to_path(name):
+            meant = _misspelt(str(text), value)
+            hint = f"; did you mean '{meant}__{str(text)[len(meant) + 1 :]}'?" if meant else ""
+            report.fail(("search", *here), f"must be key__distribution, or an object of such keys{hint}")
+        elif distribution not in DISTRIBUTIONS:
+            hint = nearest(distribution, DISTRIBUTIONS) or f"; allowed: {', '.join(DISTRIBUTIONS)}"
+            report.fail(("search", *here), f"unknown distribution '{distribution}'{hint}")
+        elif message := _wrong_arguments(distribution, value):
+            report.fail(("search", *here), message)
+        else:
+            yield _search_key((*path, *to_path(name)), distribution, value, here, report), value
+
+
+def _search_key(path: Path, distribution: str, args: list[Any], where: Path, report: Report) -> SearchKey:
+    if DISTRIBUTIONS[distribution] is not None:
+        return SearchKey(path, distribution, tuple(args), where=where)
+    found = [_option(value, path, (*where, index), report) for index, value in enumerate(args)]
+    nested = tuple(tuple(keys) for _, keys in found)
+    return SearchKey(path, distribution, tuple(value for value, _ in found), nested if any(nested) else (), where)
+
+
+def _option(value: Any, path: Path, where: Path, report: Report) -> tuple[Any, list[SearchKey]]:
+    """Return a value of choice or grid_search without the search keys in it, and these keys."""
+    if not isinstance(value, (dict, list)):
+        return value, []
+    rest: Any = copy.copy(value)
+    keys: list[SearchKey] = []
+    for text, inner in _items(value):
+        if isinstance(text, str) and text.rpartition("__")[0]:
+            del rest[text]
+            keys += [key for key, _ in _keys({text: inner}, path, where, report)]
+        else:
+            rest[text], below = _option(inner, (*path, text), (*where, text), report)
+            keys += below
+    return rest, keys
+
+
+def _items(node: Any) -> list[tuple[Any, Any]]:
+    return [*node.items()] if isinstance(node, dict) else [*enumerate(node)]
+
+
+def _key_path(text: str | int) -> Path:
+    return (text,) if isinstance(text, int) else to_path(text)
+
+
+def _wrong_arguments(distribution: str, args: Any) -> str | None:
+    """Return the error in a distribution's arguments, if any."""
+    form = DISTRIBUTIONS[distribution]
+    if form is None:
+        return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {show(args)}"
+    fit = isinstance(args, list) and form.least <= len(args) <= form.most
+    if not fit or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) or not math.isfinite(arg) for arg in args):
+        return f"{distribution} expects numbers {form.words}, not {show(args)}"
+    if form.whole and any(arg != int(arg) for arg in args):
+        return f"{distribution} expects whole numbers {form.words}, not {show(args)}"
+    if form.log and args[0] <= 0:
+        return f"{distribution} needs a low bound above 0, not {show(args[0])}"
+    if form.ordered and args[0] >= args[1]:
+        return f"{distribution} needs low < high, not {show(args)}"
+    if not form.ordered and args[1] < 0:
+        return f"{distribution} needs a deviation ≥ 0, not {show(args[1])}"
+    if len(args) > 2 and args[2] <= 0:
+        return f"{distribution} needs {'a base' if len(args) > form.least else 'a step'} above 0"
+    low, high = SearchKey((), distribution, tuple(args)).bounds if form.ordered else (0, 0)
+    return None if low <= high else f"{distribution} needs a multiple of {show(args[2])} from {show(args[0])} to {show(args[1])}"

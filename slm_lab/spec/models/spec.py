@@ -1,0 +1,145 @@
+"""The whole spec, and quantities that depend on several sections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from slm_lab.spec.models.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec
+from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.memory import MEMORIES, Memory
+from slm_lab.spec.models.meta import MetaSpec
+from slm_lab.spec.models.net import Net
+from slm_lab.spec.models.schedule import LinearDecay
+
+if TYPE_CHECKING:
+    from slm_lab.lib.records import InputKind
+
+REPLAY_ROWS = 16
+"""Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
+
+
+def default_memory(algorithm: AlgorithmSpec | None) -> Any:
+    """Return the memory of an algorithm whose section is absent: the first built-in one that it can learn from. None: an invalid one."""
+    if algorithm is None:
+        return MEMORIES["OnPolicyBatchReplay"].model_validate({"name": "OnPolicyBatchReplay"})
+    name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
+    keys = {} if algorithm.batch_size is None else {"batch_size": algorithm.batch_size}
+    return MEMORIES[name].model_validate({"name": name, **keys})
+
+
+SPEC_VERSION = 3
+"""meta.run.spec_version: version of the meaning of specs that runs save. Specs of another version are refused."""
+
+
+class AgentSpec(SpecModel):
+    """The agent: algorithm, memory and networks."""
+
+    name: str = ""
+    """A label (A2C, PPO, …)."""
+    algorithm: Algorithm
+    """Algorithm and its hyperparameters."""
+    memory: Memory = Field(default_factory=lambda data: default_memory(data.get("algorithm")))
+    """Memory that the algorithm learns from; absent: one that is recommended for the algorithm."""
+    net: Net | None = None
+    """Networks, optimizers and learning rates; absent: recommended ones for the algorithm and the env's spaces (Random needs none)."""
+    critic_net: Net | None = None
+    """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
+
+    @property
+    def input(self) -> InputKind | None:
+        """Return what observations are by the nets of the spec; None: the env's space decides."""
+        nets = [net for net in (self.net, self.critic_net) if net is not None]
+        given = next((net.input for net in nets if net.input is not None), None)
+        return given or ("image" if any(net.images for net in nets) else None)
+
+    @property
+    def rollout_len(self) -> int:
+        """Return the interval between trainings: vector steps, or episodes for a memory of episodes."""
+        if not self.algorithm.learns:
+            return 1
+        return self.algorithm.rollout_len(1 if self.memory.episodes else 32)
+
+    @property
+    def training_start(self) -> int:
+        """Return the transitions of a replay buffer before the first training; 0 for an on-policy algorithm."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, ReplayAlgorithmSpec):
+            return 0
+        if algorithm.training_start_step is not None:
+            return algorithm.training_start_step
+        return max(algorithm.min_start, getattr(self.memory, "batch_size", 1))
+
+
+class Spec(SpecModel):
+    """A spec: agent, env, meta and search."""
+
+    name: str
+    """Name of the spec in its file."""
+    agent: AgentSpec
+    """Algorithm, memory and networks."""
+    env: EnvSpec
+    """Environment."""
+    meta: MetaSpec = MetaSpec()
+    """Sessions, logging, checkpoints, distribution."""
+    search: dict[str, Any] | None = None
+    """Search space: "key__distribution": [arguments], nested like the spec (items of a list by position) or with dotted paths. choice and
+    grid_search have the values as arguments; an object among them may hold such keys itself, which are searched only where it is used.
+    uniform and loguniform have [low, high], randint and lograndint [low, high) of whole numbers; randn and normal [mean, deviation]. With q
+    (quniform, qloguniform, qrandint, qlograndint, qrandn) a step is the last argument: values are its multiples, high included. train does
+    not use it."""
+
+    @model_validator(mode="after")
+    def _explore(self) -> Spec:
+        """Give Q-learning its default exploration, which depends on two sections."""
+        algorithm = self.agent.algorithm
+        if isinstance(algorithm, QLearningSpec):
+            change: dict[str, Any] = {}
+            if algorithm.action_policy == "epsilon_greedy" and algorithm.explore_var_spec is None:
+                change["explore_var_spec"] = LinearDecay(
+                    name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.1 * self.env.max_frame
+                )
+            if algorithm.action_policy == "boltzmann" and "action_pdtype" not in algorithm.model_fields_set:
+                change["action_pdtype"] = "Categorical"
+            if change:
+                agent = self.agent.model_copy(update={"algorithm": algorithm.model_copy(update=change)})
+                object.__setattr__(self, "agent", agent)  # the model is frozen for its users
+        return self
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether agent.net is absent and to be filled in by recommended.complete."""
+        return self.agent.net is None and self.agent.algorithm.learns
+
+    @property
+    def session_frames(self) -> int:
+        """Return the frames of each Session and policy: env.max_frame, or with meta.distributed the Session's share of it."""
+        if not self.meta.distributed:
+            return self.env.max_frame
+        return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
+
+    @property
+    def trial_frames(self) -> int:
+        """Return the frames of what is trained independently: as session_frames, or with meta.distributed those of all Sessions."""
+        return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
+
+    @property
+    def rollout_rows(self) -> int:
+        """Return the vector steps of a rollout worker's rollout."""
+        return self.agent.rollout_len if self.agent.algorithm.on_policy else REPLAY_ROWS
+
+    @property
+    def dataset_columns(self) -> int:
+        """Return the number of rollouts, each of one env, in a dataset of meta.sampler."""
+        algorithm, sampler = self.agent.algorithm, self.meta.sampler
+        assert sampler is not None
+        if isinstance(algorithm, PPOSpec):
+            return algorithm.minibatch_size * sampler.num_batches_per_epoch // self.rollout_rows
+        return sampler.num_envs
+
+    @property
+    def policies(self) -> int:
+        """Return the number of policies that a Session trains."""
+        return 1 if self.meta.sampler is None else self.meta.sampler.num_policies

@@ -1,0 +1,148 @@
+"""A study: specs × envs × seeds that are run and compared together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slm_lab.spec.models.base import Flag, Real, Seed, SpecModel
+from slm_lab.spec.models.spec import Spec
+
+Axis = Literal["frame", "global_frame", "opt_step", "wall_t"]
+Metric = Literal["total_reward", "total_reward_ma", "return_new", "evaluation"]
+
+
+class StudyEntry(SpecModel):
+    """One of the specs that are compared."""
+
+    spec: str
+    """FILE:NAME, or the NAME of a spec in the study's own file."""
+    label: str | None = None
+    """Name in tables and figures; absent: NAME."""
+    set: dict[str, Any] = {}
+    """Values of keys by path, and of variables by name, as `--set` takes them: {"env.max_frame": 1e5}, or nested."""
+    env: str | None = None
+    """Name of its env in tables and figures, in a study without `envs`; absent: the id. Entries in different envs can have one label."""
+    published: Real | None = None
+    """Score to compare with, unless its env has one."""
+    random_seed: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Replaces the study's: fewer seeds for an entry whose runs take long, for example."""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.spec.rpartition(":")[2]
+
+
+class StudyEnv(SpecModel):
+    """One of the envs."""
+
+    name: str
+    """Id of the env: fills ${env}, or replaces env.name in a spec without that variable."""
+    label: str | None = None
+    """Name in tables and figures; absent: a short form of the id."""
+    set: dict[str, Any] = {}
+    """Values of keys and variables for the runs in this env."""
+    solve: Real | None = None
+    """Return that counts as solved in this env; absent: that of the study."""
+    published: Real | dict[str, Real] | None = None
+    """Score to compare with: one for all entries, or by label."""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name.rpartition(":")[2]
+
+
+class StudySpec(SpecModel):
+    """Specs × envs × seeds, and how they are compared."""
+
+    entries: Annotated[list[StudyEntry], Field(min_length=1)]
+    """The specs."""
+    envs: list[StudyEnv] = []
+    """The envs; absent: each entry's own. Each entry is run in each of them."""
+    random_seed: Annotated[list[Seed], Field(min_length=1)]
+    """One run of each entry in each env for each of these, unless the entry has its own; a run has meta.max_session Sessions."""
+    set: dict[str, Any] = {}
+    """Values of keys and variables for all runs; those of an env and of an entry come after them."""
+    x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
+    """Horizontal axes of the figures. With wall_t (seconds) one run at a time."""
+    metric: Metric | None = None
+    """The score: the last value of this column of the rows, or that of the rows of evaluation; absent: total_reward_ma."""
+    solve: Real | None = None
+    """Return of `metric` that counts as solved."""
+    baseline: str | None = None
+    """Label of the entry from which the differences of the others are computed."""
+    paired: Flag = False
+    """Compute differences to the baseline seed by seed: for entries that have the same random_seed in common by more than its number."""
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run of a study: what `train` would do with the overrides and this random_seed."""
+
+    entry: str
+    """Label of the entry."""
+    env: str
+    """Label of the env."""
+    spec: Spec
+    settings: Mapping[str, Any]
+    """What determines its results but the seed: path → value (see `settings`)."""
+
+    @property
+    def random_seed(self) -> int:
+        seed = self.spec.meta.random_seed
+        assert seed is not None
+        return seed
+
+    @property
+    def digest(self) -> str:
+        """Hash of the settings."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        return f"{self.entry}, {self.env}, random_seed {self.random_seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that was loaded."""
+
+    name: str
+    source: str
+    """The file."""
+    spec: StudySpec
+    raw: Mapping[str, Any]
+    """Its entry of the file, with --set applied."""
+    runs: tuple[StudyRun, ...]
+    scores: Mapping[tuple[str, str], float]
+    """(entry, env) → published score."""
+    sets: tuple[str, ...] = ()
+    """`--set` arguments with which it was loaded."""
+
+    @property
+    def metric(self) -> Metric:
+        return self.spec.metric or "total_reward_ma"
+
+    @property
+    def entries(self) -> list[str]:
+        """Labels of the entries."""
+        return list(dict.fromkeys(run.entry for run in self.runs))
+
+    @property
+    def envs(self) -> list[str]:
+        """Labels of the envs."""
+        return list(dict.fromkeys(run.env for run in self.runs))
+
+    def solve(self, env: str) -> float | None:
+        """Return that counts as solved in an env."""
+        own = next((one.solve for one in self.spec.envs if one.title == env), None)
+        return self.spec.solve if own is None else own
+
+    def published(self, entry: str, env: str) -> float | None:
+        """Return the score that an entry is compared with in an env."""
+        return self.scores.get((entry, env))

@@ -1,0 +1,1 @@
+"""What fits together in a valid spec, and how it is resolved."""

@@ -1,0 +1,331 @@
+"""Rules across the sections of a spec: what contradicts something else, or names something that does not exist."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+from slm_lab.spec.compat import env_ids
+from slm_lab.spec.compat.other_names import OTHER_NAMES
+from slm_lab.spec.models.algorithm import AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.models.extension import is_extension
+from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
+from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay
+from slm_lab.spec.models.sections import SECTION_KEYS
+from slm_lab.spec.models.spec import AgentSpec, Spec
+from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.rules.sampler_rules import SAMPLER, check_sampler
+from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, check_net
+
+ALGORITHM: Path = ("agent", "algorithm")
+
+
+def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
+    """Add a problem for each contradiction in a valid spec.
+
+    Without `algorithm_known` the algorithm's name was guessed, and rules that depend on it are skipped.
+    """
+    if algorithm_known:
+        _algorithm(spec, report)
+    _schedules(spec.agent.algorithm, ALGORITHM, report)
+    _schedules(spec.agent.memory, ("agent", "memory"), report)
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is not None:
+            check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
+            _net(spec.agent, net, ("agent", key), report)
+    _memory(spec.agent, report, algorithm_known=algorithm_known)
+    _env(spec, report)
+    if spec.meta.distributed:
+        _global_nets(spec.agent, report)
+    if algorithm_known:
+        _meta(spec, report)
+        _without_effect(spec, report)
+    if spec.meta.sampler is not None and algorithm_known:
+        check_sampler(spec, spec.meta.sampler, report)
+
+
+def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
+    """Return whether the algorithm can learn from the memory; a user's memory must be like one of those it names."""
+    if memory.name in algorithm.memories or not is_extension(memory.name):
+        return memory.name in algorithm.memories
+    alike = [MEMORIES[name] for name in algorithm.memories if name in MEMORIES]
+    return any((model.on_policy, model.episodes) == (memory.on_policy, memory.episodes) for model in alike)
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *first, last = (f"'{name}'" for name in names)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _algorithm(spec: Spec, report: Report) -> None:
+    algorithm = spec.agent.algorithm
+    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
+        report.fail(
+            (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
+        )
+    if algorithm.soft and algorithm.action_policy not in ("default", "random"):
+        why = f"{algorithm.name} samples actions from its own distribution"
+        report.fail((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
+    elif algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
+        report.fail((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
+    elif algorithm.action_policy in ("default", "random") and algorithm.explore_var_spec is not None:
+        why = f"has no effect with the action_policy '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
+        report.fail((*ALGORITHM, "explore_var_spec"), why)
+    if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
+        why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
+        report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
+    if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
+        _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
+
+
+def _defaults_only(section: SpecModel, keys: Iterable[str], place: Path, why: str, report: Report) -> None:
+    """Refuse keys that have no effect here, except their defaults."""
+    for key in keys:
+        if getattr(section, key) != type(section).model_fields[key].default:
+            report.fail((*place, key), f"has no effect: {why}")
+
+
+def _meta(spec: Spec, report: Report) -> None:
+    """Refuse keys of processes that do not exist in this run."""
+    algorithm, meta = spec.agent.algorithm, spec.meta
+    if meta.distributed and not algorithm.learns:
+        report.fail(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
+    if not meta.distributed:
+        keys = ("hogwild_lock",) if meta.sampler is not None else ("hogwild_lock", "max_restart")
+        _defaults_only(meta, keys, ("meta",), "meta.distributed is false", report)
+    if meta.rigorous_eval == 0:
+        _defaults_only(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
+    if algorithm.on_policy and not algorithm.self_imitation:
+        _defaults_only(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
+
+
+def _without_effect(spec: Spec, report: Report) -> None:
+    """Refuse values given by --set that change nothing. In a file they are ignored, as SLM Lab does."""
+    algorithm, meta = spec.agent.algorithm, spec.meta
+    groups: list[tuple[Path, Iterable[str], bool, str]] = [
+        (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0"),
+    ]
+    for key in ("net", "critic_net"):
+        if (net := getattr(spec.agent, key)) is None:
+            continue
+        place: Path = ("agent", key)
+        groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
+        if algorithm.learns and not algorithm.soft and not algorithm.has_critic:
+            groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
+        groups.append((place, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
+        groups.append((place, ("loss_spec",), not algorithm.learns_values, "it has no critic"))
+    section: SpecModel
+    for section, place in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
+        constant = [key for key in type(section).model_fields if isinstance(getattr(section, key), NoDecay)]
+        groups += [((*place, key), ("end_val", "start_step", "end_step"), True, "no_decay is constant") for key in constant]
+    for place, keys, applies, why in groups:
+        for key in keys:
+            if applies and report.is_set((*place, key)) and key in value_of(spec, place).model_fields_set:
+                report.fail((*place, key), f"has no effect: {why}")
+
+
+def value_of(spec: Spec, path: Path) -> Any:
+    """Return the section of a spec at `path`."""
+    section: Any = spec
+    for key in path:
+        section = getattr(section, str(key))
+    return section
+
+
+def check_updates(spec: Spec, report: Report) -> None:
+    """Add a problem if no update can happen within the frames of a Session."""
+    algorithm, frames = spec.agent.algorithm, spec.session_frames
+    if not algorithm.learns:
+        return
+    envs = spec.env.num_envs if spec.meta.sampler is None else spec.meta.sampler.num_envs
+    steps = -(-frames // envs)
+    found = _late_rollout(spec, steps) if algorithm.on_policy else _late_batch(spec, steps, envs)
+    if found:
+        path, what = found
+        share = f", {frames} of them in each of {spec.meta.max_session} Sessions" if spec.meta.distributed else ""
+        report.fail(path, f"{what}, but env.max_frame is {spec.env.max_frame}{share}: nothing would be learned")
+
+
+def _late_rollout(spec: Spec, steps: int) -> tuple[Path, str] | None:
+    """Return the key for which a rollout does not end within `steps` vector steps of a Session, and why."""
+    algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
+    keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
+    path = (*ALGORITHM, keys[0] if keys else "training_frequency")
+    if spec.is_short and isinstance(algorithm, PPOSpec) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
+        return None  # a value that fits is recommended
+    if spec.agent.memory.episodes:
+        late = rows > spec.session_frames
+        return (path, f"trains after {rows} episodes, each of at least one frame") if late else None
+    if spec.meta.sampler is not None and spec.dataset_columns * rows > spec.session_frames:
+        return (*SAMPLER, "num_batches_per_epoch"), f"a dataset has {spec.dataset_columns * rows} transitions"
+    envs = spec.env.num_envs if spec.meta.sampler is None else spec.meta.sampler.num_envs
+    return (path, f"a rollout has {rows} steps × {envs} envs = {rows * envs} frames") if rows > steps else None
+
+
+def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
+    """Return the key for which a replay buffer is not used within `steps` vector steps of a Session, and why."""
+    algorithm, memory = spec.agent.algorithm, spec.agent.memory
+    absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
+    every = getattr(algorithm, "training_frequency", 1)
+    batch = getattr(memory, "batch_size", 1)
+    if absent and (spec.is_short or start == batch):  # a short spec gets a value that fits
+        start = 0
+    if start >= spec.session_frames:
+        return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions{' (the default)' if absent else ''}"
+    if absent and batch > steps * envs:
+        return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} transitions"
+    if isinstance(spec.agent.net, RecurrentNetSpec) and isinstance(memory, ReplayKeys):
+        sequences = memory.sequences(spec.agent.net.seq_len)
+        if sequences.number(steps) * envs < batch:
+            what = f"of burn_in + seq_len = {sequences.window} transitions"
+            return ("agent", "memory", "batch_size"), f"training starts after a batch of {batch} sequences {what}"
+    first = max(1, -(-(max(start, batch) if absent else start) // envs))
+    if first * envs // every == (first - 1) * envs // every:
+        first = -(-(first * envs // every + 1) * every // envs)
+    if first > steps:
+        return (*ALGORITHM, "training_frequency"), f"the first training is after {first * envs} transitions"
+    return None
+
+
+def _schedules(section: SpecModel, place: Path, report: Report) -> None:
+    """Check that schedules do not end before they start, and that their values are in range."""
+    for key in type(section).model_fields:
+        schedule = getattr(section, key)
+        if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
+            report.fail((*place, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}")
+        for end in ("start_val", "end_val"):
+            value = getattr(schedule, end, None)
+            if value is not None and (value < 0 or (key == "beta" and value > 1)):
+                allowed = "from 0 to 1" if key == "beta" else "≥ 0"
+                report.fail((*place, key, end), f"must be a number {allowed}, not {value:g}")
+
+
+def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
+    """Check that the algorithm can use the memory, and that a batch fits into it."""
+    algorithm, memory, place = agent.algorithm, agent.memory, ("agent", "memory")
+    if not algorithm.learns:
+        return
+    if algorithm_known and not fits(algorithm, memory):
+        allowed = _one_of(algorithm.memories)
+        if isinstance(algorithm, PPOSpec):
+            why = "learns from rollouts of time_horizon steps"
+        else:
+            why = "learns on-policy" if algorithm.on_policy else "learns from a replay buffer"
+        report.fail((*place, "name"), f"must be {allowed} ({algorithm.name} {why}), not '{memory.name}'")
+    replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
+    if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
+        report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
+
+    draws = algorithm.self_imitation or not algorithm.on_policy
+    if draws and isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
+        _sequences(agent.net, replay, place, report)
+    if algorithm_known and not algorithm.on_policy and is_extension(memory.name) and agent.net is not None and agent.net.recurrent:
+        why = f"{agent.net.name} learns from sequences, which only {_one_of(algorithm.memories)} hold"
+        report.fail((*place, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
+
+
+def _sequences(net: NetSpec, replay: ReplayKeys, place: Path, report: Report) -> None:
+    """Refuse keys of sequences where single transitions are drawn."""
+    if net.recurrent:
+        return
+    for key, default in (("burn_in", None), ("eta", PriorityKeys.model_fields["eta"].default)):
+        if getattr(replay, key, default) != default:
+            report.fail((*place, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
+
+
+def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
+    algorithm = agent.algorithm
+    if isinstance(net, TorchArcNetSpec):
+        _arcs(agent, net, place, report)
+    fitting = [name for name, model in NETS.items() if model.recurrent <= algorithm.recurrent and model.dueling <= algorithm.values]
+    allowed = f"allowed: {', '.join(fitting)}"
+    if net.recurrent and not algorithm.recurrent:
+        why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
+        report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
+    if net.recurrent and net.dtype != "float32":
+        report.fail((*place, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
+    if net.images and net.input == "vector":
+        report.fail((*place, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet")
+    if net is agent.critic_net and net.input is not None and net.input != agent.input:
+        report.fail((*place, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
+    if net.dueling and algorithm.learns and not algorithm.values:
+        report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+    if net.shared and algorithm.soft:
+        report.ineffective(
+            (*place, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
+        )
+    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
+        rollout = agent.rollout_len
+        if "seq_len" in net.model_fields_set and net.seq_len > rollout:
+            report.fail((*place, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
+    if isinstance(net, HydraMLPNetSpec):
+        _hydra(net, place, report)
+    if isinstance(net, ConvNetSpec):
+        for index, layer in enumerate(net.conv_hid_layers or []):
+            for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
+                sizes = layer[part] if part < len(layer) else 1
+                if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
+                    report.fail((*place, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
+
+
+def _global_nets(agent: AgentSpec, report: Report) -> None:
+    """Refuse optimizers that several Sessions cannot use on one net."""
+    for place in ("net", "critic_net"):
+        for key in OPTIMIZER_KEYS:
+            optim = getattr(getattr(agent, place), key, None)
+            if optim is not None and optim.name == "Lookahead":
+                why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
+                report.fail(("agent", place, key, "name"), why)
+
+
+def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:
+    """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
+
+    def units(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
+
+    heads, body, tails = net.hid_layers
+    for index, (part, what) in enumerate(((heads, "head"), (tails, "tail"))):
+        if not isinstance(part, list) or not all(units(item) for item in part) or (what == "head" and not part):
+            report.fail(
+                (*place, "hid_layers", 2 * index), f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}"
+            )
+    if not units(body):
+        report.fail((*place, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
+    if isinstance(tails, list) and len(tails) > 2:
+        report.fail((*place, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
+
+
+def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -> None:
+    """Check that there is `arc`, or one arc for each of actor and critic."""
+    if net.arc is not None or (place[-1] == "critic_net" and net.critic_arc is not None):
+        return
+    if place[-1] == "critic_net":
+        report.fail((*place, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
+    elif net.actor_arc is None:
+        report.fail((*place, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
+    elif net.critic_arc is None and agent.algorithm.has_critic and agent.critic_net is None:
+        report.fail((*place, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
+    if net.shared and net.actor_arc is not None and net.critic_arc is not None:
+        report.fail((*place, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
+
+
+def _env(spec: Spec, report: Report) -> None:
+    env = spec.env
+    if not is_extension(env.backend) and (message := env_ids.unavailable_reason(env.name)):  # a user's backend knows its own ids
+        report.fail(("env", "name"), message)
+    if env.backend == "ale" and not env.name.startswith("ALE/"):
+        report.fail(("env", "backend"), f"'ale' supports ALE/… envs only, not {env.name}")
+    if env.backend == "envpool" and importlib.util.find_spec("envpool") is None:
+        report.fail(("env", "backend"), "needs the package envpool: pip install 'slm-lab[envpool]'")
+    if is_extension(env.backend) and (message := env_ids.missing_package(env.backend)):
+        report.fail(("env", "backend"), message)
+    if isinstance(env.clip_reward, list) and env.clip_reward[0] >= env.clip_reward[1]:
+        report.fail(("env", "clip_reward"), f"must be [lo, hi] with lo below hi, not {show(env.clip_reward)}")
+    for key in env.kwargs:
+        other = OTHER_NAMES.get(key, "")
+        if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
+            report.note(("env", key), f"is passed to the env's constructor{hint}")

@@ -1,0 +1,283 @@
+"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, and note each change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from slm_lab.spec.models.algorithm import (
+    ALGORITHMS,
+    ActorCriticSpec,
+    EntropyAnneal,
+    PPOSpec,
+    ReplayAlgorithmSpec,
+    SoftActorCriticSpec,
+    VTraceSpec,
+)
+from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
+from slm_lab.spec.models.net import LossSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.models.schedule import constant
+from slm_lab.spec.models.search import NET, parse_search, redirect_search, walk
+from slm_lab.spec.models.spec import AgentSpec, Spec
+from slm_lab.spec.report import Path, Report
+from slm_lab.spec.rules.check import ALGORITHM, value_of
+from slm_lab.spec.rules.sampler_rules import SAMPLER, resolve_sampler
+from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
+
+CRITIC_NET: Path = ("agent", "critic_net")
+MEMORY: Path = ("agent", "memory")
+_NAME: Path = (*ALGORITHM, "name")
+SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
+"""Specs of the actor's and the critic's own optimizers."""
+DECIDES_OPTIMIZERS: tuple[Path, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
+"""Keys that decide which of the specs in SEPARATE have an effect."""
+TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
+"""Keys of target nets."""
+CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
+"""Keys of agent.net for critics, which have no effect if there is an agent.critic_net."""
+ACTOR_KEYS = (
+    "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",
+    "out_layer_activation", "gpu", "cuda_id", "tf32",
+)  # fmt: skip
+"""Keys that have no effect in agent.critic_net."""
+TUNED_ALPHA = ("alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")
+"""Keys of the automatic temperature."""
+
+
+class _Draft:
+    """A spec while it is resolved: values are replaced one by one, most with a note."""
+
+    def __init__(self, spec: Spec, report: Report) -> None:
+        self.spec, self.report = spec, report
+
+    def set(self, path: Path, value: Any, note: str = "", by: Sequence[Path] = ()) -> None:
+        """Replace the value at `path`. Args: by: keys that decide it; if one of them is searched, it is left to each trial."""
+        if by and _is_searched(self.spec, *by):
+            return
+        if note.startswith("has no effect"):
+            self.report.ineffective(path, note)
+        elif note:
+            self.report.note(path, note)
+        for end in range(len(path) - 1, -1, -1):
+            value = value_of(self.spec, path[:end]).model_copy(update={str(path[end]): value})
+        self.spec = value
+
+    def ignore(self, place: Path, keys: Iterable[str], why: str, by: Sequence[Path] = ()) -> None:
+        """Set each of `keys` to its default, with a note if it had another value. Args: by: as of `set`."""
+        model = value_of(self.spec, place)
+        for key, field in type(model).model_fields.items():
+            if key in keys and getattr(model, key) != field.default:
+                self.set((*place, key), field.default, f"has no effect: {why}; ignored", by)
+
+
+def resolve(spec: Spec, report: Report) -> Spec:
+    """Return the spec as it will run, with a note for each change."""
+    agent, draft = spec.agent, _Draft(spec, report)
+    _algorithm(draft)
+    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
+        if net is not None:
+            _net(net, place, draft)
+    if agent.critic_net is not None and not agent.algorithm.soft:
+        soft = [name for name, model in ALGORITHMS.items() if model.soft]
+        draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored", by=[_NAME])
+    if agent.algorithm.soft and not agent.algorithm.has_target:
+        _batch_norm(agent, report)
+    _memory(draft)
+    _meta(draft)
+    if spec.search is not None and agent.net is not None:
+        draft.set(("search",), _redirected_search(spec.search, agent.net, draft))
+    return draft.spec
+
+
+def _meta(draft: _Draft) -> None:
+    """Resolve keys of distributed training and rollout workers."""
+    agent, meta = draft.spec.agent, draft.spec.meta
+    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
+        if net is not None:
+            _global_optimizers(net, place, bool(meta.distributed), draft.report)
+    if meta.sampler is not None:
+        draft.set(SAMPLER, resolve_sampler(draft.spec, meta.sampler, draft.report))
+        draft.set(("env", "num_envs"), meta.sampler.num_envs)
+    if meta.distributed and meta.max_session == 1:
+        why = f"'{meta.distributed}' is the same as false with one session; set meta.max_session to 2 or more"
+        draft.report.note(("meta", "distributed"), why)
+
+
+def _global_optimizers(net: NetSpec, place: Path, distributed: bool, report: Report) -> None:
+    """Add a note for each local optimizer of a global net, and for each global optimizer without such a net."""
+    for key in OPTIMIZER_KEYS:
+        optim = getattr(net, key)
+        if optim is None or optim.name.startswith("Global") == distributed:
+            continue
+        if distributed:
+            common = "GlobalRMSprop" if optim.name == "RMSprop" else "GlobalAdam"
+            statistics = f"{optim.name} keeps separate statistics in each Session"
+            report.note((*place, key), f"{statistics}; {common} shares them")
+        else:
+            report.note((*place, key), f"without meta.distributed {optim.name} is the same as {optim.name.removeprefix('Global')}")
+
+
+def _batch_norm(agent: AgentSpec, report: Report) -> None:
+    """Add a note if critics without target nets do not normalise batches either."""
+    key = "net" if agent.critic_net is None else "critic_net"
+    net = getattr(agent, key)
+    arcs = (getattr(net, "critic_arc", None), getattr(net, "arc", None))
+    if net is not None and not getattr(net, "batch_norm", False) and not any("Batch" in str(arc) for arc in arcs):
+        missing = f"the critics have no batch normalisation, which {agent.algorithm.name} needs instead of target nets"
+        report.note(("agent", key), f"{missing}; set batch_norm, or use LazyBatchRenorm1d in a TorchArcNet")
+
+
+def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> dict[str, Any]:
+    """Return the search with keys of an actor's optimizer redirected to the optimizer that replaces it."""
+    resolved = draft.spec.agent.net
+    moved: dict[Path, Path | None] = {}
+    for key in SEPARATE:
+        if getattr(net, key) is not None and getattr(resolved, key) is None:
+            common = key.removeprefix("actor_")
+            moved_to_common = common != key and getattr(resolved, common) == getattr(net, key)
+            moved[(*NET, key)] = (*NET, common) if moved_to_common else None
+            if moved_to_common and common in net.model_fields_set:  # the actor's has replaced it
+                moved[(*NET, common)] = None
+    return redirect_search(search, moved, draft.report)
+
+
+def _algorithm(draft: _Draft) -> None:
+    spec, algorithm = draft.spec, draft.spec.agent.algorithm
+    if isinstance(algorithm, SoftActorCriticSpec):
+        if algorithm.fixed_alpha is None:
+            draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", by=[(*ALGORITHM, "fixed_alpha")])
+        else:
+            draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", by=[(*ALGORITHM, "fixed_alpha")])
+        if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
+            why = "target_entropy is given, and ratios belong to 'auto'"
+            draft.ignore(ALGORITHM, ["entropy_anneal"], why, by=[(*ALGORITHM, "target_entropy")])
+    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
+        draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
+    if isinstance(algorithm, VTraceSpec):
+        _vtrace(algorithm, draft)
+    if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
+        draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)", by=[(*ALGORITHM, "lam")])
+    if isinstance(algorithm, PPOSpec):
+        if algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
+            draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
+            if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
+                draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
+        steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
+        sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
+        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
+        if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
+            why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
+            draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
+        given = algorithm.training_frequency not in (None, steps)
+        why = f"has no effect: {algorithm.name} trains every time_horizon ({steps}) steps; ignored"
+        draft.set((*ALGORITHM, "training_frequency"), None, why if given else "", by=[_NAME])
+
+
+def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
+    if not algorithm.with_vtrace:
+        return
+    if algorithm.c_bar > algorithm.rho_bar:
+        why = f"{algorithm.c_bar:g} is above rho_bar ({algorithm.rho_bar:g}); V-trace assumes c_bar ≤ rho_bar"
+        draft.report.note((*ALGORITHM, "c_bar"), why)
+    for key in ("rho_bar", "c_bar"):
+        if (bound := getattr(algorithm, key)) < 1:
+            draft.report.note((*ALGORITHM, key), f"{bound:g} is below 1, so even on-policy actions are weighted down")
+
+
+def _memory(draft: _Draft) -> None:
+    """Set the absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm imitates itself."""
+    place, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
+    imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
+    if isinstance(priorities := imitated or memory, PriorityKeys):
+        sequences = net is not None and net.recurrent
+        if priorities.beta is None and sequences:
+            draft.set((*place, "beta"), constant(0.4), by=[(*NET, "name")])
+        if priorities.initial_error is None:
+            draft.set((*place, "initial_error"), "greatest" if sequences else 100_000.0, by=[(*NET, "name")])
+    if not isinstance(memory, SILReplayKeys):
+        return
+    if draft.spec.agent.algorithm.self_imitation:
+        if not isinstance(memory.sil_replay, PriorityKeys):
+            draft.ignore(place, PriorityKeys.model_fields, "sil_replay_name names a uniform replay", by=[(*place, "sil_replay_name")])
+        return
+    imitate = ", ".join(name for name, model in ALGORITHMS.items() if model.self_imitation)
+    for key in SILReplayKeys.model_fields:
+        if getattr(memory, key) is not None:
+            draft.set((*place, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
+
+
+def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
+    agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
+    if place == CRITIC_NET:
+        draft.ignore(place, ACTOR_KEYS, "agent.critic_net is for the critics only")
+    elif agent.critic_net is not None and algorithm.soft:
+        draft.ignore(place, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
+    else:
+        _optimizers(net, draft)
+    if not algorithm.learns_values:
+        draft.set((*place, "loss_spec"), LossSpec(), by=[_NAME])  # it may name a loss that is none of values
+    if algorithm.learns and not algorithm.has_target:
+        draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
+    elif net.update_type == "replace":
+        draft.ignore(place, ["polyak_coef"], "update_type is 'replace'", by=[_NAME, (*place, "update_type")])
+    else:
+        why = "update_type is 'polyak', which updates with each gradient or vector step"
+        draft.ignore(place, ["update_frequency"], why, by=[_NAME, (*place, "update_type")])
+        if net.polyak_coef == 0.0 and draft.report.for_slm_lab:
+            draft.report.note((*place, "polyak_coef"), "0: the target network never changes")
+        if "polyak_coef" not in net.model_fields_set:
+            message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
+            draft.report.note((*place, "polyak_coef"), message)
+            draft.report.differs((*place, "polyak_coef"), "polyak_coef", message)
+    for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # a search may change the name
+        current = getattr(value_of(draft.spec, place), key)
+        if current is not None and current.lr is None:
+            draft.set((*place, key), current.model_copy(update={"lr": current.rate}))
+    for key in ("hid_layers_activation", "out_layer_activation"):
+        word = getattr(net, key, None)
+        if word is not None and "_" in word:
+            draft.set((*place, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
+    rollout = agent.rollout_len
+    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
+        draft.set((*place, "seq_len"), rollout)  # the default: a longer one that was given is an error
+
+
+def _is_searched(spec: Spec, *paths: Path) -> bool:
+    """Return whether the search varies one of these keys, or a section that contains one."""
+    keys = [_named(key.path) for key, _ in walk(parse_search(spec.search))]
+    return any(path[: len(key)] == key for path in paths for key in keys)
+
+
+def _named(path: Path) -> Path:
+    """Return a path without the index of SLM Lab v4 (agent[0]), and with `name` for the `type` of a net."""
+    path = (path[0], *path[2:]) if path[0] in ("agent", "env") and path[1:2] in ((0,), ("0",)) else path
+    return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
+
+
+def _optimizers(net: NetSpec, draft: _Draft) -> None:
+    """Resolve actor_* and critic_*, which have an effect only if actor and critic are separate nets and use_same_optim is false."""
+    algorithm = draft.spec.agent.algorithm
+    separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.soft
+    if not algorithm.learns or _is_searched(draft.spec, *DECIDES_OPTIMIZERS):
+        return
+    if algorithm.has_critic and not one_net:
+        if not net.use_same_optim:
+            return
+        if separate and "use_same_optim" not in net.model_fields_set:
+            draft.report.note((*NET, separate[0]), "actor and critic have their own specs: use_same_optim is set to false")
+            draft.set((*NET, "use_same_optim"), False)
+            return
+    reason = "actor and critic are one net (shared)" if one_net else "use_same_optim is true"
+    reason = reason if algorithm.has_critic else f"{algorithm.name} has no critic"
+    if not net.use_same_optim:
+        draft.set((*NET, "use_same_optim"), True, "" if separate else f"false has no effect: {reason}; ignored")
+    for key in separate:
+        common = key.removeprefix("actor_")
+        given = common in net.model_fields_set
+        replaces = algorithm.has_critic or not (given or draft.report.for_slm_lab)
+        if common != key and replaces:  # as in SLM Lab, where the actor's replaces a common one, and has no effect without a critic
+            draft.set((*NET, common), getattr(net, key))
+            draft.set((*NET, key), None, "" if draft.report.for_slm_lab and not given else f"used as '{common}': {reason}")
+        else:
+            same = key.startswith("critic_") and getattr(net, key) == getattr(net, key.replace("critic_", "actor_"))
+            draft.set((*NET, key), None, "" if same else f"has no effect: {reason}; ignored")

@@ -1,0 +1,178 @@
+"""Check names and arguments of optimizers, schedulers, losses, activations and layers without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slm_lab.spec.models.net import WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
+from slm_lab.spec.models.torch_names import NAMES
+from slm_lab.spec.report import Path, Report, nearest, show
+
+LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
+OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
+"""Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
+LOOKAHEAD = ("optimizer", "k", "alpha")
+"""Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size. Others go to the inner optimizer."""
+SCHEDULERS = NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
+_RENORM = "eps momentum r_max d_max warmup_steps"
+LAYERS = NAMES["_layers"] | {
+    "BatchRenorm1d": f"num_features! {_RENORM}",
+    "LazyBatchRenorm1d": _RENORM,
+    "WeightNormLinear": "in_features! out_features! bias",
+    "LazyWeightNormLinear": "out_features! bias",
+    "NormalTanh": "",
+}
+INIT_FUNCTIONS = {name: args for name, args in NAMES["_init_functions"].items() if "!" not in args}
+"""Functions of torch.nn.init without required arguments."""
+GAINS = ("Identity", "Sigmoid", "Tanh", "ReLU", "LeakyReLU", "SELU")
+"""Activations for which torch.nn.init.calculate_gain knows a gain; Identity is its "linear"."""
+
+_CALLABLE = "needs a function, which a spec cannot contain"
+_NOT_ALLOWED = {
+    "LBFGS": "re-evaluates the loss several times per step, which algorithms here do not support",
+    "SparseAdam": "needs sparse gradients",
+    "ReduceLROnPlateau": "needs a metric at each step; learning rates here are functions of the frame",
+    "SequentialLR": "needs other schedulers, which a spec cannot contain",
+    "ChainedScheduler": "needs other schedulers, which a spec cannot contain",
+    "LambdaLR": _CALLABLE,
+    "MultiplicativeLR": _CALLABLE,
+    "constant_": "makes all units of a layer equal",
+    "sparse_": "needs an argument",
+}
+OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
+"""Keys of a net that name an optimizer."""
+
+
+def activation(name: str) -> str | None:
+    """Return the class name in torch.nn of an activation: leaky_relu, leakyrelu and LeakyReLU are the same."""
+    plain = {known.lower(): known for known in ACTIVATIONS}
+    return plain.get(name.lower().replace("_", "").replace("-", ""))
+
+
+def check_net(net: NetSpec, place: Path, report: Report, *, has_loss: bool = True) -> None:
+    """Add a problem for each name or argument of the net at `place` that does not exist in torch.
+
+    Without `has_loss` (the algorithm learns no values) an unknown loss is a note: it is not used.
+    """
+    for key in OPTIMIZER_KEYS:
+        if (optim := getattr(net, key)) is not None:
+            _optimizer(optim, (*place, key), report)
+    for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
+        if (scheduler := getattr(net, key)) is not None:
+            _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report)
+    if has_loss:
+        _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
+    elif net.loss_spec.name not in LOSSES:
+        report.ineffective((*place, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored")
+    if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
+        _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
+    if isinstance(net, LayersSpec | TorchArcNetSpec):
+        for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
+            if name is not None and activation(name) is None:
+                report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
+    if isinstance(net, TorchArcNetSpec):
+        _gain(net, place, report)
+        for key in ("arc", "actor_arc", "critic_arc"):
+            if (arc := getattr(net, key)) is not None:
+                _arc(arc, (*place, key), report)
+
+
+def _gain(net: TorchArcNetSpec, place: Path, report: Report) -> None:
+    """Check that init_fn has a scale for hid_layers_activation, if it needs one."""
+    known = activation(net.hid_layers_activation)
+    scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
+    if scaled and known is not None and known not in GAINS:
+        message = f"{net.init_fn} has no gain for '{net.hid_layers_activation}'; allowed with it: {', '.join(GAINS)}"
+        report.fail((*place, "hid_layers_activation"), message)
+
+
+def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: Report, key: str = "name") -> bool:
+    if name in known:
+        return True
+    reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
+    report.fail((*place, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
+    return False
+
+
+def _call(given: NamedClass, known: Mapping[str, str], what: str, place: Path, report: Report) -> None:
+    """Check a name and its arguments."""
+    if _name(given.name, known, what, place, report):
+        _arguments(given.kwargs, known[given.name], given.name, place, report)
+
+
+def _optimizer(optim: OptimSpec, place: Path, report: Report) -> None:
+    if optim.name != "Lookahead":
+        _call(optim, OPTIMIZERS, "optimizer of torch.optim", place, report)
+        return
+    inner = optim.kwargs.get("optimizer", "Adam")
+    if not isinstance(inner, str):
+        report.fail((*place, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
+    elif _name(inner, OPTIMIZERS, "optimizer of torch.optim", place, report, key="optimizer"):
+        others = {key: value for key, value in optim.kwargs.items() if key not in LOOKAHEAD}
+        _arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", place, report)
+
+
+def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, report: Report) -> None:
+    """Check arguments against those of `name`."""
+    words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
+    for key in given:
+        if key not in words and "**" not in words:
+            hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
+            report.fail((*place, key), f"unknown argument of {name}{hint}", "unknown")
+        elif key in WHOLE and any(not isinstance(number, int) or isinstance(number, bool) for number in _numbers(given[key])):
+            report.fail(
+                (*place, key), f"must be {'whole numbers' if isinstance(given[key], list) else 'a whole number'}, not {show(given[key])}"
+            )
+    for key, must in words.items():
+        if must and key not in given:
+            report.fail((*place, key), f"missing; required by {name}", "missing")
+
+
+def _numbers(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
+    """`{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
+    modules, graph = arc.get("modules"), arc.get("graph")
+    for key in arc:
+        if key not in ("modules", "graph"):
+            report.fail((*place, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
+    if not isinstance(modules, dict) or not modules:
+        report.fail((*place, "modules"), f"must be an object of named layers, not {show(modules)}")
+        return
+    for name, layer in modules.items():
+        _layer(layer, (*place, "modules", name), report)
+    if graph is None and len(modules) == 1:
+        return  # a single module needs no graph
+    if not isinstance(graph, dict):
+        report.fail((*place, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
+    else:
+        _graph(graph, modules, (*place, "graph"), report)
+
+
+def _layer(layer: Any, place: Path, report: Report) -> None:
+    """Check a layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
+    if isinstance(layer, str):
+        layer = {layer: None}
+    name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
+    if name is None:
+        report.fail(place, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
+    elif name not in LAYERS:
+        report.fail((*place, name), f"unknown layer of torch.nn{nearest(name, LAYERS)}")
+    elif name in ("Sequential", "ModuleList") and isinstance(args, list):
+        for index, inner in enumerate(args):
+            _layer(inner, (*place, name, index), report)
+    elif isinstance(args, dict) or args is None:
+        _arguments(args or {}, LAYERS[name], name, (*place, name), report)
+
+
+def _graph(graph: dict[str, Any], modules: Mapping[str, Any], place: Path, report: Report) -> None:
+    for key in ("input", "modules", "output"):
+        if graph.get(key) in (None, {}, []):
+            report.fail((*place, key), "missing; a graph needs input, modules and output", "missing")
+    steps = graph.get("modules")
+    for name in steps if isinstance(steps, dict) else ():
+        if name not in modules:
+            report.fail((*place, "modules", name), f"unknown module{nearest(name, modules)}")

@@ -2,7 +2,8 @@
 
 - slm_lab/spec/compat/known_envs.json from Gymnasium's registry and ALE's list of games,
 - slm_lab/spec/models/torch_names.json from torch,
-- slm_lab/spec/spec.schema.json, docs/spec.md and the tables of docs/from_slm_lab.md from the models.
+- slm_lab/spec/spec.schema.json, docs/spec.md, docs/nets.md and the tables of docs/from_slm_lab.md from the models,
+- docs/algorithms/, docs/memories/ and docs/nets/ from the models, the implementations, docs/equations.md and docs/BENCHMARKS.md.
 
 With --check nothing is written; exit status 1 if a file is out of date.
 """
@@ -10,6 +11,7 @@ With --check nothing is written; exit status 1 if a file is out of date.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,7 +39,7 @@ def _from_slm_lab() -> str:
     return from_slm_lab.text()
 
 
-FILES = {
+FILES: dict[str, Callable[[], str]] = {
     "slm_lab/spec/compat/known_envs.json": known_envs.text,
     "slm_lab/spec/models/torch_names.json": torch_names.text,
     "slm_lab/spec/spec.schema.json": _schema,
@@ -47,16 +49,20 @@ FILES = {
 
 
 def main() -> int:
-    stale = []
-    for name, text in FILES.items():
+    from tools import component_pages
+
+    check, stale, left_over = "--check" in sys.argv[1:], [], component_pages.left_over()
+    for name, text in (FILES | component_pages.pages()).items():
         path, fresh = ROOT / name, text()
         if path.exists() and path.read_text(encoding="utf-8") == fresh:
             continue
         stale.append(name)
-        if "--check" not in sys.argv[1:]:
+        if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(fresh, encoding="utf-8")
-    sys.stdout.write("".join(f"{'out of date' if '--check' in sys.argv[1:] else 'written'}: {name}\n" for name in stale))
-    return int("--check" in sys.argv[1:] and bool(stale))
+    sys.stdout.write("".join(f"{'out of date' if check else 'written'}: {name}\n" for name in stale))
+    sys.stdout.write("".join(f"to be removed, there is no such component: {name}\n" for name in left_over))
+    return int(bool(left_over) or (check and bool(stale)))
 
 
 if __name__ == "__main__":

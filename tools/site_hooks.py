@@ -1,5 +1,6 @@
 """Hooks of mkdocs (mkdocs.yml): what docs/ needs so that the site is complete by itself, while GitHub shows the same files.
 
+- A folder in the navigation stands for its pages.
 - A link to a file outside docs/ becomes a page of the site that shows the file.
 - Formulas ($…$) become SVG, drawn by matplotlib: no script and no font is loaded.
 - A notebook becomes a page.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import html
 import json
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,31 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-_OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+?)/?(#[^)\s]*)?\)")
-"""A link from a file in docs/ to a file or folder outside: its path, and an anchor."""
+_UP = re.compile(r"\]\((\.\./[^)#\s]+?)/?(#[^)\s]*)?\)")
+"""A link that leaves the folder of a page: its path, and an anchor."""
 _LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".yml": "yaml"}
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _REPLACED = {r"\\big\b|\\Big\b": "", r"\\[lr]vert\b": "|", r"\\tfrac\s*12": r"\\frac{1}{2}", r"\s+": " "}
 """What matplotlib does not know of TeX."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Replace each folder in the navigation by its pages."""
+    config.nav = [_with_pages(entry) for entry in config.nav or ()]
+    return config
+
+
+def _with_pages(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    ((title, content),) = entry.items()
+    if not isinstance(content, list):
+        return entry
+    expanded = list[Any]()
+    for one in content:
+        folder = isinstance(one, str) and one.endswith("/")
+        expanded += sorted(f"{one}{page.name}" for page in (ROOT / "docs" / one).glob("*.md")) if folder else [_with_pages(one)]
+    return {title: expanded}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -32,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if file.src_uri.endswith(".ipynb"):
             page = notebook(json.loads(file.content_string))
             files.append(File.generated(config, file.src_uri.replace(".ipynb", ".md"), content=page))
-    wanted = [path for file in list(files.documentation_pages()) for path, _ in _OUTSIDE.findall(file.content_string)]
+    wanted = [path for file in list(files.documentation_pages()) for path in _outside(file)]
     done = set[str]()
     while wanted:
         path = wanted.pop()
@@ -49,7 +70,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Make links to files outside docs/, and to notebooks, links to their pages."""
     if page.file.src_uri.startswith("source/"):
         return markdown
-    linked = _OUTSIDE.sub(lambda match: f"]({_page_of(match[1])})", markdown)
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def link(match: re.Match[str]) -> str:
+        path = _from_root(folder, match[1])
+        return match[0] if path is None else f"]({posixpath.relpath(_page_of(path), folder or '.')})"
+
+    linked = _UP.sub(link, markdown)
     return re.sub(r"\]\(([^)\s:]+)\.ipynb\)", r"](\1.md)", linked)
 
 
@@ -65,6 +92,18 @@ def shown(path: Path) -> list[Path]:
     if path.is_file():
         return []
     return sorted(one for one in path.iterdir() if one.suffix in _LANGUAGES or (one.is_dir() and not one.name.startswith(("__", "."))))
+
+
+def _outside(file: File) -> list[str]:
+    """Return the paths outside docs/ that a page refers to, relative to the repository."""
+    paths = (_from_root(posixpath.dirname(file.src_uri), path) for path, _ in _UP.findall(file.content_string))
+    return [path for path in paths if path is not None]
+
+
+def _from_root(folder: str, link: str) -> str | None:
+    """Return the path, relative to the repository, that a page in a folder of docs/ refers to; None if it is inside docs/."""
+    path = posixpath.normpath(posixpath.join("docs", folder, link))
+    return None if path.startswith("docs/") else path
 
 
 def _page_of(path: str) -> str:

@@ -1,9 +1,13 @@
-"""docs/spec.md, the reference of all keys of a spec: made from the models, their docstrings and the shipped specs by tools/generate.py."""
+"""docs/spec.md and docs/nets.md, made from the models, their docstrings and the shipped specs by tools/generate.py.
+
+Keys of a single algorithm, memory or net are on the pages of tools/component_pages.py.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.spec.compat.other_names import OTHER_NAMES
-from slm_lab.spec.load.files import SPEC_FOLDER
-from slm_lab.spec.load.text import read
+from slm_lab.spec.load.files import SPEC_FOLDER, raw_specs, shipped_spec_files
 from slm_lab.spec.load.validate import describe
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.base import SpecModel
@@ -25,7 +28,6 @@ from slm_lab.spec.models.meta import MetaSpec, PBTSpec, SamplerSpec, SearchResou
 from slm_lab.spec.models.net import NETS, LossSpec, LRSchedulerSpec, OptimSpec
 from slm_lab.spec.models.schedule import Schedule
 from slm_lab.spec.models.spec import AgentSpec, Spec
-from slm_lab.spec.report import SpecError
 from slm_lab.spec.rules.torch_check import ACTIVATIONS, INIT_FUNCTIONS, LOSSES, OPTIMIZERS, SCHEDULERS
 from tools.schema import key_descriptions
 
@@ -36,8 +38,8 @@ SCHEDULES: Models = {get_args(model.model_fields["name"].annotation)[0]: model f
 INTRODUCTION = """\
 # Spec reference
 
-Written by `python -m tools.generate` from the models in `slm_lab/spec`, whose keys and descriptions are also those of
-[`spec.schema.json`](../slm_lab/spec/spec.schema.json) for editors.
+The keys of a spec file. Each algorithm, memory and net has a page with its own keys, linked below. Editors show the same descriptions with
+[`spec.schema.json`](../slm_lab/spec/spec.schema.json). `python -m tools.generate` writes this page from the models in `slm_lab/spec`.
 
 A spec file maps names to specs. A name that begins with `_` or `$` is not a spec. JSON may have comments and trailing commas; YAML works
 too. The shortest spec names an algorithm and an env, and says for how long to train:
@@ -52,9 +54,9 @@ too. The shortest spec names an algorithm and an env, and says for how long to t
 ```
 
 - An absent section `agent.net` takes the values that are recommended for the algorithm and the spaces of the env, and so do the keys of
-  the algorithm that are then absent; the spec that a run saves contains them. If the section is present, its absent keys have the defaults
-  below; without a `name` it is an MLPNet, or a ConvNet for Atari and if it has keys of one. An absent `agent.memory`, or one without a
-  `name`, is the first memory of the algorithm in the table below.
+  the algorithm that are then absent; the spec that a run saves contains them. If the section is present, its absent keys have their
+  defaults; without a `name` it is an MLPNet, or a ConvNet for Atari and if it has keys of one. An absent `agent.memory`, or one without a
+  `name`, is the first memory of the algorithm in [the table](#section-agentalgorithm).
 - `null` is the same as an absent key.
 - `"${name}"` is filled in by `--set name=value`; `--set agent.algorithm.gamma=0.98` overrides a key.
 - A key that exists nowhere is an error, with the nearest key. A key that exists for another algorithm, memory or net, but has no effect in
@@ -199,6 +201,16 @@ class Section:
         """A heading that differs from those of keys."""
         return self.title if self.title.istitle() else f"Section {self.title}"
 
+    @property
+    def page(self) -> str:
+        """File in docs/ that contains the section."""
+        return "nets.md" if self.path.startswith("agent.net") else "spec.md"
+
+    @property
+    def link(self) -> str:
+        """Address of the section, relative to docs/."""
+        return f"{self.page}#{_anchor(self.heading)}"
+
 
 SECTIONS = (
     Section("", "Spec", {"": Spec}),
@@ -217,24 +229,43 @@ SECTIONS = (
     Section("meta.search_resources", "meta.search_resources", {"": SearchResources}),
     Section("meta.search_scheduler", "meta.search_scheduler", {"": SearchScheduler}),
 )
+FOLDERS = {"agent.algorithm": "algorithms", "agent.memory": "memories", "agent.net": "nets"}
+"""Section → folder in docs/ with a page for each of its components."""
 
 
 def text() -> str:
     """Return the text of docs/spec.md."""
-    contents = "Sections: " + ", ".join(f"[{section.title}](#{_anchor(section.heading)})" for section in SECTIONS)
+    contents = "Sections: " + ", ".join(f"[{section.title}]({section.link})" for section in SECTIONS)
     others = [
         "## Names in other libraries",
         "",
-        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that tells the path here.",
+        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that names the key here.",
         "",
     ]
     others += [
-        "| there | here |",
+        "| name | key of slm_lab |",
         "|---|---|",
         *(f"| `{name}` | `{path.replace(' (', '` (')}{'' if ' (' in path else '`'} |" for name, path in OTHER_NAMES.items()),
     ]
-    parts = [INTRODUCTION, contents + "\n", *map(_section, SECTIONS), "\n".join(others) + "\n"]
-    return "\n".join(parts)
+    parts = [INTRODUCTION, contents + "\n", *sections_of("spec.md"), "\n".join(others) + "\n"]
+    return relative("\n".join(parts), "spec.md")
+
+
+def sections_of(page: str) -> list[str]:
+    """Return the sections of a page, their links relative to docs/."""
+    return [_section(section) for section in SECTIONS if section.page == page]
+
+
+def relative(text: str, page: str) -> str:
+    """Return the text of a page with links to papers, and its other links, which are relative to docs/, made relative to the page."""
+    text = with_papers(text)
+    up = "../" * page.count("/")
+    return re.sub(r"\]\((?!\w+:|#)([^)\s]+)\)", lambda link: f"]({up}{link[1]})".replace(f"]({page}#", "](#"), text)
+
+
+def with_papers(words: str) -> str:
+    """Return words with links to the papers of arXiv that they name."""
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", words)
 
 
 def _section(section: Section) -> str:
@@ -246,21 +277,49 @@ def _section(section: Section) -> str:
         lines += [lead, ""]
     if only is None:
         lines += [*_components(section), ""]
-    lines += [line for key in keys(section) for line in _key(section, key)]
+    here = keys(section) if section.path not in FOLDERS else common_keys(section)
+    lines += [line for key in here for line in key_lines(section, key)]
+    if section.path in FOLDERS:
+        lines += [*_key_index(section, here), ""]
     return "\n".join(lines)
 
 
 def _components(section: Section) -> list[str]:
     """Return the table of the components of a section."""
     models = section.models
+    links = {name: f"[`{name}`]({page_of(section, name)})" if section.path in FOLDERS else f"`{name}`" for name in models}
     if section.path != "agent.algorithm":
-        return ["| name | |", "|---|---|", *(f"| `{name}` | {_line(inspect.getdoc(model))} |" for name, model in models.items())]
+        return ["| name | |", "|---|---|", *(f"| {links[name]} | {_line(inspect.getdoc(model))} |" for name, model in models.items())]
     lines = ["| name | | actions | memories |", "|---|---|---|---|"]
     for name, model in models.items():
         kinds: Any = model
         actions = "all" if len(kinds.action_kinds) == 4 else ", ".join(kind.replace("_", " ") for kind in kinds.action_kinds)
         memories = "any" if len(kinds.memories) > 3 else ", ".join(kinds.memories)
-        lines.append(f"| `{name}` | {_line(inspect.getdoc(model))} | {actions} | {memories} |")
+        lines.append(f"| {links[name]} | {_line(inspect.getdoc(model))} | {actions} | {memories} |")
+    return lines
+
+
+def page_of(section: Section, name: str) -> str:
+    """Return the address of the page of a component, relative to docs/."""
+    return f"{FOLDERS[section.path]}/{name}.md"
+
+
+def common_keys(section: Section) -> list[str]:
+    """Return the keys that every net has with the same meaning; those of algorithms and memories are on the pages of each."""
+    if section.path != "agent.net":
+        return []
+    models = list(section.models.values())
+    return [key for key in keys(section) if len({_descriptions(model).get(key) for model in models}) == 1]
+
+
+def _key_index(section: Section, listed: Sequence[str]) -> list[str]:
+    """Return a table of the keys that are on the pages of components."""
+    lines = ["| key | on the pages of |", "|---|---|"]
+    for key in keys(section):
+        owners = [name for name, model in section.models.items() if key in model.model_fields]
+        if key not in listed:
+            links = "all" if len(owners) == len(section.models) else ", ".join(f"[{one}]({page_of(section, one)}#{key})" for one in owners)
+            lines.append(f"| `{key}` | {links} |")
     return lines
 
 
@@ -275,23 +334,23 @@ def keys(section: Section) -> list[str]:
     )
 
 
-def _key(section: Section, key: str) -> Iterator[str]:
-    """Yield the lines about a key."""
+def key_lines(section: Section, key: str, level: str = "####") -> Iterator[str]:
+    """Yield the lines about a key, with a heading of the given level."""
     owners = {name: model for name, model in section.models.items() if key in model.model_fields}
     facts = [(_line(_descriptions(model).get(key)), _type(model, key), default_of(model, key)) for model in owners.values()]
     texts, types, defaults = zip(*facts, strict=True)
     meanings = list(dict.fromkeys(texts))
-    yield from (f"#### {key}", "")
+    yield from (f"{level} {key}", "")
     if len(meanings) == 1 and texts[0]:
         yield from (texts[0], "")
     for meaning in meanings if len(meanings) > 1 else ():
         yield f"- *{', '.join(name for name, text in zip(owners, texts, strict=True) if text == meaning)}*: {meaning}"
     yield f"- {_by(list(owners), types)}; {_by(list(owners), defaults)}"
     yield f'- Example: `"{key}": {json.dumps(example(section, key), ensure_ascii=False)}`'
-    if "" not in section.models:
+    if "" not in section.models and section.path not in FOLDERS:
         yield f"- Used by {_users(list(owners), list(section.models))}"
     if others := _elsewhere(section, key):
-        yield f"- Elsewhere: {', '.join(f'`{name}`' for name in others)}"
+        yield f"- In other libraries: {', '.join(f'`{name}`' for name in others)}"
     yield ""
 
 
@@ -346,7 +405,7 @@ def _reference(schema: dict[str, Any]) -> str:
     for section in SECTIONS:
         if any(model.__name__ == name for model in section.models.values()):
             title = {"Schedules": "a schedule", "agent.net, agent.critic_net": "a net"}.get(section.title, f"section {section.title}")
-            return f"[{title}](#{_anchor(section.heading)})"
+            return f"[{title}]({section.link})"
     return ""
 
 
@@ -396,6 +455,18 @@ def _matches(section: Section, path: tuple[str, ...], key: str) -> bool:
 
 
 @cache
+def shipped_specs() -> tuple[tuple[str, str, dict[str, Any]], ...]:
+    """Return file, name and content of every spec that ships."""
+    files = {file.as_posix(): raw_specs(SPEC_FOLDER / file) for file in shipped_spec_files()}
+    return tuple(
+        (file, name, spec)
+        for file, specs in files.items()
+        for name, spec in specs.items()
+        if isinstance(spec, dict) and isinstance(spec.get("agent"), dict)
+    )
+
+
+@cache
 def _shipped() -> tuple[tuple[tuple[str, ...], Any], ...]:
     """Return the path and value of every key in the shipped specs."""
     found: list[tuple[tuple[str, ...], Any]] = []
@@ -406,14 +477,8 @@ def _shipped() -> tuple[tuple[tuple[str, ...], Any], ...]:
                 found.append(((*path, key), inner))
                 walk(inner, (*path, key))
 
-    for file in sorted(SPEC_FOLDER.rglob("*.json")):
-        try:
-            raw = read(file)
-        except SpecError:
-            continue
-        for name, spec in raw.items():
-            if isinstance(spec, dict) and isinstance(spec.get("agent"), dict) and not name.startswith(("$", "_")):
-                walk(spec, ())
+    for _, _, spec in shipped_specs():
+        walk(spec, ())
     return tuple(found)
 
 

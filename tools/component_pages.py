@@ -1,0 +1,244 @@
+"""docs/nets.md, and a page for each algorithm, memory and net in docs/: written by tools/generate.py around the parts written by hand.
+
+A page has three parts: a head (what the component is), a part written by hand, between two markers, and the rest (equations, keys,
+diagnostics, specs that ship, scores). The second marker names the paragraphs of docs/equations.md that the page quotes. A page that does
+not exist yet is written with an empty part, to be completed by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.build import ALGORITHMS
+from slm_lab.agent.net.body import BODIES
+from slm_lab.agent.replay.replay import REPLAYS
+from slm_lab.agent.rollout.storage import MEMORIES
+from tools.spec_reference import FOLDERS, SECTIONS, Section, common_keys, key_lines, keys, page_of, relative, sections_of, shipped_specs
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+BY_HAND = "<!-- written by hand -->"
+GENERATED = "<!-- generated; equations: {} -->"
+_PARTS = re.compile(rf"{BY_HAND}\n(?P<hand>.*?){GENERATED.format('(?P<equations>[^>]*?)')}\n", re.DOTALL)
+
+DIAGNOSTICS = {
+    "policy_loss": "loss of the policy, without the entropy bonus",
+    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`",
+    "approx_kl": "estimate of the Kullback–Leibler divergence KL(π_old, π) of the policy that acted from the present one: the mean of "
+    "(r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means "
+    "that the policy changes much within one update",
+    "clip_fraction": "share of transitions whose ratio is outside 1 ± ε",
+    "explained_variance": "1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that predicts a constant, below 0 for "
+    "a worse one",
+    "td_error": "mean absolute temporal-difference error, |y − Q(s, a)|",
+    "q_mean": "mean of Q(s, a) over the batch; a value far above the returns means overestimation",
+    "critic_loss": "sum of the losses of both critics",
+    "actor_loss": "loss of the actor",
+    "alpha": "temperature α",
+}
+"""Column of the tables → its meaning."""
+
+_MAX_SCORES = 12
+"""Scores that the page of a memory or net lists; with more it refers to the page of all scores."""
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """Return path → function that returns the text, for each page."""
+    found: dict[str, Callable[[], str]] = {"docs/nets.md": _nets}
+    for section in SECTIONS:
+        if section.path in FOLDERS:
+            found |= {f"docs/{page_of(section, name)}": partial(_page, section, name) for name in section.models}
+    return found
+
+
+def left_over() -> list[str]:
+    """Return the pages of components that do not exist."""
+    files = [file.relative_to(ROOT).as_posix() for folder in FOLDERS.values() for file in sorted((DOCS / folder).glob("*.md"))]
+    return [file for file in files if file not in pages()]
+
+
+def _nets() -> str:
+    hand, _ = _by_hand("nets.md")
+    return relative("\n".join(["# Nets", "", BY_HAND, f"{hand}{GENERATED.format('none')}", "", *sections_of("nets.md")]), "nets.md")
+
+
+def _page(section: Section, name: str) -> str:
+    page = page_of(section, name)
+    hand, equations = _by_hand(page)
+    head = "\n".join(_head(section, name))
+    rest = "\n".join([*_equations(equations), *_keys(section, name), *_diagnostics(section, name), *_specs(section, name)])
+    marker = GENERATED.format(", ".join(equations) or "none")
+    # the part written by hand has links relative to the page
+    return f"{relative(head, page)}\n{BY_HAND}\n{hand}{marker}\n\n{relative(rest, page)}".rstrip() + "\n"
+
+
+def _by_hand(page: str) -> tuple[str, list[str]]:
+    """Return the part of a page that is written by hand, and the names of the equations that it quotes."""
+    file = DOCS / page
+    if not file.exists():
+        return "\n", []
+    parts = _PARTS.search(file.read_text(encoding="utf-8"))
+    if parts is None:
+        raise ValueError(f"{file}: expected the line {BY_HAND}, and after it {GENERATED.format('NAME, NAME')}")
+    return parts["hand"], [name.strip() for name in parts["equations"].split(",") if name.strip() != "none"]
+
+
+def _head(section: Section, name: str) -> Iterator[str]:
+    """Yield the lines about what a component is."""
+    model: Any = section.models[name]
+    implementation, doc = _implementation(section, name)
+    yield f"# {name}"
+    for paragraph in (inspect.getdoc(model) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")):
+        yield from ("", " ".join(paragraph.split())) if paragraph else ()
+    key = section.path.removeprefix("agent.")
+    yield from ("", f'- In a spec: `"{key}": {{"name": "{name}"}}`')
+    if section.path == "agent.algorithm":
+        yield f"- Actions: {', '.join(kind.replace('_', '-') for kind in model.action_kinds)}"
+        memories = next(one for one in SECTIONS if one.path == "agent.memory")
+        links = [f"[{memory}]({page_of(memories, memory)})" for memory in model.memories]
+        yield f"- Memory: {', '.join(links)}{'' if len(links) == 1 else '; the first is the default'}"
+        if model.learns:
+            yield f"- `RecurrentNet`: {'supported' if model.recurrent else 'not supported'}"
+            sampler = {(): "", ("async",): ", `meta.sampler` (asynchronous)"}.get(model.samplers, ", `meta.sampler`")
+            yield f"- Several processes: `meta.distributed`{sampler}"
+    if section.path == "agent.memory":
+        algorithms = next(one for one in SECTIONS if one.path == "agent.algorithm")
+        users = [
+            f"[{one}]({page_of(algorithms, one)})" for one, other in algorithms.models.items() if name in getattr(other, "memories", ())
+        ]
+        yield f"- Algorithms: {', '.join(users)}"
+    file = Path(inspect.getsourcefile(implementation) or "").resolve().relative_to(ROOT).as_posix()
+    yield from (f"- Code: `{implementation.__name__}` in [`{file}`](../{file})", "")
+
+
+def _implementation(section: Section, name: str) -> tuple[Any, str]:
+    """Return the class or function that a component is built by, and the docstring if it is a class of this component alone."""
+    tables: tuple[dict[Any, Any], ...] = (ALGORITHMS, BODIES, MEMORIES, REPLAYS)
+    model = section.models[name]
+    found = next(table[model] for table in tables if model in table)
+    shared = [other for table in tables for other in table.values() if other is found]
+    return found, (inspect.getdoc(found) or "") if inspect.isclass(found) and len(shared) == 1 else ""
+
+
+@cache
+def _paragraphs() -> dict[str, tuple[str, str]]:
+    """Return name → (file of the code, text) of each paragraph of docs/equations.md that begins with a name in bold."""
+    found = dict[str, tuple[str, str]]()
+    for part in (DOCS / "equations.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, _, content = part.partition("\n")
+        code = heading.partition("`")[2].rstrip("`")
+        for block in re.split(r"\n\n(?=\*\*)", content.strip()):
+            if name := re.match(r"\*\*(.+?)\.?\*\*", block):
+                found[name[1]] = code, block
+    return found
+
+
+def _equations(names: list[str]) -> Iterator[str]:
+    """Yield the quoted paragraphs, each group with a link to its code."""
+    if not names:
+        return
+    yield from ("## Equations", "", "The notation is that of [Equations](equations.md), which has all formulas.", "")
+    known = _paragraphs()
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"docs/equations.md has no paragraph {unknown}; expected one of {sorted(known)}")
+    for index, name in enumerate(names):
+        code, block = known[name]
+        yield from (block, "")
+        if index + 1 == len(names) or known[names[index + 1]][0] != code:
+            yield from (f"Code: [`slm_lab/{code}`](../slm_lab/{code})", "")
+
+
+def _keys(section: Section, name: str) -> Iterator[str]:
+    """Yield the keys of a component; those that all nets have in common only by name."""
+    own, common = Section(section.path, section.title, {"": section.models[name]}), common_keys(section)
+    yield from ("## Keys", "")
+    if common:
+        yield from (f"The keys of all nets are described in [Nets]({section.link}): {', '.join(f'`{key}`' for key in common)}.", "")
+    for key in keys(own):
+        if key not in (*common, "name"):
+            yield from key_lines(own, key, "###")
+
+
+def _diagnostics(section: Section, name: str) -> Iterator[str]:
+    """Yield the columns that an algorithm adds to the tables of a run."""
+    algorithm = _implementation(section, name)[0]
+    if not (inspect.isclass(algorithm) and issubclass(algorithm, Algorithm) and algorithm.diagnostics):
+        return
+    yield from ("## Diagnostics", "", "Columns of the tables, beside [those of every algorithm](results.md#columns):", "")
+    yield from ("| column | mean over the updates since the row before |", "|---|---|")
+    yield from (f"| `{column}` | {DIAGNOSTICS[column]} |" for column in algorithm.diagnostics)
+    yield ""
+
+
+class _Shipped(NamedTuple):
+    """A spec that ships, and the names of its components."""
+
+    file: str
+    name: str
+    components: frozenset[str]
+
+
+@cache
+def _shipped() -> tuple[_Shipped, ...]:
+    algorithms = next(section for section in SECTIONS if section.path == "agent.algorithm").models
+    found = []
+    for file, name, spec in shipped_specs():
+        agent = spec["agent"]
+        algorithm = agent["algorithm"]["name"]
+        model: Any = algorithms.get(algorithm)
+        memory = (agent.get("memory") or {}).get("name") or (model.memories[0] if model else "")
+        nets = [agent.get(key) or {} for key in ("net", "critic_net")]
+        components = {algorithm, memory, *(net.get("name") or net.get("type", "") for net in nets)}
+        found.append(_Shipped(file, name, frozenset(components)))
+    return tuple(found)
+
+
+def _specs(section: Section, name: str) -> Iterator[str]:
+    """Yield the specs that ship and use a component, and their scores."""
+    users = [spec for spec in _shipped() if name in spec.components]
+    files = {file: [spec.name for spec in users if spec.file == file] for file in dict.fromkeys(spec.file for spec in users)}
+    yield from ("## Specs that ship", "")
+    if not users:
+        yield from ("None.", "")
+        return
+    yield from ("`slm-lab FILE NAME train` runs one.", "")
+    yield from (f"- [{Path(file).name}](../slm_lab/spec/{file}): {', '.join(f'`{one}`' for one in names)}" for file, names in files.items())
+    yield ""
+    scores = [row for row in _scores() if (row.file, row.name) in {(spec.file, spec.name) for spec in users}]
+    if not scores:
+        return
+    yield from ("## Scores", "")
+    if section.path != "agent.algorithm" and len(scores) > _MAX_SCORES:
+        yield from (f"[Scores](BENCHMARKS.md) has the scores of {len(scores)} of these specs.", "")
+        return
+    yield from ("From [Scores of the shipped specs](BENCHMARKS.md), which explains the columns.", "")
+    yield from ("| env | spec | frames | score | 95 % interval | seeds | published |", "|---|---|---|---|---|---|---|")
+    yield from (f"| {row.env} | `{row.name}` | {row.cells} |" for row in scores)
+    yield ""
+
+
+class _Score(NamedTuple):
+    """A row of docs/BENCHMARKS.md."""
+
+    env: str
+    file: str
+    name: str
+    cells: str
+
+
+@cache
+def _scores() -> tuple[_Score, ...]:
+    found = []
+    for line in (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8").splitlines():
+        if link := re.search(r"\[(?P<name>\w+)\]\(\.\./slm_lab/spec/(?P<file>\S+)\)", line):
+            cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+            env, _, frames, _, seeds, score, interval, _ = cells[:8]
+            published = cells[8].strip(" |") if len(cells) > 8 else ""
+            found.append(_Score(env, link["file"], link["name"], " | ".join((frames, score, interval, seeds, published))))
+    return tuple(found)

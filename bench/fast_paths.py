@@ -1,0 +1,100 @@
+"""What each fast path buys: `python -m bench.fast_paths [PATH …] [--pairs 10]`.
+
+A fast path computes what the modules of a net or autograd would, in less time, and has a switch. Each runs in one case with the switch on
+and off, both at the same time on the same core. Printed is the speed with it as a multiple of that without it, by CPU time of
+`Session.run`: the geometric mean over the pairs with its 95 % interval (Student's t on the logarithms). Below 1.15 a path is not worth its
+code.
+"""
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from bench.paired import ROOT, T95, last_line
+
+
+class FastPath(NamedTuple):
+    """A switch, and the case that it is measured in."""
+
+    switch: str
+    """package.module:NAME of a module-level constant."""
+    case: str
+    frames: int
+    sets: tuple[str, ...] = ()
+
+
+PATHS = {
+    "numpy acting": FastPath("slm_lab.agent.policy.acting:NUMPY_ACTING", "a2c_one_env", 30_000),
+    "closed-form objective": FastPath("slm_lab.agent.ops.objective:CLOSED_FORM", "ppo_cartpole", 60_000),
+    "passes without a graph": FastPath("slm_lab.agent.net.passes.direct:DIRECT", "sac_halfcheetah", 1_500),
+    "fused chains": FastPath(
+        "slm_lab.agent.net.passes.fused:FUSED", "ppo_halfcheetah", 8_192, ("agent.net.shared=true", "agent.net.hid_layers=[256,256]")
+    ),
+}
+RUN = """
+import importlib, sys, time
+module, name = sys.argv[1].split(":")
+if sys.argv[2] == "off":
+    setattr(importlib.import_module(module), name, False)
+import slm_lab
+session = slm_lab.Session(slm_lab.load_spec(sys.argv[3], sys.argv[4], sys.argv[5:])).build()
+begin = time.process_time()
+session.run()
+print(time.process_time() - begin)
+"""
+
+
+def start(path: FastPath, switch: str, core: int) -> subprocess.Popen[str]:
+    """Begin one run with the switch "on" or "off", to print its CPU time."""
+    sets = [f"env.max_frame={path.frames}", *path.sets]
+    command = [
+        "taskset",
+        "-c",
+        str(core),
+        sys.executable,
+        "-c",
+        RUN,
+        path.switch,
+        switch,
+        str(ROOT / "bench" / "specs.json"),
+        path.case,
+        *sets,
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def gain(path: FastPath, number: int) -> float:
+    """Return the CPU time without the path divided by that with it, in pair `number`."""
+    runs = {switch: start(path, switch, number // 2 % (os.cpu_count() or 1)) for switch in (("on", "off") if number % 2 else ("off", "on"))}
+    seconds = {switch: float(last_line(run)) for switch, run in runs.items()}
+    return seconds["off"] / seconds["on"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what each fast path buys.")
+    parser.add_argument("paths", nargs="*", default=list(PATHS), metavar="PATH", help=", ".join(PATHS))
+    parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95])
+    arguments = parser.parse_args()
+    for name in arguments.paths:
+        if name not in PATHS:
+            parser.error(f"unknown path {name!r}; expected one of {', '.join(PATHS)}")
+    import torch
+
+    sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, torch {torch.__version__}\n")
+    for name in arguments.paths:
+        path = PATHS[name]
+        logs = [math.log(gain(path, number)) for number in range(arguments.pairs)]
+        half = T95[arguments.pairs - 1] * stdev(logs) / math.sqrt(len(logs))
+        mean, low, high = (math.exp(fmean(logs) + step) for step in (0.0, -half, half))
+        case = " ".join((path.case, *path.sets))
+        sys.stdout.write(f"{name} ({path.switch}), {case}: {mean:.2f} × ({low:.2f} to {high:.2f})\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

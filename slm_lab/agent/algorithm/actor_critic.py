@@ -70,7 +70,7 @@ class ActorCritic(PolicyGradient):
     def _add_loss(self, batch: Minibatch[Any], weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
         coefs = Coefs(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef, value_std=self.value_std)
-        terms = self.add_gradient(batch, lambda params, value: self._objective(params, value, batch, entropy_coef), coefs, weight)
+        terms = self.accumulate_gradient(batch, lambda params, value: self._objective(params, value, batch, entropy_coef), coefs, weight)
         self.meter.report_loss(terms.loss, weight, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
 
     def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:

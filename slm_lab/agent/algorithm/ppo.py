@@ -80,7 +80,7 @@ class PPO(PolicyGradient):
         if self.deviation is not None:
             self.deviation.update(symlog(batch.target_B) if spec.symlog else batch.target_B)
         coefs = Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std)
-        terms = self.add_gradient(batch, lambda params, value: self._objective(params, value, batch, clip_eps, entropy_coef), coefs)
+        terms = self.accumulate_gradient(batch, lambda params, value: self._objective(params, value, batch, clip_eps, entropy_coef), coefs)
         self.meter.report_loss(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B

@@ -42,5 +42,5 @@ class Reinforce(PolicyGradient):
             policy_loss, entropy = policy_gradient_loss(logp_B, batch.advantage_B), entropy_B.mean()
             return Terms(coefs.policy * policy_loss - coefs.entropy * entropy, policy_loss, 0.0, entropy, logp_B.detach())
 
-        terms = self.add_gradient(batch, objective, coefs, weight)
+        terms = self.accumulate_gradient(batch, objective, coefs, weight)
         self.meter.report_loss(terms.loss, weight, entropy=terms.entropy)

@@ -32,11 +32,6 @@ class Terms(NamedTuple):
     logp_B: Tensor
     """log π(a|s) [B]."""
 
-    def loss_of(self) -> Tensor:
-        """Return the loss of terms with a graph."""
-        assert isinstance(self.loss, Tensor)
-        return self.loss
-
 
 VALUE_LIMIT = 10.0
 """Maximum absolute value of what was divided by value_std."""

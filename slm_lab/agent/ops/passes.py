@@ -12,8 +12,7 @@ GraphPass does so through autograd. Passes without a graph are in net/passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,19 +72,16 @@ class _KnownGradients(torch.autograd.Function):
         return (None, *ctx.grads)
 
 
-Found = TypeVar("Found")
+def leaves(values: tuple[Any, ...]) -> list[Tensor]:
+    """Return the values of a pass as tensors from which an objective can be differentiated."""
+    return [tensor(value).detach().requires_grad_() for value in values]
 
 
-def differentiate(
-    objective: Callable[..., Found], loss_of: Callable[[Found], Tensor], values: tuple[Any, ...], weight: float = 1.0
-) -> tuple[Found, list[Tensor]]:
-    """Return objective(*values), and `weight` times the gradients of its loss with respect to the values, through autograd.
+def gradients(loss: Tensor, of: list[Tensor], weight: float = 1.0) -> list[Tensor]:
+    """Return `weight` times the gradients of a loss [] with respect to `leaves`, through autograd.
 
-    Gradients of other tensors that the loss depends on are added to them. Args: loss_of: returns the loss [] of what `objective` returns.
+    The gradients of parameters that the loss depends on besides are added to them.
     """
-    leaves = [tensor(value).detach().requires_grad_() for value in values]
-    found = objective(*leaves)
-    loss = loss_of(found)
     if loss.requires_grad:
         (loss if weight == 1.0 else weight * loss).backward()
-    return found, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in of]

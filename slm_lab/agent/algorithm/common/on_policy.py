@@ -20,7 +20,7 @@ from slm_lab.agent.net.passes.validity import FastPass, Guard, add_gradient
 from slm_lab.agent.ops.arrays import A, array, flat, like, silent, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms
-from slm_lab.agent.ops.passes import GraphPass, RowPass, differentiate
+from slm_lab.agent.ops.passes import GraphPass, RowPass, gradients, leaves
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Minibatch, Sequences, Values, one_pass
 from slm_lab.agent.rollout.rollout import Rollout
@@ -113,7 +113,9 @@ class PolicyGradient(Algorithm):
             return direct.record(array(batch.inputs))
         return GraphPass(*batch.forward(self.net))
 
-    def add_gradient(self, batch: Minibatch[Any], objective: Callable[[Tensor, Tensor], Terms], coefs: Coefs, weight: float = 1.0) -> Terms:
+    def accumulate_gradient(
+        self, batch: Minibatch[Any], objective: Callable[[Tensor, Tensor], Terms], coefs: Coefs, weight: float = 1.0
+    ) -> Terms:
         """Add `weight` times the gradient of the objective of a minibatch to `Parameter.grad`; return its terms, to be reported.
 
         To be called inside `silent()`.
@@ -125,9 +127,11 @@ class PolicyGradient(Algorithm):
         """
         outputs = self.forward(batch)
         if self.objective is None:
-            terms, grads = differentiate(objective, Terms.loss_of, outputs.values, weight)
-            outputs.backward(*grads)
-            return terms._replace(loss=Terms.loss_of(terms).detach())
+            values = leaves(outputs.values)
+            terms = objective(*values)
+            assert isinstance(terms.loss, Tensor)
+            outputs.backward(*gradients(terms.loss, values, weight))
+            return terms._replace(loss=terms.loss.detach())
         params_BP, value_B = map(array, outputs.values)
         rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
         result = self.objective(params_BP, value_B, *rows, coefs, weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -145,3 +146,9 @@ def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkey
     monkeypatch.setattr(sessions.Sessions, "_begin", spy)
     assert Trial(make_spec(meta={"max_session": 5}, env={"max_frame": 200}), tmp_path).run()["sessions"] == 5
     assert max(running) == 2
+
+
+def test_the_process_of_a_trial_imports_no_torch() -> None:
+    """Its Sessions run in other processes; to import torch takes 2 s."""
+    script = "import sys, slm_lab.experiment.run.trial, slm_lab.experiment.run.engine; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

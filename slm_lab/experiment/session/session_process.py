@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from slm_lab.experiment.collect.workers.worker_pool import OpenPool, open_pool
 from slm_lab.experiment.events import Emit, End, Event, Notice
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.execute.local.child import SharedFd
@@ -24,6 +23,9 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays, Store
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
+
+if TYPE_CHECKING:
+    from slm_lab.experiment.collect.workers.worker_pool import OpenPool
 
 STOP_GRACE = 5.0
 """Seconds after a stop request for which an env may block before it is interrupted."""
@@ -72,8 +74,8 @@ class SessionTask:
     resumed: RunPaths | None = None
     """The run whose last checkpoint the Session continues from."""
     open_sink: OpenSink = open_local_sink
-    open_pool: OpenPool = open_pool
-    """Starts the rollout workers."""
+    open_pool: OpenPool | None = None
+    """Starts the rollout workers; None: processes of this machine. (This module imports no torch: the trial's own process needs none.)"""
     locks: bool = True
     """Whether the process sees the folder of the run, and locks its Session there."""
 
@@ -118,11 +120,14 @@ def run_session(context: Context, task: SessionTask) -> None:
 
 
 def _run(context: Context, task: SessionTask) -> None:
+    from slm_lab.experiment.collect.workers.worker_pool import open_pool
     from slm_lab.experiment.session.context import SessionContext
     from slm_lab.experiment.session.session import Session
 
     store = None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.parts.info, fresh=task.fresh)
-    given = SessionContext(context.stop, context.beat, store, 0 if task.fresh else context.restart, task.resumed, task.open_pool)
+    given = SessionContext(
+        context.stop, context.beat, store, 0 if task.fresh else context.restart, task.resumed, task.open_pool or open_pool
+    )
     session = Session(task.spec, task.index, task.plan, trial=task.trial, context=given)
     try:
         with build_errors(task.spec.env.name, context.stop):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.experiment.files.sink import Spans
 from slm_lab.lib.records import ActOut, Episode, VecStep
+
+if TYPE_CHECKING:
+    from slm_lab.agent.rollout.rollout import Rollout
 
 Beat = Callable[[int], None]
 """beat(phase): a heartbeat with the phase that begins now, see process.heartbeat."""

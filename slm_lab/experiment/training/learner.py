@@ -151,8 +151,11 @@ class PolicyLearner:
         if isinstance(experience, CollectedRollout):
             self._learn(experience)
             return
-        agent, episodes = self.agent, experience.episodes
-        self._count(experience.frames, episodes, experience.moment)
+        agent, clock, episodes = self.agent, self.clock, experience.episodes
+        if experience.moment is not None:
+            clock.moment = experience.moment
+        clock.tick(experience.frames)  # as in _count, without its call
+        clock.epi += len(episodes)
         agent.observe(*experience.transition)
         metrics = self._timed(agent.update) if agent.ready() else None
         agent.end_step()

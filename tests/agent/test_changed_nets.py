@@ -15,8 +15,9 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net import direct, fused, q_critics
+from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
+from slm_lab.agent.ops.soft import reduction_gradient
 from slm_lab.agent.policy import acting
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.spec import Spec
@@ -169,13 +170,10 @@ def learned(name: str, change: Change, updates_before: int, plain: bool) -> list
     with pytest.MonkeyPatch.context() as patch:
         for module, switch in (
             (direct, "DIRECT"),
-            (fused, "FUSED"),
-            (q_critics, "FUSED"),
             (acting, "NUMPY_ACTING"),
             (objective, "CLOSED_FORM"),
         ):
             patch.setattr(module, switch, not plain)
-        patch.setattr(fused, "FEWEST", 0)
         agent, action = agent_to_change(name)
         env = ToyEnv(info(3, action))
         if updates_before:
@@ -337,6 +335,6 @@ def test_an_own_reduction_of_critics_is_differentiated() -> None:
     agent, _ = agent_to_change("SoftActorCritic")
     algorithm: Any = agent.algorithm
     q_CB = torch.randn(2, 6)
-    plain = algorithm._reduction_gradient(q_CB)
+    plain = reduction_gradient(algorithm.reduce, q_CB)
     algorithm.reduce = lambda q_CX: 0.5 * torch.minimum(*q_CX)
-    torch.testing.assert_close(algorithm._reduction_gradient(q_CB), 0.5 * plain)
+    torch.testing.assert_close(reduction_gradient(algorithm.reduce, q_CB), 0.5 * plain)

@@ -15,7 +15,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net.direct import DirectPass
+from slm_lab.agent.net.passes.direct import DirectPass
 from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop, shared_statistics
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics

@@ -79,13 +79,14 @@ class PPO(PolicyGradient):
             batch = replace(batch, advantage_B=self.percentile(batch.advantage_B))
         if self.deviation is not None:
             self.deviation.update(symlog(batch.target_B) if spec.symlog else batch.target_B)
-        if self.objective is None or spec.clip_vloss or spec.symlog:
-            terms = self._objective(*batch.forward(self.net), batch, clip_eps, entropy_coef)
-        else:  # the same in closed form
-            terms = self.closed_form(batch, Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std))
-        self.meter.add_terms(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
+        coefs = Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std)
+        terms = self.propagate(lambda params_BP, value_B: self._objective(params_BP, value_B, batch, clip_eps, entropy_coef), batch, coefs)
+        self.meter.report_loss(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B
+
+    def _has_closed_form(self) -> bool:
+        return super()._has_closed_form() and not self.spec.clip_vloss and not self.spec.symlog
 
     def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Terms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
@@ -95,7 +96,7 @@ class PPO(PolicyGradient):
         loss = torch.add(policy_loss, value_loss, alpha=self.spec.val_loss_coef)
         if entropy_coef:
             loss = torch.sub(loss, entropy, alpha=entropy_coef)
-        return Terms(loss, policy_loss, value_loss, entropy, logp_B.detach())
+        return Terms(loss, policy_loss, value_loss, entropy, logp_B)
 
     def _value_loss(self, value_B: Tensor, batch: Minibatch, clip_eps: float) -> Tensor:
         old_value_B, target_B = batch.value_B, batch.target_B

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.common.value_scale import standardize_valid
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs
+from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -16,6 +18,8 @@ from slm_lab.spec.algorithm import ReinforceSpec
 
 class Reinforce(PolicyGradient):
     """Monte Carlo policy gradient: each action becomes likelier in proportion to the return that followed it."""
+
+    in_closed_form = ("_objective",)
 
     spec: ReinforceSpec
 
@@ -34,12 +38,13 @@ class Reinforce(PolicyGradient):
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
-        if self.objective is not None:  # the same in closed form
-            terms = self.closed_form(batch, Coefs(0.0, entropy_coef, self.spec.policy_loss_coef), weight)
-            self.meter.add_terms(terms.loss, weight, entropy=terms.entropy)
-            return
-        params_BP, _ = batch.forward(self.net)
+        coefs = Coefs(0.0, entropy_coef, self.spec.policy_loss_coef)
+        terms = self.propagate(lambda params_BP, _: self._objective(params_BP, batch, entropy_coef), batch, coefs, weight)
+        self.meter.report_loss(terms.loss, weight, entropy=terms.entropy)
+
+    def _objective(self, params_BP: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        self.meter.add(self.spec.policy_loss_coef * policy_loss - entropy_coef * entropy, weight, entropy=entropy)
+        loss = self.spec.policy_loss_coef * policy_loss - entropy_coef * entropy
+        return Terms(loss, policy_loss, 0.0, entropy, logp_B)

@@ -6,14 +6,14 @@ take 400 µs, in closed form 100. The same formulas as in `losses` and `distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import array, equal_numbers, silent
+from slm_lab.agent.ops.arrays import array, equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
@@ -25,7 +25,7 @@ class Terms(NamedTuple):
     """An objective and what it is made of."""
 
     loss: Tensor | float
-    """To be minimised; a number if its gradient has been propagated."""
+    """To be minimised. It has a graph while autograd is to differentiate it."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
@@ -114,14 +114,31 @@ EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray],
 """Distribution → the function of its parameters [B, P] and of actions [B] that returns log π(a|s) [B], the entropy [B] and its gradient."""
 
 
-class ObjectiveAndGradient(NamedTuple):
-    """An objective with its gradient."""
+class TermsAndGradients(NamedTuple):
+    """An objective with its gradients."""
 
     terms: Terms
-    grad_params_BP: np.ndarray
-    grad_value_B: np.ndarray
-    grad_log_std_D: np.ndarray | None
+    """Without a graph."""
+    outputs: tuple[Any, ...]
+    """By each output of the net: distribution parameters [B, P] and values [B]."""
+    log_std_D: np.ndarray | None = None
     """By a free log_std."""
+
+
+def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
+    """Return an objective of tensors, and `weight` times its gradients, by autograd.
+
+    Parameters that the objective depends on directly, such as a free log_std, get their gradients in `Parameter.grad`.
+    """
+    leaves = [out.detach().requires_grad_() for out in outputs]
+    terms = objective(*leaves)
+    loss = terms.loss
+    assert isinstance(loss, Tensor)
+    if loss.requires_grad:
+        # without an explicit gradient: torch imports sympy (0.5 s) to check one
+        (loss if weight == 1.0 else weight * loss).backward()
+    detached: list[Any] = [term.detach() if isinstance(term, Tensor) else term for term in terms]
+    return TermsAndGradients(Terms(*detached), tuple(leaf.grad for leaf in leaves))
 
 
 class Objective:
@@ -138,18 +155,21 @@ class Objective:
         """Whether the objective has a closed form here, and its tensors are on the CPU."""
         return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
 
-    def with_gradient(
+    def __call__(
         self,
-        params_BP: np.ndarray,
-        value_B: np.ndarray,
+        outputs: Sequence[Tensor | np.ndarray],
         action_B: Tensor | np.ndarray,
         old_logp_B: Tensor | np.ndarray,
         advantage_B: Tensor | np.ndarray,
         target_B: Tensor | np.ndarray,
         coefs: Coefs,
         weight: float = 1.0,
-    ) -> ObjectiveAndGradient:
-        """Return the objective of a minibatch, and `weight` times its gradient. To be called inside `silent()`."""
+    ) -> TermsAndGradients:
+        """Return the objective of a minibatch, and `weight` times its gradients. To be called inside `silent()`.
+
+        Args: outputs: distribution parameters [B, P] and values [B].
+        """
+        params_BP, value_B = map(array, outputs)
         B = len(value_B)
         logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, array(action_B))
         if coefs.clip_eps is None:
@@ -171,28 +191,7 @@ class Objective:
         error_B *= grad_error_B
         loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
         terms = Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B))
-        return ObjectiveAndGradient(terms, grad_params_BP, error_B, grad_log_std_D)
-
-    def __call__(
-        self,
-        params_BP: Tensor,
-        value_B: Tensor,
-        action_B: Tensor,
-        old_logp_B: Tensor,
-        advantage_B: Tensor,
-        target_B: Tensor,
-        coefs: Coefs,
-    ) -> Terms:
-        """Return the objective of a minibatch; its gradient flows into `params_BP`, `value_B` and a free log_std."""
-        params, value = params_BP.detach().numpy(), value_B.detach().numpy()
-        with silent():
-            result = self.with_gradient(params, value, action_B, old_logp_B, advantage_B, target_B, coefs)
-        inputs, grads = [params_BP, value_B], [result.grad_params_BP, result.grad_value_B]
-        if result.grad_log_std_D is not None:
-            inputs.append(self.distribution.log_std)  # type: ignore[attr-defined]  # a Normal
-            grads.append(result.grad_log_std_D)
-        out: Tensor = _PrecomputedGradient.apply(result.terms.loss, grads, *inputs)
-        return result.terms._replace(loss=out)
+        return TermsAndGradients(terms, (grad_params_BP, error_B), grad_log_std_D)
 
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -212,19 +211,3 @@ def _clipped_surrogate(
     bound_B += advantage_B
     inside_B &= unclipped_B <= bound_B  # equal: only where both are 0
     return -np.minimum(unclipped_B, bound_B), -unclipped_B * inside_B
-
-
-class _PrecomputedGradient(torch.autograd.Function):
-    """A scalar whose gradients are known: its value, the gradients of the inputs as arrays, and the inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, value: float, grads: list[np.ndarray], *inputs: Tensor) -> Tensor:
-        ctx.grads = grads
-        return torch.tensor(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("the objective in closed form has no second derivative")
-        scale = np.float32(grad.item())
-        return (None, None, *(torch.from_numpy(known * scale) for known in ctx.grads))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, copy, flat, like, tensor, where_true
+from slm_lab.agent.ops.arrays import A, array, copy, flat, like, tensor, where_true
+from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout
 
@@ -33,21 +34,14 @@ class RolloutNet(Protocol):
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and values [B]; feed-forward nets only."""
 
-    def critic(self, obs_B: Tensor, /) -> Tensor:
-        """Values [B]; feed-forward nets only."""
+    def forward_pass(self, obs_B: Tensor, /, learn: bool = True) -> Pass:
+        """The same as a pass, without a graph where that is possible."""
+
+    def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
+        """Values [B], without gradients; feed-forward nets only."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
         """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
-
-
-class Recorded(Protocol):
-    """Outputs of actor and critic that can be learned from without an autograd graph."""
-
-    params_BP: np.ndarray
-    value_B: np.ndarray
-
-    def select(self, rows: slice | np.ndarray, /) -> Recorded:
-        """The same for some rows."""
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
@@ -68,41 +62,38 @@ class Values(Generic[A]):
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: A | None
     """float32 [T, N, P]: the actor's outputs, if they were computed."""
-    learnable: tuple[Tensor, Tensor] | Recorded | None = None
-    """(distribution parameters [T N, P], values [T N]) with gradients, from `outputs_to_learn`; or as they were recorded."""
+    outputs: Pass | None = None
+    """The pass over the T · N observations, if the gradient step is to be taken with it (see `one_pass`)."""
 
 
-def outputs_to_learn(net: RolloutNet, rollout: Rollout) -> Values | None:
-    """Run actor and critic once, with gradients for the single step on a rollout; None if that is not possible.
+def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
+    """Run actor and critic once, for values and for the single gradient step on a rollout; None if that is not possible.
 
     A recurrent net learns in sequences, and many images learn in microbatches. Rows outside the loss get a gradient of 0. Since 0 ·
     NaN is NaN, the result is None too if an observation is not finite, for example after an env has diverged.
+
+    Returns the rollout and the outputs: in arrays if the pass needs no graph. Args: graph: the loss needs tensors with a graph.
     """
     obs_B = flat(rollout.obs_TN)
-    if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not math.isfinite(float(obs_B.sum()))):
+    if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not _is_finite(obs_B)):
         return None
-    rows = rollout.reward_TN.numel()
-    params_BP, value_B = net(obs_B)
-    if not obs_B.is_floating_point() and not math.isfinite(float(value_B.detach().sum())):  # packed observations hide such numbers
+    outputs = GraphPass(*net(obs_B)) if graph else net.forward_pass(obs_B)
+    params_BP, value_B = outputs.values
+    if not obs_B.is_floating_point() and not _is_finite(value_B):  # packed observations hide such numbers
         return None
-    output_TN = value_B.detach().view(rollout.obs_TN.shape[:2])
-    next_TN = _next_outputs(net, rollout, output_TN)
-    params_TNP = params_BP.detach()[:rows].view(*rollout.reward_TN.shape, -1)
-    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_TNP, (params_BP[:rows], value_B[:rows]))
+    rows, shape = rollout.reward_TN.numel(), rollout.reward_TN.shape
+    steps: Rollout[Any] = rollout.arrays if isinstance(value_B, np.ndarray) else rollout
+    output_TN = value_B.reshape(rollout.obs_TN.shape[:2])
+    next_TN = _next_outputs(net, steps, output_TN)
+    params_TNP = params_BP[:rows].reshape(*shape, -1)
+    return steps, Values(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(slice(rows)))
 
 
-def recorded_outputs(
-    net: RolloutNet, rollout: Rollout[np.ndarray], record: Callable[[np.ndarray], Recorded | None]
-) -> Values[np.ndarray] | None:
-    """Do what `outputs_to_learn` does without a graph: `record` runs the nets over observations [B, *shape], or returns None."""
-    obs_B, rows = flat(rollout.obs_TN), rollout.reward_TN.size
-    recorded = record(obs_B) if obs_B.nbytes <= MICROBATCH_BYTES else None
-    if recorded is None or not math.isfinite(np.add.reduce(obs_B, axis=None)):
-        return None
-    output_TN = recorded.value_B.reshape(rollout.obs_TN.shape[:2])
-    params_TNP = recorded.params_BP[:rows].reshape(*rollout.reward_TN.shape, -1)
-    next_TN = _next_outputs(net, rollout, output_TN)
-    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_TNP, recorded.select(slice(rows)))
+def _is_finite(x: Tensor | np.ndarray) -> bool:
+    """Return whether the sum of all numbers is finite."""
+    if isinstance(x, Tensor) and not x.is_cpu:
+        return math.isfinite(float(x.sum()))
+    return math.isfinite(np.add.reduce(array(x), axis=None))
 
 
 @torch.no_grad()
@@ -111,7 +102,9 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
-        pairs += [net(part) if actor else (None, net.critic(part)) for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False))]
+        for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False)):
+            outputs = net.forward_pass(part, learn=False).values if actor else (None, net.values(part))
+            pairs.append((None if outputs[0] is None else tensor(outputs[0]), tensor(outputs[1])))
         output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
         states = [rollout.state_NS]
     else:
@@ -139,9 +132,9 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
 
 def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
     """Return the critic's outputs [K] of the last observations of truncated episodes."""
+    if net.state_size == 0:
+        return tensor(net.values(obs_K))
     with torch.no_grad():
-        if net.state_size == 0:
-            return net.critic(obs_K)
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
         value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
         return value
@@ -171,13 +164,25 @@ class Minibatch(Generic[A]):
     """Target of the critic's output."""
     value_B: A
     """The critic's output before the update."""
-    learnable: tuple[Tensor, Tensor] | Recorded | None = field(default=None, kw_only=True)
-    """Result of `forward`, if it was computed before."""
+    outputs: Pass | None = field(default=None, kw_only=True)
+    """The pass over these transitions, if it was computed before."""
+
+    def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
+        """Return the pass whose outputs are distribution parameters [B, P] and values [B].
+
+        Args: graph: the loss needs tensors with a graph.
+        """
+        if self.outputs is not None:
+            return self.outputs
+        if graph or isinstance(self.inputs, Sequences):
+            return GraphPass(*self.forward(net))
+        return net.forward_pass(self.inputs)
 
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
-        if isinstance(self.learnable, tuple):
-            return self.learnable
+        if isinstance(self.outputs, GraphPass):
+            params_BP, value_B = self.outputs.outputs
+            return params_BP, value_B
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
         inputs = self.inputs
@@ -188,11 +193,10 @@ class Minibatch(Generic[A]):
 class Batch:
     """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside."""
 
-    def __init__(self, rollout: Rollout, values: Values, advantage_TN: Tensor, target_TN: Tensor, seq_len: int) -> None:
+    def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
-        self.seq_len, self.learnable = seq_len, values.learnable
-        assert self.learnable is None or isinstance(self.learnable, tuple)
+        self.seq_len, self.outputs = seq_len, values.outputs
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # what decides about shapes is on the CPU
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
@@ -203,23 +207,23 @@ class Batch:
             self.transitions = int(self.columns[2].sum())
         else:
             self.columns, row_B = _transitions(rollout.valid_TN, [rollout.obs_TN[:-1], *columns])
-            if row_B is not None and self.learnable is not None:
-                self.learnable = (self.learnable[0].index_select(0, row_B), self.learnable[1].index_select(0, row_B))
+            if row_B is not None and self.outputs is not None:
+                self.outputs = self.outputs.select(row_B)
             self.size = self.transitions = len(self.columns[0])
 
-    def microbatches(self) -> Iterator[tuple[Minibatch, float]]:
+    def microbatches(self) -> Iterator[tuple[Minibatch[Any], float]]:
         """Yield all transitions in order, in one microbatch unless they are many images, each with its fraction of the transitions.
 
         Mean losses weighted by these fractions have gradients that add up to that of the whole.
         """
-        if self.learnable is not None:
-            yield Minibatch(*self.columns, learnable=self.learnable), 1.0
+        if self.outputs is not None:
+            yield Minibatch(*self.columns, outputs=self.outputs), 1.0
             return
         obs = self.columns[0]
         items = microbatch_length(obs, 2 if self.recurrent else 1)
         for begin in range(0, self.size, items):
             if self.recurrent:
-                part = self._sequences(torch.arange(begin, min(begin + items, self.size)))
+                part: Minibatch[Any] = self._sequences(torch.arange(begin, min(begin + items, self.size)))
             else:
                 part = Minibatch(*(x[begin : begin + items] for x in self.columns))
             yield part, len(part.action_B) / self.transitions
@@ -245,22 +249,6 @@ class Batch:
         place_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
         inputs = Sequences(obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), place_B)
         return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, place_B) for x in columns))
-
-
-class RecordedBatch:
-    """A rollout whose outputs were recorded, with advantages and targets: one minibatch of arrays."""
-
-    def __init__(self, rollout: Rollout[np.ndarray], values: Values[np.ndarray], advantage_TN: np.ndarray, target_TN: np.ndarray) -> None:
-        columns = [rollout.obs_TN[:-1], rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
-        columns, row_B = _transitions(rollout.valid_TN, columns)
-        assert values.learnable is not None
-        assert not isinstance(values.learnable, tuple)
-        recorded = values.learnable if row_B is None else values.learnable.select(row_B)
-        self._minibatch = Minibatch(*columns, learnable=recorded)
-
-    def microbatches(self) -> Iterator[tuple[Minibatch[np.ndarray], float]]:
-        """Yield all transitions, and their fraction: all of them."""
-        yield self._minibatch, 1.0
 
 
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops.device import read
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, RecordedBatch
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
@@ -36,13 +36,6 @@ class GradientMeter:
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
         self._report(self.trainer.backward(loss, weight), weight, values)
-
-    def add_terms(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Call `add` for a loss with a graph. Call `report_loss` for a float, whose gradient has been accumulated already."""
-        if isinstance(loss, float):
-            self.report_loss(loss, weight, **values)
-        else:
-            self.add(loss, weight, **values)
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
         """Report a loss and other scalars. The gradient of the loss, times `weight`, must be in `Parameter.grad` already."""
@@ -74,7 +67,7 @@ class GradientMeter:
         self.clock.opt_step += 1
 
     def step_rollout(
-        self, rollout: Rollout, prepare: Callable[[Rollout], Batch | RecordedBatch], add_loss: Callable[[Minibatch[Any], float], None]
+        self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch[Any], float], None]
     ) -> Metrics:
         """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` calls `add` for a weighted microbatch."""
         self.trainer.begin(self.clock.global_frame)

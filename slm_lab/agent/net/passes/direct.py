@@ -1,0 +1,146 @@
+"""Forward and backward pass of fully connected nets without an autograd graph.
+
+Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small products and
+activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
+
+Only sequences of linear layers, norms and activations are supported. Other nets, and nets that a user has changed (see validity.py), learn
+through autograd, with the same interface: see ops/autograd.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.passes.activations import Activation, array_activation
+from slm_lab.agent.net.passes.direct_layers import ALL, AnyLayer, direct_layer, is_supported
+from slm_lab.agent.net.passes.validity import FastPass, Guard, Vector
+from slm_lab.agent.ops.arrays import array
+from slm_lab.agent.ops.linear import FLOAT32, Products
+
+DIRECT = True
+"""Whether fully connected nets learn without a graph; False: through autograd."""
+
+
+def chain(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that run in sequence inside `module`, or the module itself."""
+    if isinstance(module, ArcGraph) and module.is_chain:
+        return [part for name, _ in module.order for part in chain(module.nodes[name])]
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return [part for child in module for part in chain(child)]
+    return [module]
+
+
+class DirectChain:
+    """Linear layers with norms and activations, and their gradients. To be used inside `silent()`.
+
+    Args: layers: see DirectLayer. single: the only output is given without its axis: [B] in place of [B, 1].
+    """
+
+    def __init__(self, layers: Sequence[AnyLayer], single: bool = False) -> None:
+        self.layers, self.single = layers, single
+
+    @staticmethod
+    def from_modules(modules: Sequence[nn.Module], products: Products, single: bool = False) -> DirectChain | None:
+        """Return the chain of modules that run in sequence, or None if one of them is not supported.
+
+        Args: products: of the hidden layers; the last one, which gives outputs, computes in float32.
+        """
+        found: list[tuple[nn.Module, Activation | None]] = []
+        for module in modules:
+            if is_supported(module):
+                found.append((module, None))
+            elif (activation := array_activation(module)) and found and found[-1][1] is None:
+                found[-1] = (found[-1][0], activation)
+            else:
+                return None
+        last = len(found) - 1
+        built = [direct_layer(module, act, FLOAT32 if index == last else products) for index, (module, act) in enumerate(found)]
+        layers = [layer for layer in built if layer is not None]
+        return DirectChain(layers, single) if layers and len(layers) == len(built) else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether gradients can be propagated: parameters are flattened, and the derivatives of activations follow from their outputs."""
+        return all(layer.grads and (layer.activation is None or layer.activation.backward) for layer in self.layers)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return the outputs [B, O] of x float32 [B, I]."""
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x[..., 0] if self.single else x
+
+    def forward(self, x: np.ndarray) -> list[np.ndarray]:
+        """Return the input of each layer, the first of which is x float32 [B, I], and the outputs [B, O]."""
+        values = [x]
+        for layer in self.layers:
+            x = layer.forward(x)
+            values.append(x)
+        return values
+
+    def backward(
+        self, values: Sequence[np.ndarray], grad: np.ndarray, weights: bool = True, columns: slice | None = None
+    ) -> np.ndarray | None:
+        """Propagate the gradient with respect to the outputs [B, O], which is modified.
+
+        Args: values: from `forward`. weights, columns: as of DirectLayer.backward, the columns of x.
+        """
+        grad_out: np.ndarray | None = grad
+        for index in range(len(self.layers) - 1, -1, -1):
+            assert grad_out is not None
+            grad_out = self.layers[index].backward(grad_out, values[index], values[index + 1], weights, ALL if index else columns)
+        return grad_out
+
+
+class DirectPass:
+    """A pass of several chains over the same inputs, each of which gives one output. Implements `ops.autograd.Pass`, with arrays."""
+
+    def __init__(self, chains: Sequence[DirectChain], x: np.ndarray) -> None:
+        self._chains = chains
+        self._rows: Any = None
+        """Rows of the inputs whose outputs `values` holds; None: all."""
+        self._values = [one.forward(x) for one in chains]
+        self.values: tuple[Any, ...] = tuple(
+            values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
+        )
+
+    def select(self, rows: Any) -> DirectPass:
+        one = copy(self)
+        one._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
+        one.values = tuple(value[rows] for value in self.values)
+        return one
+
+    def backward(self, *grads: Tensor | np.ndarray | None) -> None:
+        for one, values, grad in zip(self._chains, self._values, grads, strict=False):
+            if grad is None:
+                continue
+            if self._rows is None:
+                grad_out = array(grad).reshape(values[-1].shape)
+            else:
+                grad_out = np.zeros_like(values[-1])
+                grad_out[self._rows] = array(grad).reshape(-1, *grad_out.shape[1:])
+            one.backward(values, grad_out)
+
+
+class PassNet(nn.Module):
+    """A net whose passes need no graph where it consists of `chains`, and as long as a user has not changed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct: FastPass[Sequence[DirectChain]] = FastPass()
+
+    def chains(self) -> Sequence[DirectChain] | None:
+        """Return the chains that compute the outputs; None if the modules are needed."""
+        return None
+
+    def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
+        """Compute by `chains` from now on, while this is valid. Args: others: modules that compute, and are not among `modules()`."""
+        chains = self.chains() if DIRECT else None
+        if chains is not None and not all(one.learns for one in chains):
+            chains = None
+        self.direct = FastPass(chains, Guard([*self.modules(), *others], vector, data))

@@ -153,12 +153,9 @@ class StackedCritics(QCritics):
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
         products = [*(self.products for _ in activations), FLOAT32]
-        layers = [
-            DirectLayer(own, gradients(own), activation, how)
-            for own, activation, how in zip(params, [*activations, None], products, strict=True)
-        ]
-        each = [DirectChain([layer.of_critic(index) for layer in layers]) for index in range(len(params[0][0]))]
-        return [DirectChain(layers), *each]
+        layers = [DirectLayer(own, gradients(own), how) for own, how in zip(params, products, strict=True)]
+        each = [[layer.of_critic(index) for layer in layers] for index in range(len(params[0][0]))]
+        return [DirectChain([*zip(one, [*activations, None], strict=True)]) for one in (layers, *each)]
 
     def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         super().use_direct(vector, data, [*others, *self.activations])

@@ -37,13 +37,17 @@ def chain(module: nn.Module) -> list[nn.Module]:
 
 
 class DirectChain:
-    """Linear layers with norms and activations, and their gradients. To be used inside `silent()`.
+    """Linear layers and norms, each with an activation or none after it, and their gradients. To be used inside `silent()`.
 
-    Args: layers: see DirectLayer. single: the only output is given without its axis: [B] in place of [B, 1].
+    Args: single: the only output is given without its axis: [B] in place of [B, 1].
     """
 
-    def __init__(self, layers: Sequence[AnyLayer], single: bool = False) -> None:
-        self.layers, self.single = layers, single
+    def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False) -> None:
+        self.layers, self.single = [layer for layer, _ in layers], single
+        self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
+        self._backward = [None if activation is None else activation.backward for _, activation in layers]
+        self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
+        """Whether gradients can be propagated: parameters are flattened, and the derivatives of activations follow from their outputs."""
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], products: Products, single: bool = False) -> DirectChain | None:
@@ -59,27 +63,29 @@ class DirectChain:
                 found[-1] = (found[-1][0], activation)
             else:
                 return None
-        last = len(found) - 1
-        built = [direct_layer(module, act, FLOAT32 if index == last else products) for index, (module, act) in enumerate(found)]
-        layers = [layer for layer in built if layer is not None]
-        return DirectChain(layers, single) if layers and len(layers) == len(built) else None
-
-    @property
-    def learns(self) -> bool:
-        """Whether gradients can be propagated: parameters are flattened, and the derivatives of activations follow from their outputs."""
-        return all(layer.grads and (layer.activation is None or layer.activation.backward) for layer in self.layers)
+        layers: list[tuple[AnyLayer, Activation | None]] = []
+        for index, (module, activation) in enumerate(found):
+            layer = direct_layer(module, products if index < len(found) - 1 else FLOAT32)
+            if layer is None:
+                return None
+            layers.append((layer, activation))
+        return DirectChain(layers, single) if layers else None
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs [B, O] of x float32 [B, I]."""
-        for layer in self.layers:
-            x = layer.forward(x)
+        for forward, activate in self._forward:
+            x = forward(x)
+            if activate is not None:
+                activate(x, x)
         return x[..., 0] if self.single else x
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Return the input of each layer, the first of which is x float32 [B, I], and the outputs [B, O]."""
         values = [x]
-        for layer in self.layers:
-            x = layer.forward(x)
+        for forward, activate in self._forward:
+            x = forward(x)
+            if activate is not None:
+                activate(x, x)
             values.append(x)
         return values
 
@@ -93,7 +99,9 @@ class DirectChain:
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
             assert grad_out is not None
-            grad_out = self.layers[index].backward(grad_out, values[index], values[index + 1], weights, ALL if index else columns)
+            if (derivative := self._backward[index]) is not None:
+                derivative(grad_out, values[index + 1])
+            grad_out = self.layers[index].backward(grad_out, values[index], weights, ALL if index else columns)
         return grad_out
 
 

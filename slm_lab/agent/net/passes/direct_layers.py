@@ -1,4 +1,4 @@
-"""Layers of the chains in direct.py: a linear layer or a norm with the activation after it, and their gradients."""
+"""Layers of the chains in direct.py: linear layers and norms, with their gradients. Activations are in activations.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.batch_renorm import BatchRenorm1d, corrections
-from slm_lab.agent.net.passes.activations import Activation
 from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import Products
@@ -23,17 +22,16 @@ SMALL_FORWARD = SMALL // 2
 
 
 class DirectLayer:
-    """A linear layer and the activation after it. Its arrays are views of the net's flat vectors (see FlatParams).
+    """A linear layer. Its arrays are views of the net's flat vectors (see FlatParams).
 
     Shapes: x [B, I], weight [O, I], bias [O]; of a stack of C layers x [C, B, I], weight [C, O, I], bias [C, 1, O].
 
-    Args: params, grads: weight and bias, and their gradients; without gradients there is no `backward`. activation: None if none follows.
-    products: how large products are computed.
+    Args: params, grads: weight and bias, and their gradients; without gradients there is no `backward`. products: how large products are
+    computed.
     """
 
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, products: Products) -> None:
-        self.params, self.grads, self.activation, self.products = [one.detach() for one in params], grads, activation, products
-        self._activate = None if activation is None else activation.forward
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], products: Products) -> None:
+        self.params, self.grads, self.products = [one.detach() for one in params], grads, products
         self.weight, bias = (one.numpy() for one in self.params)
         self.is_stack = self.weight.ndim == 3
         self.bias = bias if self.is_stack else bias[None]  # added to one row without broadcasting, in half the time
@@ -49,27 +47,24 @@ class DirectLayer:
     def of_critic(self, index: int) -> DirectLayer:
         """Return one layer of a stack."""
         params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
-        return DirectLayer(params, grads, self.activation, self.products)
+        return DirectLayer(params, grads, self.products)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs, in a new array."""
-        out: np.ndarray
         if x.shape[-2] <= self.small_forward_rows:
-            out = np.matmul(x, self.weight_t) if self.is_stack else x.dot(self.weight_t)  # dot takes two thirds of the time of matmul
+            out: np.ndarray = (
+                np.matmul(x, self.weight_t) if self.is_stack else x.dot(self.weight_t)
+            )  # dot takes two thirds of the time of matmul
             out += self.bias
-        else:
-            out = self.products.linear(torch.from_numpy(x), *self.params).numpy()
-        if self._activate is not None:
-            self._activate(out, out)
-        return out
+            return out
+        return self.products.linear(torch.from_numpy(x), *self.params).numpy()
 
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        """Propagate the gradient with respect to the outputs, which is modified.
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
+        """Propagate the gradient with respect to the outputs, which may be modified.
 
-        Args: x, out: input and outputs. weights: whether to add the gradients of weight and bias. columns: the columns of the input
-        whose gradient is returned; None: no gradient is returned.
+        Args: x: input. weights: whether to add the gradients of weight and bias. columns: the columns of the input whose gradient is
+        returned; None: no gradient is returned.
         """
-        _activation_backward(self.activation, grad, out)
         if grad.shape[-2] <= self.small_rows:
             if weights:
                 self.grad_weight += _product(grad.swapaxes(-1, -2), x)
@@ -91,13 +86,6 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return product
 
 
-def _activation_backward(activation: Activation | None, grad: np.ndarray, out: np.ndarray) -> None:
-    """Multiply the gradient of the outputs, in place, by the derivative of the activation."""
-    if activation is not None:
-        assert activation.backward is not None
-        activation.backward(grad, out)
-
-
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
     """Return the sum over rows: [O], or [C, 1, O] of a stack. A product with ones takes a quarter to half of the time of np.add.reduce."""
     ones = equal_numbers(1.0, grad.shape[-2])
@@ -105,21 +93,18 @@ def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
 
 
 class DirectNorm:
-    """Layer normalisation (arXiv:1607.06450) and the activation after it, with the interface of DirectLayer."""
+    """Layer normalisation (arXiv:1607.06450), with the interface of DirectLayer."""
 
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, eps: float) -> None:
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], eps: float) -> None:
         weight, bias = params
-        self.params, self.grads, self.activation = (weight.detach(), bias.detach()), grads, activation
+        self.params, self.grads = (weight.detach(), bias.detach()), grads
         self.shape, self.eps = list(weight.shape), eps
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         out: np.ndarray = torch.native_layer_norm(torch.from_numpy(x), self.shape, *self.params, self.eps)[0].numpy()
-        if self.activation is not None:
-            self.activation.forward(out, out)
         return out
 
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        _activation_backward(self.activation, grad, out)
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         grad_out, inputs = torch.from_numpy(grad), torch.from_numpy(x)
         _, mean, rstd = torch.native_layer_norm(inputs, self.shape, *self.params, self.eps)
         wanted = [columns is not None, weights, weights]
@@ -142,13 +127,13 @@ class BatchPass(NamedTuple):
 
 
 class DirectRenorm:
-    """Batch renormalisation (arXiv:1702.03275) and the activation after it, with the interface of DirectLayer.
+    """Batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
 
     In training mode each output row depends on all input rows: `backward` must get all rows of the last `forward` in this mode.
     """
 
-    def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor], activation: Activation | None) -> None:
-        self.module, self.grads, self.activation = module, grads, activation
+    def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
+        self.module, self.grads = module, grads
         self.params, self._moving = (module.weight.detach(), module.bias.detach()), (module.running_mean, module.running_var)
         self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
@@ -171,13 +156,9 @@ class DirectRenorm:
         else:
             scale_F = self._moving_scale()
             shift_F = self.bias - self.running_mean * scale_F
-        out = torch.addcmul(torch.from_numpy(shift_F), inputs, torch.from_numpy(scale_F)).numpy()
-        if self.activation is not None:
-            self.activation.forward(out, out)
-        return out
+        return torch.addcmul(torch.from_numpy(shift_F), inputs, torch.from_numpy(scale_F)).numpy()
 
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        _activation_backward(self.activation, grad, out)
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         batch, eps, (weight, _) = self._batch, self.module.eps, self.params
         grad_out, inputs, wanted = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
         if batch is not None and x is batch.x:
@@ -217,18 +198,18 @@ def is_supported(module: nn.Module) -> bool:
     return type(module) is BatchRenorm1d
 
 
-def direct_layer(module: nn.Module, activation: Activation | None, products: Products) -> AnyLayer | None:
-    """Return the layer of a supported module and the activation after it; None if its parameters are not on the CPU."""
+def direct_layer(module: nn.Module, products: Products) -> AnyLayer | None:
+    """Return the layer of a supported module; None if its parameters are not on the CPU."""
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = module.weight, module.bias
     if any(map(is_asynchronous, params)):
         return None
     grads = gradients(params)
     if isinstance(module, nn.LayerNorm):
-        return DirectNorm(params, grads, activation, module.eps)
+        return DirectNorm(params, grads, module.eps)
     if isinstance(module, BatchRenorm1d):
-        return DirectRenorm(module, grads, activation)
-    return DirectLayer(params, grads, activation, products)
+        return DirectRenorm(module, grads)
+    return DirectLayer(params, grads, products)
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:

@@ -85,7 +85,7 @@ def test_one_pass_learns_as_two_do(algorithm: dict[str, Any], next_step: bool, m
     for passes in (1, 2):
         agent = gathered(algorithm, "OnPolicyBatchReplay", next_step)
         if passes == 2:
-            monkeypatch.setattr("slm_lab.agent.algorithm.common.on_policy.one_pass", lambda *_: None)
+            monkeypatch.setattr("slm_lab.agent.algorithm.actor_critic.one_pass", lambda *_, **__: None)
         agent.update()
         weights.append(agent.algorithm.trainer.flat.param.clone())
     assert torch.allclose(weights[0], weights[1], atol=1e-6)

@@ -15,8 +15,7 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.net import q_critics
-from slm_lab.agent.net.passes import direct, fused
+from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.soft import reduction_gradient
 from slm_lab.agent.policy import acting
@@ -171,13 +170,10 @@ def learned(name: str, change: Change, updates_before: int, plain: bool) -> list
     with pytest.MonkeyPatch.context() as patch:
         for module, switch in (
             (direct, "DIRECT"),
-            (fused, "FUSED"),
-            (q_critics, "FUSED"),
             (acting, "NUMPY_ACTING"),
             (objective, "CLOSED_FORM"),
         ):
             patch.setattr(module, switch, not plain)
-        patch.setattr(fused, "FEWEST", 0)
         agent, action = agent_to_change(name)
         env = ToyEnv(info(3, action))
         if updates_before:

@@ -10,10 +10,10 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net import q_critics
-from slm_lab.agent.net.passes import direct, fused
+from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
+from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import acting
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
@@ -70,9 +70,9 @@ def test_a_policy_that_has_not_changed_has_no_divergence() -> None:
 
 
 def direct_passes(agent: Agent) -> list[Any]:
-    """Return the passes of the algorithm that need no graph; None where it has none."""
-    own = vars(agent.algorithm).get("_direct", ())
-    return [one.fast for one in (own if isinstance(own, tuple) else (own,)) if one is not None]
+    """Return the chains of the nets that learn; None where a net has none."""
+    trainers = [part for part in agent.algorithm.parts().values() if isinstance(part, Trainer)]
+    return [trainer.flat.module.direct.fast for trainer in trainers]  # type: ignore[union-attr]
 
 
 def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
@@ -96,14 +96,10 @@ def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
         (objective, "CLOSED_FORM", Case("PPO", "OnPolicyBatchReplay", "MLPNet")),
         (objective, "CLOSED_FORM", Case("PPO", "OnPolicyBatchReplay", "MLPNet", continuous=True)),
         (objective, "CLOSED_FORM", Case("ActorCritic", "OnPolicyBatchReplay", "MLPNet")),
-        (q_critics, "FUSED", Case("SoftActorCritic", "Replay", "MLPNet", continuous=True)),
-        (fused, "FUSED", Case("DQN", "Replay", "MLPNet")),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_fast_paths_agree_with_plain_torch(module: Any, switch: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    if module is fused:
-        monkeypatch.setattr(fused, "FEWEST", 0)
     fast, fast_agent = weights_after(case, 30)
     monkeypatch.setattr(module, switch, False)
     plain, agent = weights_after(case, 30)
@@ -114,9 +110,5 @@ def test_fast_paths_agree_with_plain_torch(module: Any, switch: str, case: Case,
         through_graph = case.algorithm in ("SARSA", "Random") or case.net == "DuelingMLPNet"
         assert any(direct_passes(fast_agent)) != through_graph
         assert not any(direct_passes(agent))
-    elif module is objective:
-        assert agent.algorithm.objective is None  # type: ignore[attr-defined]
-    elif module is fused:
-        assert agent.policy.net.actor_body.fused is None  # type: ignore[union-attr]
     else:
-        assert not agent.algorithm.critics.fused  # type: ignore[attr-defined]
+        assert agent.algorithm.closed_form is None  # type: ignore[attr-defined]

@@ -7,23 +7,17 @@ import pytest
 import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.passes import critic_passes, direct, direct_layers
-from slm_lab.agent.net.passes.critic_passes import DirectCritics, GraphCritics, SeparatePass, StackedPass
-from slm_lab.agent.net.passes.direct import (
-    DirectActionValues,
-    DirectActorCritic,
-    DirectMLP,
-    DirectOutputs,
-    direct_actor,
-)
+from slm_lab.agent.net.passes import critics as critic_passes
+from slm_lab.agent.net.passes import direct, direct_layers
+from slm_lab.agent.net.passes.activations import ACTIVATIONS
+from slm_lab.agent.net.passes.critics import CriticsPass
+from slm_lab.agent.net.passes.direct import DirectChain, DirectPass
 from slm_lab.agent.net.passes.direct_layers import SMALL, SMALL_ROWS, DirectLayer
-from slm_lab.agent.net.passes.fused import ACTIVATIONS
-from slm_lab.agent.net.passes.validity import FastPass, Guard
-from slm_lab.agent.net.q_critics import SeparateCritics, build_critics
+from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.arrays import array, silent
+from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.linear import Products
-from slm_lab.agent.ops.passes import GraphPass
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
@@ -39,7 +33,9 @@ CONTINUOUS, DISCRETE = ActionSpace("continuous", (), 2), ActionSpace("discrete",
 def build(rows: int = 150, critic: bool = True, **keys: Any) -> tuple[ActorCriticNet, FlatParams, torch.Tensor]:
     torch.manual_seed(2)
     net = ActorCriticNet(MLPNetSpec.model_validate({"name": "MLPNet", "hid_layers": [160, 144], **keys}), VECTOR, 3, critic=critic)
-    return net, FlatParams(net), torch.randn(rows, 5)
+    flat = FlatParams(net)
+    net.use_direct(flat)
+    return net, flat, torch.randn(rows, 5)
 
 
 def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
@@ -56,7 +52,11 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
         {},
         {"hid_layers": [7]},
         {"layer_norm": True},
-        *({"hid_layers_activation": kind.__name__.lower(), "out_layer_activation": "tanh"} for kind in ACTIVATIONS),
+        *(
+            {"hid_layers_activation": kind.__name__.lower(), "out_layer_activation": "tanh"}
+            for kind, one in ACTIVATIONS.items()
+            if one.backward
+        ),
     ],
     ids=str,
 )
@@ -67,9 +67,7 @@ def test_outputs_and_gradients_are_those_of_autograd(
     monkeypatch.setattr(direct_layers, "SMALL_ROWS", 512 if small else 0)
     net, flat, obs = build(**keys)
     for body in net.bodies:
-        body.products = products
-    passes = DirectActorCritic.of(net)
-    assert passes is not None
+        body.products.onednn = products.onednn
     flat.param.add_(torch.rand_like(flat.param), alpha=0.1)
     grad_params, grad_value, some = torch.randn(150, 3), torch.randn(150), np.array([0, 3, 149])
     outputs = net(obs)
@@ -77,11 +75,11 @@ def test_outputs_and_gradients_are_those_of_autograd(
     torch.autograd.backward([x[some] for x in net(obs)], [grad_params[some], grad_value[some]])
     expected = flat.grad.clone()
     flat.grad.zero_()
-    found, again = passes.record(obs.numpy()), passes.record(obs.numpy())
-    assert found is not None
-    assert again is not None
+    found, again = net.forward_pass(obs), net.forward_pass(obs)
+    assert isinstance(found, DirectPass)
     near(found.values[0], outputs[0])
     near(found.values[1], outputs[1])
+    near(net.values(obs), outputs[1])
     found.backward(grad_params.numpy().copy(), grad_value.numpy().copy())
     again = again.select(slice(150)).select(some)
     assert again.values[0].shape == (3, 3)
@@ -93,7 +91,7 @@ def test_which_products_are_small() -> None:
     def rows(*sizes: int) -> int:
         net = torch.nn.Sequential(torch.nn.Linear(*sizes))
         flat = FlatParams(net)
-        mlp = DirectMLP.from_modules(list(net), Products())
+        mlp = DirectChain.from_modules(list(net), Products())
         assert mlp is not None
         assert isinstance(mlp.layers[0], DirectLayer)
         return mlp.layers[0].small_rows if flat.size else 0
@@ -110,10 +108,12 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: p
         monkeypatch.setattr(direct, "DIRECT", on)
         agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
         passes: list[Any] = []
-        forward = agent.algorithm.forward
-        agent.algorithm.forward = lambda batch, own=forward, seen=passes: seen.append(own(batch)) or seen[-1]
+        net = agent.algorithm.net
+        forward_pass = net.forward_pass
+        net.forward_pass = lambda *args, own=forward_pass, seen=passes, **kwargs: seen.append(own(*args, **kwargs)) or seen[-1]
         metrics = agent.update()
-        assert {type(one) for one in passes} == {direct.DirectPass if on else GraphPass}
+        assert passes
+        assert all(isinstance(one, DirectPass if on else GraphPass) for one in passes)
         after.append((metrics.loss, metrics.grad_norm, agent.weights()))
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-5)
     for name, value in after[0][2].items():
@@ -182,6 +182,19 @@ def critic_specs(action: ActionSpace) -> dict[str, NetSpec]:
     }
 
 
+def both_passes(
+    critics: QCritics, flat: FlatParams, obs: torch.Tensor, actions: torch.Tensor | None, **how: bool
+) -> tuple[CriticsPass, GraphPass]:
+    """Return the pass without a graph, and the one through the modules."""
+    graph = critics.forward_pass(obs, actions, **how)
+    critics.use_direct(flat)
+    direct_pass = critics.forward_pass(obs, actions, **how)
+    critics.direct = direct.FastPass()
+    assert isinstance(graph, GraphPass)
+    assert isinstance(direct_pass, CriticsPass)
+    return direct_pass, graph
+
+
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "stacked"])
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("name", critic_specs(CONTINUOUS))
@@ -193,10 +206,8 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
     flat = FlatParams(critics)
     flat.param.add_(torch.rand_like(flat.param), alpha=0.1)
     obs, actions = torch.randn(21, 5), torch.randn(21, 2) if action is CONTINUOUS else None
-    ours, graph = DirectCritics.of(critics), GraphCritics(critics)
-    assert ours is not None
-    found, expected = ours.record(obs, actions), graph.record(obs, actions)
-    assert type(found) is (SeparatePass if apart or isinstance(critics, SeparateCritics) else StackedPass)
+    found, expected = both_passes(critics, flat, obs, actions)
+    assert found._is_stack != (apart or isinstance(critics, SeparateCritics))
     near(found.values[0], expected.values[0])
     grads = []
     for one in (found, expected):
@@ -209,7 +220,7 @@ def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bo
     flat.grad.zero_()
     some = (torch.arange(21) % 3 == 0).float()
     for grad_q in (torch.stack((some, 1.0 - some)), torch.stack((torch.ones(21), torch.zeros(21))), torch.randn(2, 21)):
-        own, theirs = (one.record(obs, actions, for_action_grad=True).action_grad(grad_q.clone()) for one in (ours, graph))
+        own, theirs = (one.input_grad(grad_q.clone()) for one in both_passes(critics, flat, obs, actions, for_action_grad=True))
         near(own, theirs)
     assert not flat.grad.any(), "weights take no gradient"
     assert all(parameter.requires_grad for parameter in critics.parameters())
@@ -237,21 +248,21 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
         pairs.append((critics.train(training), flat))
     (critics, flat), (others, other) = pairs
     assert len(flat.buffer)
-    ours, graph = DirectCritics.of(critics), GraphCritics(others)
-    assert ours is not None
+    critics.use_direct(flat)
     for rows in (21, 8, 1, 21, 8, 21):
         obs, actions = 3.0 + torch.randn(rows, 5), torch.randn(rows, 2) if action is CONTINUOUS else None
-        found, expected = ours.record(obs, actions), graph.record(obs, actions)
+        found, expected = critics.forward_pass(obs, actions), others.forward_pass(obs, actions)
+        assert isinstance(found, CriticsPass)
         near(found.values[0], expected.values[0])
         weights = torch.randn(expected.values[0].shape)
         for one in (found, expected):
-            one.backward(weights.clone())  # type: ignore[attr-defined]
+            one.backward(weights.clone())
         near(flat.grad, other.grad)
         torch.testing.assert_close(flat.buffer, other.buffer)
         if actions is not None and not training:  # the actor's step has critics in evaluation mode
             some = (torch.arange(rows) % 3 == 0).float()
             for grad_q in (torch.stack((some, 1.0 - some)), torch.stack((some * 0.0, 1.0 - some)), torch.randn(2, rows)):
-                own, theirs = (one.record(obs, actions, for_action_grad=True).action_grad(grad_q.clone()) for one in (ours, graph))
+                own, theirs = (one.forward_pass(obs, actions, for_action_grad=True).input_grad(grad_q.clone()) for one in (critics, others))
                 near(own, theirs)
         torch.testing.assert_close(flat.buffer, other.buffer)
     assert flat.buffer.equal(FlatParams(build_critics(arc(*RENORM), VECTOR, action)).buffer) != training
@@ -259,47 +270,48 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
 
 def test_batch_statistics_belong_to_one_pass() -> None:
     critics = build_critics(arc(*RENORM), VECTOR, DISCRETE)
-    flat, ours, obs, other = FlatParams(critics), DirectCritics.of(critics), torch.randn(4, 5), torch.randn(4, 5)
-    assert ours is not None
+    flat, obs, other = FlatParams(critics), torch.randn(4, 5), torch.randn(4, 5)
+    critics.use_direct(flat)
     start, grads = flat.buffer.clone(), []
     for between in (False, True):  # a pass in evaluation mode leaves the batch statistics
         flat.buffer.copy_(start)
         flat.grad.zero_()
-        passed = ours.record(obs, None)
+        passed = critics.forward_pass(obs, None)
         if between:
             critics.eval()
-            ours.record(other, None)
+            critics.forward_pass(other, None)
             critics.train()
         passed.backward(torch.ones(2, 4, 3))
         grads.append(flat.grad.clone())
     assert torch.equal(*grads)
-    passed = ours.record(obs, None)
-    ours.record(other, None)  # one in training mode does not
+    passed = critics.forward_pass(obs, None)
+    critics.forward_pass(other, None)  # one in training mode does not
     with pytest.raises(AssertionError, match="last forward pass"):
         passed.backward(torch.ones(2, 4, 3))
 
 
 @pytest.mark.parametrize("rows", [20, 700])
-def test_values_of_the_actions_taken(rows: int) -> None:
+def test_action_values(rows: int) -> None:
     torch.manual_seed(0)
     net = QNet(MLPNetSpec(name="MLPNet", hid_layers=[16]), VECTOR, (3,))
-    flat, obs, action, grad_q = FlatParams(net), torch.randn(rows, 5), torch.randint(3, (rows,)), torch.randn(rows)
-    mlp = direct_actor(net.actor_body, net.actor_head)
-    assert mlp is not None
-    expected = net.critic(obs).gather(1, action.unsqueeze(1)).squeeze(1)
+    flat, obs, grad_q = FlatParams(net), torch.randn(rows, 5), torch.randn(rows, 3)
+    net.use_direct(flat)
+    expected = net.critic(obs)
     expected.backward(grad_q)
     grad = flat.grad.clone()
     flat.grad.zero_()
-    found = DirectActionValues(mlp, obs, action)
+    found = net.forward_pass(obs)
+    assert isinstance(found, DirectPass)
     near(found.values[0], expected)
+    near(net.values(obs), expected)
     found.backward(grad_q.numpy())
     near(flat.grad, grad)
 
 
 @pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook", "hook of the body", "hook of the head"])
 def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
-    net, flat, _ = build()
-    passes = FastPass(DirectActorCritic.of(net), Guard(net.modules(), flat))
+    net, *_ = build()
+    passes = net.direct
     assert passes.get() is not None
     if change == "frozen":
         net.critic_parameters()[0].requires_grad_(False)
@@ -318,25 +330,22 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
 
 @pytest.mark.parametrize("keys", [{"shared": True}, {"hid_layers_activation": "elu"}, {"batch_norm": True}], ids=str)
 def test_other_nets_take_a_graph(keys: dict[str, Any]) -> None:
-    net, flat, _ = build(**keys)
-    assert DirectActorCritic.of(net) is None
-    del flat
+    net, *_ = build(**keys)
+    assert net.direct.fast is None
 
 
 def test_recurrent_nets_and_nets_that_are_not_flattened_take_a_graph() -> None:
-    assert DirectActorCritic.of(ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)) is None
-    net = ActorCriticNet(RecurrentNetSpec(name="RecurrentNet"), VECTOR, 3)
-    flat = FlatParams(net)
-    assert DirectActorCritic.of(net) is None
-    del flat
+    plain = ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)
+    recurrent = ActorCriticNet(RecurrentNetSpec(name="RecurrentNet"), VECTOR, 3)
+    for net, vector in ((plain, FlatParams(torch.nn.Linear(2, 2))), (recurrent, FlatParams(recurrent))):
+        net.use_direct(vector)
+        assert net.direct.fast is None
 
 
 def test_an_actor_alone_has_values_of_zero() -> None:
     net, flat, obs = build(critic=False)
-    passes = DirectActorCritic.of(net)
-    assert passes is not None
-    found = passes.record(obs.numpy())
-    assert found is not None
+    found = net.forward_pass(obs)
+    assert isinstance(found, DirectPass)
     assert not found.values[1].any()
     grad_params = torch.randn(150, 3)
     net.actor(obs).backward(grad_params)
@@ -349,18 +358,17 @@ def test_an_actor_alone_has_values_of_zero() -> None:
 def test_products_in_bfloat16_are_near() -> None:
     """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
     net, flat, obs = build(dtype="bfloat16")
-    mlp = direct_actor(net.actor_body, net.actor_head)
+    (mlp, _) = net.direct.fast or (None, None)
     assert mlp is not None
     assert [isinstance(layer, DirectLayer) and layer.products.bfloat16 for layer in mlp.layers] == [True, True, False]
     assert [isinstance(layer, DirectLayer) and layer.small_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:
         body.products = Products()
-        vars(body).pop("fused", None)
     expected, grad_out = net.actor(obs), torch.randn(150, 3)
     expected.backward(grad_out)
     grad = flat.grad.clone()
     flat.grad.zero_()
-    found = DirectOutputs(mlp, obs)
+    found = DirectPass([mlp], obs.numpy())
     near(found.values[0], expected, 2e-2)
     found.backward(grad_out.clone())
     assert float((flat.grad - grad).norm() / grad.norm()) < 5e-2
@@ -368,13 +376,11 @@ def test_products_in_bfloat16_are_near() -> None:
 
 def test_numbers_that_are_not_finite_raise_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     net, flat, obs = build(hid_layers=[8], rows=5)
-    passes = DirectActorCritic.of(net)
-    assert passes is not None
     for size in (torch.nan, 1e38):
         flat.param.fill_(size).neg_()
         with silent():
-            found = passes.record(obs.numpy())
-            assert found is not None
-            found.backward(found.values[0].copy(), found.values[1].copy())
+            found = net.forward_pass(obs)
+            assert isinstance(found, DirectPass)
+            found.backward(*(value.copy() for value in found.values))
         assert not flat.grad.isfinite().all()
     assert not recwarn.list

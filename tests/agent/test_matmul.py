@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from slm_lab.agent.build import check_arithmetic
 from slm_lab.agent.net import matmul
 from slm_lab.agent.net.body import Body, build_body
 from slm_lab.agent.net.matmul import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
-from slm_lab.agent.net.passes.fused import FusedMLP
 from slm_lab.agent.net.q_critics import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, Products
@@ -26,7 +26,7 @@ from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info, spec
-from tests.agent.test_fused import all_grads, chain_of
+from tests.agent.test_linear import all_grads, chain_of
 
 ONEDNN, BFLOAT16 = Products(onednn=ONEDNN_LEAST), Products(bfloat16=True)
 LEAST = ONEDNN_LEAST
@@ -118,8 +118,7 @@ def with_matmul(toy: Spec, asked: str) -> Spec:
 def test_large_products_are_those_of_the_modules(size: int, products: list[tuple[int, ...]]) -> None:
     """Forward and both gradients, each by oneDNN if all its sizes suffice."""
     net = chain_of(nn.Tanh, [size, 160, size, 24])
-    mlp = FusedMLP.from_module(net, ONEDNN)
-    assert mlp is not None
+    mlp = partial(ONEDNN.run, net)
     x, grad = torch.randn(200, size, requires_grad=True), torch.randn(200, 24)
     assert_near(all_grads(mlp, x, list(net.parameters()), grad), all_grads(net, x, list(net.parameters()), grad))
     two_layers = 2 * [(200, size, 160), (200, 160, size), (size, 200, 160)]  # outputs and gradients of inputs; of weights
@@ -131,8 +130,6 @@ def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tup
     """Nets that torch computes module by module, if MKL is chosen."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(160, 160), kind, nn.ReLU(), nn.Linear(160, 160), nn.Tanh())
-    assert FusedMLP.from_module(net) is None
-    assert Body(nn.Sequential(nn.Flatten(), nn.Linear(8, 8)), 8).fused is None
     body = Body(net, 160)
     body.products = ONEDNN
     x, grad = torch.randn(200, 10, 16, requires_grad=True), torch.randn(200, 160)
@@ -154,7 +151,6 @@ def test_critics(activation: str, products: list[tuple[int, ...]]) -> None:
     expected = torch.autograd.grad(critics(obs, action), wanted, grad)
     assert not products
     critics.products = ONEDNN
-    vars(critics).pop("fused", None)
     assert_near(torch.autograd.grad(critics(obs, action), wanted, grad), expected)
     assert len(products) == 2 * 2 * 3
 
@@ -208,8 +204,7 @@ def rounded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def test_products_are_rounded_and_all_else_is_float32() -> None:
     net = chain_of(nn.Tanh, [6, 16, 4])
-    mlp = FusedMLP.from_module(net, BFLOAT16)
-    assert mlp is not None
+    mlp = partial(BFLOAT16.run, net)
     first, second = net[0], net[2]
     x, grad = torch.randn(9, 6, requires_grad=True), torch.randn(9, 4)
     ours = all_grads(mlp, x, list(net.parameters()), grad)
@@ -230,9 +225,7 @@ def test_second_derivatives() -> None:
     net, grads = chain_of(nn.Tanh, [4, 16, 2]), []
     x = torch.randn(20, 4, requires_grad=True)
     for products in (BFLOAT16, FLOAT32):
-        mlp = FusedMLP.from_module(net, products)
-        assert mlp is not None
-        (first,) = torch.autograd.grad(mlp(x).sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(products.run(net, x).sum(), x, create_graph=True)
         grads.append(torch.autograd.grad(first.square().sum(), net[0].weight)[0])
     assert 0 < (grads[0] - grads[1]).abs().max() < 0.05 * grads[1].abs().max()
 
@@ -250,8 +243,8 @@ def test_fully_connected_bodies(changes: dict[str, Any], monkeypatch: pytest.Mon
     seen: list[torch.dtype] = []
     body.layers[1].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     out = body(x)
-    assert (out.dtype, seen) == (torch.float32, [torch.bfloat16])
-    torch.testing.assert_close(out, expected, rtol=0.05, atol=0.05)
+    assert (out.dtype, seen) == (torch.float32, [torch.float32])
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
 
 
 def test_convolutions() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.passes.in_place import IN_PLACE
+from slm_lab.agent.net.passes.activations import ACTIVATIONS
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ObservationSpace
@@ -31,7 +31,7 @@ def obs(space: ObservationSpace, *batch: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(rng.normal(size=(*batch, *space.shape)).astype(np.float32))
 
 
-@pytest.mark.parametrize("activation", [kind.__name__ for kind in IN_PLACE])
+@pytest.mark.parametrize("activation", [kind.__name__ for kind in ACTIVATIONS])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
     spec = MLPNetSpec(name="MLPNet", hid_layers=[16, 8], hid_layers_activation=activation.lower(), layer_norm=layer_norm)

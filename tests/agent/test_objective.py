@@ -15,7 +15,7 @@ from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Beta, Categorical, Normal
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, policy_gradient_loss
-from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective
+from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective, Terms, differentiate
 from slm_lab.lib.records import ActionSpace
 
 B = 64
@@ -40,8 +40,8 @@ def rows(distribution: ActionDistribution) -> dict[str, Tensor]:
     advantage[5:9] = 0.0
     value, target = (torch.tensor(rng.normal(size=B), dtype=torch.float32) for _ in range(2))
     return {
-        "params": params.requires_grad_(),
-        "value": value.requires_grad_(),
+        "params": params,
+        "value": value,
         "action": torch.from_numpy(action),
         "old": old,
         "advantage": advantage,
@@ -49,22 +49,24 @@ def rows(distribution: ActionDistribution) -> dict[str, Tensor]:
     }
 
 
-def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs) -> tuple[Tensor, ...]:
-    logp, entropy = distribution.evaluate(row["params"], row["action"])
+def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs, params: Tensor, value: Tensor) -> Terms:
+    logp, entropy = distribution.evaluate(params, row["action"])
     if coefs.clip_eps is None:
         policy_loss = policy_gradient_loss(logp, row["advantage"])
     else:
         policy_loss = clipped_surrogate_loss(logp, row["old"], row["advantage"], coefs.clip_eps)
-    value, target = row["value"], row["target"]
+    target = row["target"]
     if coefs.value_std is not None:
         value, target = ((x / coefs.value_std).clamp(-VALUE_LIMIT, VALUE_LIMIT) for x in (value, target))
     value_loss = F.mse_loss(value, target)
     loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy.mean()
-    return loss, policy_loss, value_loss, entropy.mean(), logp
+    return Terms(loss, policy_loss, value_loss, entropy.mean(), logp)
 
 
 def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs, weight: float = 1.0) -> Any:
-    return Objective(distribution)(*(column.detach().numpy() for column in row.values()), coefs, weight)
+    params, value, *others = row.values()
+    with silent():
+        return Objective(distribution)((params, value), *others, coefs, weight)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -76,35 +78,36 @@ def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
 def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> None:
     distribution = DISTRIBUTIONS[name]()
     row = rows(distribution)
-    inputs = [row["params"], row["value"], *([distribution.log_std] if name == "free Normal" else [])]
-    expected = by_autograd(distribution, row, coefs)
-    terms, *grads = closed_form(distribution, row, coefs, 1.7)
-    for ours, theirs in zip(terms, expected, strict=True):
-        torch.testing.assert_close(torch.as_tensor(ours, dtype=torch.float32), theirs.detach(), rtol=2e-5, atol=2e-5, check_dtype=False)
-    for ours, theirs in zip(grads, torch.autograd.grad(1.7 * expected[0], inputs), strict=False):
-        torch.testing.assert_close(torch.from_numpy(ours), theirs, rtol=1e-4, atol=1e-6)
-    assert (grads[2] is None) == (name != "free Normal")
+    outputs = row["params"], row["value"]
+    theirs = differentiate(lambda params, value: by_autograd(distribution, row, coefs, params, value), outputs, 1.7)
+    ours = closed_form(distribution, row, coefs, 1.7)
+    for one, other in zip(ours.terms, theirs.terms, strict=True):
+        torch.testing.assert_close(torch.as_tensor(one, dtype=torch.float32), other, rtol=2e-5, atol=2e-5, check_dtype=False)
+        assert not other.requires_grad
+    grads = [*ours.outputs, *([ours.log_std_D] if name == "free Normal" else [])]
+    expected = [*theirs.outputs, *([distribution.log_std.grad] if name == "free Normal" else [])]
+    for one, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(one), other, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_add_up_over_microbatches() -> None:
-    distribution = Categorical(DISCRETE)
-    row, coefs = rows(distribution), Coefs(0.5, 0.01)
-    whole = closed_form(distribution, row, coefs).grad_params_BP
+    distribution, coefs = Categorical(DISCRETE), Coefs(0.5, 0.01)
+    row = rows(distribution)
+    whole = closed_form(distribution, row, coefs).outputs
     parts = []
     for part in (slice(0, 16), slice(16, B)):
-        weight = (part.stop - part.start) / B
-        parts.append(closed_form(distribution, {name: column[part] for name, column in row.items()}, coefs, weight).grad_params_BP)
-    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-6, atol=1e-8)
+        some = {name: column[part] for name, column in row.items()}
+        parts.append(closed_form(distribution, some, coefs, (part.stop - part.start) / B).outputs)
+    for one, *others in zip(whole, *parts, strict=True):
+        np.testing.assert_allclose(np.concatenate(others), one, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("bad", ["params", "advantage", "target"])
 def test_what_is_not_finite_is_not_finite_in_the_loss(bad: str, recwarn: pytest.WarningsRecorder) -> None:
     distribution = Categorical(DISCRETE)
     row = rows(distribution)
-    row[bad] = row[bad].detach().clone()
     row[bad][3] = float("nan")
-    with silent():
-        assert not math.isfinite(closed_form(distribution, row, Coefs(0.5, 0.01, clip_eps=0.2)).terms.loss)
+    assert not math.isfinite(closed_form(distribution, row, Coefs(0.5, 0.01, clip_eps=0.2)).terms.loss)
     assert not recwarn.list
 
 

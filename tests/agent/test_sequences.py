@@ -12,7 +12,7 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning
 from slm_lab.agent.net.q_net import QNet
-from slm_lab.agent.ops.arrays import tensor
+from slm_lab.agent.ops.targets import action_value, action_value_gradient
 from slm_lab.agent.replay.sequences import PrioritizedSequenceReplay, SequenceBatch, SequenceReplay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, ObservationSpace, VecStep
@@ -160,7 +160,7 @@ def test_values_and_targets_by_hand(name: str, cell: str) -> None:
     found = there(memory, history)
     batch = memory.batch(np.array([place(memory, n, k) for n, k in found]))
     values, target_B = algorithm._unrolled(batch)
-    q_B = tensor(values.values[0])
+    q_B = action_value(values.values[0], batch.action_B)
     cut = 0
     for m, (n, k) in enumerate(found):
         rows = history[n][k + 3 : k + memory.window]
@@ -176,7 +176,7 @@ def test_values_and_targets_by_hand(name: str, cell: str) -> None:
             cut += not step.terminated and t + 1 < len(rows) and rows[t + 1].first
     assert cut > 3, "truncations inside sequences"
     assert not target_B.requires_grad
-    values.backward(torch.ones_like(q_B))
+    values.backward(action_value_gradient(values.values[0], batch.action_B, torch.ones_like(q_B)))
     assert algorithm.trainer.flat.grad.any()
 
 
@@ -192,8 +192,9 @@ def test_an_episode_end_separates() -> None:
             step = VecStep(np.ones(1, np.float32), no, cut, after, after, cut, ~no, [])
             out = ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32))
             memory.add(obs, np.array([t == 2]), np.full((1, 5), 0.3, np.float32), out, step)
-        values, target_B = algorithm._unrolled(memory.batch(np.array([0])))
-        results.append((tensor(values.values[0]), target_B))
+        batch = memory.batch(np.array([0]))
+        values, target_B = algorithm._unrolled(batch)
+        results.append((action_value(values.values[0], batch.action_B), target_B))
     (q, target), (other_q, other_target) = results
     assert not torch.allclose(q[:2], other_q[:2])
     assert not torch.allclose(target[:2], other_target[:2])
@@ -212,8 +213,8 @@ def test_burn_in_reaches_the_loss_through_the_state_only() -> None:
     def gradient(batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         algorithm.net.zero_grad()
         values, _ = algorithm._unrolled(batch)
-        q_B = tensor(values.values[0])
-        values.backward(2.0 * q_B)
+        q_B = action_value(values.values[0], batch.action_B)
+        values.backward(action_value_gradient(values.values[0], batch.action_B, 2.0 * q_B))
         return q_B, torch.cat([p.grad.flatten() for p in algorithm.net.parameters() if p.grad is not None])
 
     with torch.no_grad():
@@ -293,7 +294,7 @@ def test_the_step_weighs_sequences_and_tells_errors() -> None:
     batch = memory.batch(np.array([0, 3, 4]), np.array([1.0, 0.5, 0.25], np.float32))
     with torch.no_grad():
         values, target_B = algorithm._unrolled(batch)
-    error_LM = (target_B - tensor(values.values[0])).view(4, 3)
+    error_LM = (target_B - action_value(values.values[0], batch.action_B)).view(4, 3)
     algorithm.meter.begin()
     algorithm._step(batch)
     expected = (error_LM.square().mean(0) * torch.tensor([1.0, 0.5, 0.25])).mean()

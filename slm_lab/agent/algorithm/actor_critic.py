@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, Values, critic_outputs
+from slm_lab.agent.rollout.minibatch import Batch, Minibatch, Values, critic_outputs, one_pass
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import ActorCriticSpec
@@ -34,11 +33,12 @@ class ActorCritic(PolicyGradient):
             return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
-        values = self.one_pass(rollout)
-        if values is None:
-            values = critic_outputs(self.net, rollout, self.seq_len, self.spec.with_vtrace, self.state_values)
-        rows: Any = rollout.arrays if isinstance(values.output_TN, np.ndarray) else rollout
-        return Batch(rows, values, *self._advantages(rows, values), self.seq_len)
+        # advantages are computed in evaluation mode: a net with layers that have modes needs another pass to learn from
+        found = None if self.trainer.mode_layers else one_pass(self.net, rollout, graph=self.closed_form is None)
+        if found is None:
+            found = rollout, critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
+        steps, values = found
+        return Batch(steps, values, *self._advantages(steps, values), self.seq_len)
 
     def _advantages(self, rollout: Rollout[A], values: Values[A]) -> tuple[A, A]:
         """Return advantages as the policy loss weights them, and the targets of the critic."""
@@ -70,7 +70,7 @@ class ActorCritic(PolicyGradient):
     def _add_loss(self, batch: Minibatch[Any], weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
         coefs = Coefs(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef, value_std=self.value_std)
-        terms = self.accumulate_gradient(batch, lambda params, value: self._objective(params, value, batch, entropy_coef), coefs, weight)
+        terms = self.propagate(lambda params_BP, value_B: self._objective(params_BP, value_B, batch, entropy_coef), batch, coefs, weight)
         self.meter.report_loss(terms.loss, weight, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
 
     def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
@@ -79,4 +79,4 @@ class ActorCritic(PolicyGradient):
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
         value_loss = self.value_loss(self.scaled(value_B), self.scaled(batch.target_B))
         loss = torch.add(self.spec.policy_loss_coef * policy_loss, value_loss, alpha=self.spec.val_loss_coef)
-        return Terms(torch.sub(loss, entropy, alpha=entropy_coef), policy_loss, value_loss, entropy, logp_B.detach())
+        return Terms(torch.sub(loss, entropy, alpha=entropy_coef), policy_loss, value_loss, entropy, logp_B)

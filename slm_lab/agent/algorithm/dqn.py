@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.meter import GradientMeter
-from slm_lab.agent.algorithm.common.regression_losses import ValueLoss
 from slm_lab.agent.algorithm.common.target import TargetNet
-from slm_lab.agent.net.passes.direct import DirectActionValues, DirectMLP, direct_actor
-from slm_lab.agent.net.passes.validity import FastPass, Guard
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
+from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.diagnostics import value_diagnostics
-from slm_lab.agent.ops.passes import GraphPass, Pass
-from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value, one_step_target
+from slm_lab.agent.ops.regression import ValueLoss
+from slm_lab.agent.ops.targets import (
+    action_value,
+    action_value_gradient,
+    by_component,
+    double_q_value,
+    from_components,
+    max_value,
+    one_step_target,
+)
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.acting import fast_values
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch, SequenceReplay
 from slm_lab.agent.rollout.minibatch import Batch, critic_outputs
@@ -94,16 +97,13 @@ class QLearning(ValueLearning):
 
     def build(self) -> None:
         super().build()
+        self.net.use_direct(self.trainer.flat)
         self.next_value = next(value for model, value in NEXT_VALUES.items() if isinstance(self.spec, model))
         if self.spec.has_target:
             target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec)
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
-        # without gradients, for targets
-        self._guard = Guard(self.net.modules(), self.trainer.flat)
-        self.values = self.target_values = fast_values(self.net, self.memory.batch_size, self._guard)
-        if self.target is not None:
-            guard = Guard(self.target.net.modules(), self.trainer.flat, data=True)
-            self.target_values = fast_values(self.target.net, self.memory.batch_size, guard)
+            target.use_direct(self.trainer.flat, data=True)
+        self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
@@ -118,35 +118,23 @@ class QLearning(ValueLearning):
         if self.target is not None and self.target.due(self.clock.global_frame):
             self.target.update()
 
-    @cached_property
-    def _direct(self) -> FastPass[DirectMLP]:
-        """The net without a graph. Built at first use: `products` is set after the net is built."""
-        plain = self.net.value_head is None and self.info.action.kind == "discrete"
-        direct = direct_actor(self.net.actor_body, self.net.actor_head) if plain else None
-        return FastPass(direct, self._guard)
-
-    def _action_values(self, batch: Transitions) -> Pass:
-        """Return the pass whose outputs are Q(s, a) [B], or [B, D] for a multi-discrete action with D components."""
-        direct = self._direct.get()
-        if direct is None:
-            return GraphPass(action_value(self._each(self.net.critic(batch.obs_B)), batch.action_B))
-        return DirectActionValues(direct, batch.obs_B, batch.action_B)
-
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
-        target_B: Tensor | np.ndarray
         if isinstance(batch, SequenceBatch):
             outputs, target_B = self._unrolled(batch)
         else:
             target_B = self._targets(batch)
-            outputs = self._action_values(batch)
-        (q_B,) = outputs.values
+            outputs = self.net.forward_pass(batch.obs_B)
+        (q_BA,) = outputs.values
+        q_each = self._each(q_BA)
+        action_B = like(q_each, batch.action_B)
+        q_B: Any = action_value(q_each, action_B)
         weight_B = batch.weight_B  # arXiv:1511.05952, Algorithm 1, line 13
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
         weights = None if weight_B is None else like(q_B, weight_B)
         loss, grad_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
-        outputs.backward(grad_q_B)
+        outputs.backward(self._joined(action_value_gradient(q_each, action_B, grad_q_B)))
         if self.memory.prioritized:
             error_B = tensor(target_B) - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
@@ -155,7 +143,7 @@ class QLearning(ValueLearning):
         self.meter.report(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
-    def _targets(self, batch: Transitions) -> Tensor | np.ndarray:
+    def _targets(self, batch: Transitions) -> Any:
         if self.target is not None:
             self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are valued as they would be when acting
@@ -168,6 +156,10 @@ class QLearning(ValueLearning):
         """Return the values of a multi-discrete action with D components as [..., D, A]; those of a discrete action unchanged."""
         return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
+    def _joined(self, grad: Any) -> Any:
+        """Return the gradient of all values [..., A], given that of `_each`."""
+        return grad if self.info.action.kind == "discrete" else from_components(grad, self.info.action.nvec)
+
     def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the targets [B]; [B, D] for D components of an action, each with the whole reward and the value of its own next choice."""
         reward_B, terminated_B = like(next_value_B, batch.reward_B), like(next_value_B, batch.terminated_B)
@@ -176,7 +168,9 @@ class QLearning(ValueLearning):
         return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
 
     def _unrolled(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
-        """Return Q(s, a) and targets [B] over sequences; each net begins from the stored state with its own burn-in.
+        """Return the pass over sequences, whose output is Q(s, ·) [B, A], and targets [B].
+
+        Each net begins from the stored state with its own burn-in.
 
         Kapturowski et al. 2019 (R2D2), section 3; with the plain return of one step and rewards as they are.
         """
@@ -187,8 +181,7 @@ class QLearning(ValueLearning):
             next_value_B = self.next_value(
                 lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(self._target_unrolled(batch)))
             )
-        q_B = action_value(self._each(batch.now(q_SA)), batch.action_B)
-        return GraphPass(q_B), self._bootstrapped(batch, next_value_B)
+        return GraphPass(batch.now(q_SA)), self._bootstrapped(batch, next_value_B)
 
     def _target_unrolled(self, batch: SequenceBatch) -> Tensor:
         assert self.target is not None

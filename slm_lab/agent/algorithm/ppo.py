@@ -56,7 +56,7 @@ class PPO(PolicyGradient):
     def _with_advantages(self, rollout: Rollout) -> tuple[Batch, float]:
         """Return the rollout with advantages Â (eq. 11) and value targets, and the variance of returns that the critic explains."""
         spec, valid_TN = self.spec, rollout.valid_TN
-        values = critic_outputs(self.net, rollout, self.seq_len, spec.with_vtrace, self.state_values)
+        values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN = values.output_TN
         rows = (rollout.reward_TN, value_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN)
         if spec.with_vtrace:  # not weighted by ρ: the surrogate contains the ratio to the policy that acted
@@ -80,10 +80,13 @@ class PPO(PolicyGradient):
         if self.deviation is not None:
             self.deviation.update(symlog(batch.target_B) if spec.symlog else batch.target_B)
         coefs = Coefs(spec.val_loss_coef, entropy_coef, clip_eps=clip_eps, value_std=self.value_std)
-        terms = self.accumulate_gradient(batch, lambda params, value: self._objective(params, value, batch, clip_eps, entropy_coef), coefs)
+        terms = self.propagate(lambda params_BP, value_B: self._objective(params_BP, value_B, batch, clip_eps, entropy_coef), batch, coefs)
         self.meter.report_loss(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         self.meter.step()
         return terms.logp_B
+
+    def _has_closed_form(self) -> bool:
+        return super()._has_closed_form() and not self.spec.clip_vloss and not self.spec.symlog
 
     def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Terms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
@@ -93,7 +96,7 @@ class PPO(PolicyGradient):
         loss = torch.add(policy_loss, value_loss, alpha=self.spec.val_loss_coef)
         if entropy_coef:
             loss = torch.sub(loss, entropy, alpha=entropy_coef)
-        return Terms(loss, policy_loss, value_loss, entropy, logp_B.detach())
+        return Terms(loss, policy_loss, value_loss, entropy, logp_B)
 
     def _value_loss(self, value_B: Tensor, batch: Minibatch, clip_eps: float) -> Tensor:
         old_value_B, target_B = batch.value_B, batch.target_B
@@ -102,10 +105,6 @@ class PPO(PolicyGradient):
         if self.spec.clip_vloss:
             return clipped_value_loss(value_B, old_value_B, target_B, clip_eps)
         return self.value_loss(self.scaled(value_B), self.scaled(target_B))
-
-    @property
-    def has_closed_form(self) -> bool:
-        return not (self.spec.clip_vloss or self.spec.symlog)
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "percentile": self.percentile}

@@ -19,6 +19,8 @@ from slm_lab.spec.models.algorithm import ReinforceSpec
 class Reinforce(PolicyGradient):
     """Monte Carlo policy gradient: each action becomes likelier in proportion to the return that followed it."""
 
+    in_closed_form = ("_objective",)
+
     spec: ReinforceSpec
 
     def learn(self, rollout: Rollout) -> Metrics:
@@ -27,7 +29,7 @@ class Reinforce(PolicyGradient):
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: the return of a truncated episode ends there
-        values = critic_outputs(self.net, rollout, self.seq_len, critic=self.state_values)
+        values = critic_outputs(self.net, rollout, self.seq_len)
         return_TN = discounted_returns(rollout.reward_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN, self.spec.gamma)
         if self.spec.center_return:
             return_TN = return_TN - return_TN[rollout.valid_TN].mean()
@@ -35,12 +37,14 @@ class Reinforce(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
-        coefs = Coefs(0.0, self.entropy_schedule.value(self.clock.global_frame), self.spec.policy_loss_coef)
-
-        def objective(params_BP: Tensor, value_B: Tensor) -> Terms:
-            logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
-            policy_loss, entropy = policy_gradient_loss(logp_B, batch.advantage_B), entropy_B.mean()
-            return Terms(coefs.policy * policy_loss - coefs.entropy * entropy, policy_loss, 0.0, entropy, logp_B.detach())
-
-        terms = self.accumulate_gradient(batch, objective, coefs, weight)
+        entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
+        coefs = Coefs(0.0, entropy_coef, self.spec.policy_loss_coef)
+        terms = self.propagate(lambda params_BP, _: self._objective(params_BP, batch, entropy_coef), batch, coefs, weight)
         self.meter.report_loss(terms.loss, weight, entropy=terms.entropy)
+
+    def _objective(self, params_BP: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
+        logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
+        entropy = entropy_B.mean()
+        policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
+        loss = self.spec.policy_loss_coef * policy_loss - entropy_coef * entropy
+        return Terms(loss, policy_loss, 0.0, entropy, logp_B)

@@ -79,7 +79,7 @@ class SelfImitation(PolicyGradient):
         """Return V of observations, given the hidden state before them."""
         obs_K = obs_K.to(self.device)
         if not self.policy.state_size:
-            return self.state_values(obs_K).cpu()
+            return self.net.values(obs_K).cpu()
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool)
         _, value_1K, _ = self.net.unroll(obs_K.unsqueeze(0), not_first, state_KS.to(self.device))
         return value_1K[0].cpu()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,21 +13,19 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
 from slm_lab.agent.algorithm.common.meter import GradientMeter
-from slm_lab.agent.algorithm.common.regression_losses import LossAndGradient, ValueLoss
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.passes.critic_passes import CriticPass, DirectCritics, GraphCritics, direct_critics
-from slm_lab.agent.net.passes.direct import DirectMLP, DirectOutputs, direct_actor
-from slm_lab.agent.net.passes.validity import FastPass, Guard, add_gradient
+from slm_lab.agent.net.passes.critics import CriticsPass
+from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import like, silent, tensor
+from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
-from slm_lab.agent.ops.losses import symlog
-from slm_lab.agent.ops.passes import GraphPass, Pass
+from slm_lab.agent.ops.regression import ValueLoss
 from slm_lab.agent.ops.soft import REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
-from slm_lab.agent.ops.targets import action_value
+from slm_lab.agent.ops.targets import action_value, action_value_gradient
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
@@ -39,6 +36,8 @@ from slm_lab.spec.report import Problem, SpecError
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Loss, entropy and gradient norm of a step of the actor."""
+
+CriticPass = CriticsPass | GraphPass
 
 
 class SoftActorCritic(Algorithm):
@@ -65,16 +64,18 @@ class SoftActorCritic(Algorithm):
         self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
         self.steps_per_update = self.spec.training_iter or info.num_envs
         self.actor_trainer = self.trainer
+        self.net.use_direct(self.actor_trainer.flat)
         critic_spec = agent.critic_net or agent.net
         with _problems_of_critic_net(agent):
             self.critics = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
             flat = FlatParams(self.critics, device=device)
+            self.critics.use_direct(flat)
             self.trainer = Trainer(flat, critic_spec, ("critic",), gradients_of_each(self.critics, flat))
             if self.spec.has_target:
                 target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
-                self.target = TargetNet(target, self.trainer.flat, critic_spec, device)
+                self.target = TargetNet(target, flat, critic_spec, device)
+                target.use_direct(flat, data=True)
             self.value_loss = ValueLoss(critic_spec.loss_spec)
-        self._graph = GraphCritics(self.critics)
         self.meter = GradientMeter(self.trainer, self.clock)
         self.reduction = self.spec.critic_reduction or ("mean" if self.discrete else "min")
         self.reduce = REDUCTIONS[self.reduction]
@@ -110,46 +111,22 @@ class SoftActorCritic(Algorithm):
         self.actor_trainer.end()
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
-    @cached_property
-    def _direct(self) -> tuple[FastPass[DirectMLP], FastPass[DirectCritics], FastPass[DirectCritics] | None]:
-        """Actor, critics and target critics without a graph. Built at first use: `products` is set after the nets are built."""
-        guard = Guard(self.net.modules(), self.actor_trainer.flat)
-        actor = FastPass(direct_actor(self.net.actor_body, self.net.actor_head), guard)
-        critics = direct_critics(self.critics, self.trainer.flat)
-        return actor, critics, None if self.target is None else direct_critics(self.target.net, self.trainer.flat, data=True)
-
-    def _actor(self, obs_B: Tensor) -> Pass:
-        """Return the pass whose outputs are the distribution's parameters [B, P]."""
-        direct = self._direct[0].get()
-        return GraphPass(self.net.actor(obs_B)) if direct is None else DirectOutputs(direct, obs_B)
-
-    def _q(self, obs_B: Tensor, action_B: Tensor | None, for_action_grad: bool = False) -> CriticPass:
-        """Return the pass whose outputs are the critics' values: [C, B] of actions, [C, B, A] without any."""
-        return (self._direct[1].get() or self._graph).record(obs_B, action_B, for_action_grad)
-
-    @torch.no_grad()
-    def _next_q(self, obs_B: Tensor, action_B: Tensor | None) -> Tensor:
-        """Return the target critics' values."""
-        target, fast = self.target, self._direct[2]
-        assert target is not None
-        assert fast is not None
-        direct = fast.get(learn=False)
-        return target.net(obs_B, action_B) if direct is None else tensor(direct.record(obs_B, action_B).values[0])
-
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
         """Take a gradient step of the critics. Returns their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
         self.trainer.refresh()
         if self.target is not None:
             self.target.refresh()
-        passed, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
+        outputs, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
         # eq. 6; a truncated episode keeps its bootstrap
         target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
         action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
         q_CB = q if action_CB is None else action_value(q, action_CB)
-        loss, grad_q_CB = self._critic_loss(q_CB, target_B, batch.weight_B)
-        grad_q = grad_q_CB if action_CB is None else torch.zeros_like(q).scatter_(2, action_CB.unsqueeze(2), grad_q_CB.unsqueeze(2))
+        # the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13)
+        compare = self.value_loss.symlog_with_gradient if self.spec.symlog else self.value_loss.with_gradient
+        loss, grad_q_CB = compare(q_CB, target_B.expand_as(q_CB), len(target_B), batch.weight_B)
+        grad_q = grad_q_CB if action_CB is None else action_value_gradient(q, action_CB, grad_q_CB)
         # the values of next states, which CrossQ computes in the same pass, carry no gradient
-        passed.backward(grad_q if self.target is not None else torch.cat((grad_q, torch.zeros_like(grad_q)), dim=1))
+        outputs.backward(grad_q if self.target is not None else torch.cat((grad_q, torch.zeros_like(grad_q)), dim=1))
         if self.memory.prioritized:
             self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
         self.meter.report_loss(loss, q_mean=q_CB.mean())
@@ -157,37 +134,29 @@ class SoftActorCritic(Algorithm):
         self.critic_steps += 1
         return q
 
-    def _critic_loss(self, q_CB: Tensor, target_B: Tensor, weight_B: Tensor | None) -> LossAndGradient:
-        """Return the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13), and its gradient [C, B]."""
-        if not self.spec.symlog:
-            return self.value_loss.with_gradient(q_CB, target_B.expand_as(q_CB), len(target_B), weight_B)
-        loss, grad_CB = self.value_loss.with_gradient(symlog(q_CB), symlog(target_B).expand_as(q_CB), len(target_B), weight_B)
-        return LossAndGradient(loss, grad_CB / (1.0 + q_CB.abs()))  # the derivative of symlog
-
     def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, and its outputs for s and those for s': [C, B] of actions, [C, B, A] without any."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
-            passed = self._q(batch.obs_B, action_BD)
-            return passed, tensor(passed.values[0]), self._next_q(batch.next_obs_B, next_action_BD)
+            outputs = self.critics.forward_pass(batch.obs_B, action_BD)
+            (next_q,) = self.target.net.forward_pass(batch.next_obs_B, next_action_BD, learn=False).values
+            return outputs, outputs.values[0], next_q
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
-        passed = self._q(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
-        q, next_q = tensor(passed.values[0]).split(len(batch.obs_B), dim=1)
-        return passed, q, next_q
+        outputs = self.critics.forward_pass(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
+        q, next_q = outputs.values[0].split(len(batch.obs_B), dim=1)
+        return outputs, q, next_q
 
     def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
-        with torch.no_grad():
-            next_action = self._sample(self._actor(batch.next_obs_B).values[0])
-        passed, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
-        return passed, q_CB, self.reduce(next_q_CB) - alpha * tensor(next_action.logp_B)  # eq. 3
+        next_action = self._sample(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
+        outputs, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
+        return outputs, q_CB, self.reduce(next_q_CB) - alpha * tensor(next_action.logp_B)  # eq. 3
 
     def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
-        with torch.no_grad():
-            next_params_BA = tensor(self._actor(batch.next_obs_B).values[0])
-        passed, q_CBA, next_q_CBA = self._values(batch, None)
-        return passed, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), alpha)
+        next_params_BA = tensor(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
+        outputs, q_CBA, next_q_CBA = self._values(batch, None)
+        return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), alpha)
 
     def _actor_step(self, batch: Transitions, q: Tensor, alpha: Tensor | float) -> ActorReport:
         """Take a gradient step of the actor, given the result of `_critic_step`. Returns the actor's loss, entropy and gradient norm."""
@@ -203,13 +172,13 @@ class SoftActorCritic(Algorithm):
 
     def _continuous_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
-        actor = self._actor(batch.obs_B)
+        actor, B = self.net.forward_pass(batch.obs_B), len(batch.obs_B)
         sample = self._sample(actor.values[0])
-        critics, B = self._q(batch.obs_B, tensor(sample.action_BD), for_action_grad=True), len(batch.obs_B)
-        q_CB = tensor(critics.values[0])
-        grad_action_BD = critics.action_grad(reduction_gradient(self.reduce, q_CB).mul_(-1.0 / B))
+        critics = self.critics.forward_pass(batch.obs_B, tensor(sample.action_BD), for_action_grad=True)
+        (q_CB,) = critics.values
+        grad_action_BD = critics.input_grad(reduction_gradient(self.reduce, q_CB).mul_(-1.0 / B))
         grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
-        actor.backward(grad_params_BP)
+        actor.backward(grad_params_BP, None)
         if grad_log_std_D is not None:
             add_gradient(self.distribution.log_std, tensor(grad_log_std_D))
         entropy = -tensor(sample.logp_B).mean()
@@ -220,10 +189,10 @@ class SoftActorCritic(Algorithm):
 
         q_CBA are the values before the critics' step: another pass through the critics would take a fifth of an update.
         """
-        actor, penalty = self._actor(batch.obs_B), self.spec.entropy_penalty_coef
+        actor, penalty = self.net.forward_pass(batch.obs_B), self.spec.entropy_penalty_coef
         found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), alpha, penalty, self.mean_entropy)
         self.mean_entropy = found.mean_entropy
-        actor.backward(found.grad_params_BA)
+        actor.backward(found.grad_params_BA, None)
         return found.loss, found.entropy
 
     def _sample(self, params_BP: Any) -> SquashedSample:

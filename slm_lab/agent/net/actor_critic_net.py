@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
 from slm_lab.agent.net.layers import activation, init_output
-from slm_lab.agent.net.passes.fused import chain
+from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet, chain
+from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import NetSpec
 
@@ -34,13 +39,16 @@ class ActorHead(nn.Module):
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
-def actor_chain(body: Body, head: ActorHead) -> list[nn.Module]:
-    """Return the modules from observation to distribution parameters."""
+def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
+    """Return the chain from observations to the outputs of the head; None if there is none."""
+    if isinstance(body, RecurrentBody):
+        return None
     tail = chain(head.tail) if head.tail is not None else []
-    return [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
+    modules = [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
+    return DirectChain.from_modules(modules, body.products)
 
 
-class ActorCriticNet(nn.Module):
+class ActorCriticNet(PassNet):
     """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
 
     Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
@@ -90,6 +98,40 @@ class ActorCriticNet(nn.Module):
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
+
+    def chains(self) -> Sequence[DirectChain] | None:
+        """Return the chains of actor and critic."""
+        actor = actor_chain(self.actor_body, self.actor_head)
+        if actor is None or self.critic_head is None:
+            return None if actor is None else [actor]
+        if self.critic_body is None:
+            return None  # a shared body is no chain
+        modules = [*chain(self.critic_body.layers), *chain(self.critic_head)]
+        critic = DirectChain.from_modules(modules, self.critic_body.products, single=True)
+        return None if critic is None else [actor, critic]
+
+    def forward_pass(self, obs_B: Tensor, learn: bool = True) -> Pass:
+        """Return the pass whose outputs are distribution parameters [B, P] and state values [B]; feed-forward nets only.
+
+        Args: learn: gradients are needed.
+        """
+        chains = self.direct.get(learn)
+        if chains is None:
+            with torch.set_grad_enabled(learn):
+                return GraphPass(*self(obs_B))
+        passed = DirectPass(chains, obs_B.numpy())
+        if self.critic_head is None:
+            passed.values += (np.zeros(len(obs_B), np.float32),)
+        return passed
+
+    def values(self, obs_B: Tensor) -> Tensor:
+        """Return state values [B], without gradients; feed-forward nets only."""
+        chains = None if self.critic_head is None else self.direct.get(learn=False)
+        if chains is None:
+            with torch.no_grad():
+                return self.critic(obs_B)
+        with silent():
+            return torch.from_numpy(chains[1](obs_B.numpy()))
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and state values [B]; feed-forward nets only."""

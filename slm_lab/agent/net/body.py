@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, init_layers, mlp
-from slm_lab.agent.net.passes.fused import FusedMLP
 from slm_lab.agent.ops.device import upload
-from slm_lab.agent.ops.linear import FLOAT32, Products
+from slm_lab.agent.ops.linear import Products
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import (
     ConvNetSpec,
@@ -36,27 +34,24 @@ class Body(nn.Module):
     """Size of the output."""
     state_size: int = 0
     """Size of the hidden state; 0: none."""
-    products = FLOAT32
-    """How products are computed; must be set before the first pass."""
 
     def __init__(self, layers: nn.Sequential, features: int) -> None:
         super().__init__()
         self.layers = layers
         self.features = features
+        self.products = Products()
+        """How products are computed."""
+        self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
+        """Number of inputs or outputs, whichever is smaller, of the largest linear layer."""
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.run_layers(obs_B)
 
-    @cached_property
-    def fused(self) -> FusedMLP | None:
-        """The layers as one node of the autograd graph, if they are fully connected. Built at first use: parametrizations come later."""
-        return FusedMLP.from_module(self.layers, self.products)
-
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers: by `fused` where that is faster, else module by module."""
-        if torch.compiler.is_compiling() or self.fused is None or len(x_B) < self.fused.fewest_rows or not self.fused.holds():
-            return self.products.run(self.layers, x_B)
-        return self.fused(x_B)
+        """Apply the layers; the products of linear layers are computed as `products` says."""
+        if not self.products.bfloat16 and min(len(x_B), self._size) < self.products.onednn:
+            return self.layers(x_B)  # no product is large enough for oneDNN
+        return self.products.run(self.layers, x_B)
 
 
 class RecurrentBody(Body):

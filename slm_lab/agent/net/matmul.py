@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -58,12 +57,12 @@ def resolve_matmul(asked: str, device: str = "cpu") -> str:
 
 
 def use_matmul(net: nn.Module, asked: str, device: str) -> None:
-    """Let a net compute its products by what `resolve_matmul` returns. To be called before its first pass."""
+    """Let a net compute its products by what `resolve_matmul` returns."""
     if resolve_matmul(asked, device) == "onednn":
         least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
-                module.products = replace(module.products, onednn=least)
+                module.products.onednn = least
 
 
 def has_bfloat16(processor: str) -> bool:

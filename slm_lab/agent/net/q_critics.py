@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,15 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.net.layers import activation, init_layer, init_output
-from slm_lab.agent.net.passes.fused import ACTIVATIONS, FUSED, FusedChain, Layer
-from slm_lab.agent.net.passes.validity import Watch
-from slm_lab.agent.ops.linear import FLOAT32, Products
+from slm_lab.agent.net.passes import critics
+from slm_lab.agent.net.passes.activations import array_activation
+from slm_lab.agent.net.passes.critics import CriticsPass
+from slm_lab.agent.net.passes.direct import DirectChain, PassNet, chain
+from slm_lab.agent.net.passes.direct_layers import DirectLayer, gradients
+from slm_lab.agent.net.passes.validity import Vector
+from slm_lab.agent.ops.autograd import GraphPass
+from slm_lab.agent.ops.device import is_asynchronous
+from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, Products
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import SHAPED, ConvNetSpec, MLPNetSpec, NetSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -56,16 +61,60 @@ class QCritic(nn.Module):
         if action_B is None:
             return self.head(self.body(obs_B))
         if not self.action_after_body:
-            return self.head(self.body(torch.cat((obs_B.flatten(1), action_B), dim=1)))
+            return self.head(self.body(_joined(obs_B, action_B)))
         return self.head(self.body.products.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
 
+    def chain(self) -> DirectChain | None:
+        """Return the chain of the layers; None if there is none."""
+        return None if self.action_after_body else DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.products)
 
-class SeparateCritics(nn.Module):
+
+def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
+    """Return observations, and actions if there are any, side by side."""
+    return obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
+
+
+class QCritics(PassNet):
+    """C critics: obs_B and actions [B, D] → Q [C, B]; without actions Q [C, B, A]."""
+
+    def forward_pass(
+        self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False
+    ) -> CriticsPass | GraphPass:
+        """Return the pass whose output is Q.
+
+        Args: learn: gradients are needed. for_action_grad: of the actions only, by `input_grad` in place of `backward`.
+        """
+        chains = self.direct.get(learn)
+        if chains is not None:
+            return self._direct_pass(chains, _joined(obs_B, action_B), 0 if action_B is None else action_B.shape[1])
+        if not for_action_grad:
+            with torch.set_grad_enabled(learn):
+                return GraphPass(self(obs_B, action_B))
+        assert action_B is not None
+        leaf_B = action_B.detach().requires_grad_()
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        for parameter in trained:  # their gradients are not computed
+            parameter.requires_grad_(False)
+        values = self(obs_B, leaf_B)
+        for parameter in trained:
+            parameter.requires_grad_()
+        return GraphPass(values, inputs=leaf_B)
+
+    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int) -> CriticsPass:
+        return CriticsPass(chains, x_BI.numpy(), actions)
+
+
+class SeparateCritics(QCritics):
     """C critics that run one after the other."""
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
         self.critics = nn.ModuleList(critics)
+
+    def chains(self) -> Sequence[DirectChain] | None:
+        found = [critic.chain() for critic in self.critics if isinstance(critic, QCritic)]
+        complete = [one for one in found if one is not None]
+        return complete if len(complete) == len(found) else None
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
@@ -73,7 +122,7 @@ class SeparateCritics(nn.Module):
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 
-class StackedCritics(nn.Module):
+class StackedCritics(QCritics):
     """C critics of plain fully connected layers, as one batched product per layer, with the weights of `critics`."""
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
@@ -91,48 +140,47 @@ class StackedCritics(nn.Module):
             else:
                 self.activations.append(layers[0])
         self.products = critics[0].body.products
-        """How products of the hidden layers are computed; must be set before the first pass. The output layer is float32: numbers above
-        2,048 are 16 apart in bfloat16."""
+        """How products of the hidden layers are computed. The output layer is float32: numbers above 2,048 are 16 apart in bfloat16."""
 
     @property
     def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Weight and bias of each layer."""
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
-    @cached_property
-    def _watch(self) -> Watch:
-        return Watch([self, *self.activations])
+    def chains(self) -> Sequence[DirectChain] | None:
+        """Return the chain of the stack, and those of each critic."""
+        params, activations = self.layers, [array_activation(module) for module in self.activations]
+        if None in activations or any(map(is_asynchronous, params[0])):
+            return None
+        products = [*(self.products for _ in activations), FLOAT32]
+        layers = [DirectLayer(own, gradients(own), how) for own, how in zip(params, products, strict=True)]
+        each = [[layer.of_critic(index) for layer in layers] for index in range(len(params[0][0]))]
+        return [DirectChain([*zip(one, [*activations, None], strict=True)]) for one in (layers, *each)]
 
-    @cached_property
-    def fused(self) -> list[Layer]:
-        """The layers as FusedChain takes them; empty if one of their activations is not supported."""
-        activations = [ACTIVATIONS.get(type(act)) for act in self.activations]
-        if not FUSED or not all(activations):
-            return []
-        return [*(Layer(act, self.products) for act in activations), Layer(None, FLOAT32)]
+    def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
+        super().use_direct(vector, data, [*others, *self.activations])
+
+    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int) -> CriticsPass:
+        stack, *each = chains
+        if len(x_BI) * max(weight[0].numel() for weight, _ in self.layers) < critics.APART:
+            return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions)
+        return super()._direct_pass(each, x_BI, actions)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
-        x_BF = obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
         layers = self.layers
-        x_CBF = x_BF.expand(len(layers[0][0]), -1, -1)
-        if self.fused and self._watch.holds():
-            q_CBA: Tensor = FusedChain.apply(x_CBF, self.fused, *(parameter for layer in layers for parameter in layer))
-        else:
-            for (weight, bias), act in zip(layers, self.activations, strict=False):
-                x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.products))
-            q_CBA = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
+        x_CBF = _joined(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
+        for (weight, bias), act in zip(layers, self.activations, strict=False):
+            x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.products))
+        q_CBA = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 
 def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:
     if products == FLOAT32:
         return torch.baddbmm(bias, x_CBI, weight.transpose(1, 2))
-    out_CBO: Tensor = FusedChain.apply(x_CBI, [Layer(None, products)], weight, bias)
+    out_CBO: Tensor = LinearFunction.apply(x_CBI, weight, bias, products)
     return out_CBO
-
-
-QCritics = SeparateCritics | StackedCritics
 
 
 def _chain(critic: QCritic) -> list[nn.Module]:

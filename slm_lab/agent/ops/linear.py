@@ -7,22 +7,26 @@ narrower than high is computed as its transpose: BLAS kernels are laid out for w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 _NARROW = 4
 """Ratio of height to width of the weight from which the gradient of the input is computed as its transpose."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Products:
     """How a layer computes its product and the two of its gradients. Results are float32, and equal to rounding.
 
     Args:
         onednn: smallest number of rows, columns and inner terms from which oneDNN computes a float32 product; 0: never. Other products are
-            computed by the library that torch uses by itself.
+            computed by the library that torch uses by itself. It may be set later: layers that share this object follow.
         bfloat16: factors are rounded to bfloat16, and so is the product.
     """
 
@@ -62,10 +66,13 @@ class Products:
         return self._product(grad, weight)
 
     def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Return function(*args), its products in bfloat16 (by torch.autocast) if this is so, and the result float32."""
-        if not self.bfloat16:
+        """Return function(*args), a float32 tensor, with the products of its linear layers computed in this way.
+
+        With bfloat16, torch.autocast computes convolutions and products of other modules.
+        """
+        if not self.bfloat16 and not self.onednn:
             return function(*args)
-        with torch.autocast(args[0].device.type, torch.bfloat16):
+        with torch.autocast(args[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext(), _LinearLayers(self):
             return function(*args).float()
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
@@ -88,6 +95,42 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.stack([_onednn(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
+
+
+class LinearFunction(torch.autograd.Function):
+    """x, weight and bias, and their Products → x weightᵀ + bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:
+        ctx.products = products
+        ctx.save_for_backward(x, weight)
+        return products.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        # oneDNN's products have no derivative, for gradients of gradients
+        products = replace(ctx.products, onednn=0) if torch.is_grad_enabled() else ctx.products
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        return (
+            products.input_grad(grad, weight) if needs_x else None,
+            products.weight_grad(grad, x) if needs_weight else None,
+            bias_grad(grad) if needs_bias else None,
+            None,
+        )
+
+
+class _LinearLayers(TorchFunctionMode):
+    """Context in which F.linear of a batch [B, I], with a bias, is a LinearFunction."""
+
+    def __init__(self, products: Products) -> None:
+        super().__init__()
+        self.products = products
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.linear and len(args) == 3 and args[0].dim() == 2 and args[2] is not None:
+            return LinearFunction.apply(*args, self.products)
+        return function(*args, **(kwargs or {}))
 
 
 def bias_grad(grad: Tensor) -> Tensor:

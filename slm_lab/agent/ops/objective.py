@@ -6,7 +6,7 @@ take 400 µs, in closed form 100. The same formulas as in `losses` and `distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ class Terms(NamedTuple):
     """An objective and what it is made of."""
 
     loss: Tensor | float
-    """To be minimised; a tensor with a graph where autograd computes the gradient."""
+    """To be minimised. It has a graph while autograd is to differentiate it."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
@@ -114,14 +114,31 @@ EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray],
 """Distribution → the function of its parameters [B, P] and of actions [B] that returns log π(a|s) [B], the entropy [B] and its gradient."""
 
 
-class ObjectiveAndGradient(NamedTuple):
-    """An objective with its gradient."""
+class TermsAndGradients(NamedTuple):
+    """An objective with its gradients."""
 
     terms: Terms
-    grad_params_BP: np.ndarray
-    grad_value_B: np.ndarray
-    grad_log_std_D: np.ndarray | None
+    """Without a graph."""
+    outputs: tuple[Any, ...]
+    """By each output of the net: distribution parameters [B, P] and values [B]."""
+    log_std_D: np.ndarray | None = None
     """By a free log_std."""
+
+
+def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
+    """Return an objective of tensors, and `weight` times its gradients, by autograd.
+
+    Parameters that the objective depends on directly, such as a free log_std, get their gradients in `Parameter.grad`.
+    """
+    leaves = [out.detach().requires_grad_() for out in outputs]
+    terms = objective(*leaves)
+    loss = terms.loss
+    assert isinstance(loss, Tensor)
+    if loss.requires_grad:
+        # without an explicit gradient: torch imports sympy (0.5 s) to check one
+        (loss if weight == 1.0 else weight * loss).backward()
+    detached: list[Any] = [term.detach() if isinstance(term, Tensor) else term for term in terms]
+    return TermsAndGradients(Terms(*detached), tuple(leaf.grad for leaf in leaves))
 
 
 class Objective:
@@ -140,16 +157,19 @@ class Objective:
 
     def __call__(
         self,
-        params_BP: np.ndarray,
-        value_B: np.ndarray,
+        outputs: Sequence[Tensor | np.ndarray],
         action_B: Tensor | np.ndarray,
         old_logp_B: Tensor | np.ndarray,
         advantage_B: Tensor | np.ndarray,
         target_B: Tensor | np.ndarray,
         coefs: Coefs,
         weight: float = 1.0,
-    ) -> ObjectiveAndGradient:
-        """Return the objective of a minibatch, and `weight` times its gradient. To be called inside `silent()`."""
+    ) -> TermsAndGradients:
+        """Return the objective of a minibatch, and `weight` times its gradients. To be called inside `silent()`.
+
+        Args: outputs: distribution parameters [B, P] and values [B].
+        """
+        params_BP, value_B = map(array, outputs)
         B = len(value_B)
         logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, array(action_B))
         if coefs.clip_eps is None:
@@ -171,7 +191,7 @@ class Objective:
         error_B *= grad_error_B
         loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
         terms = Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B))
-        return ObjectiveAndGradient(terms, grad_params_BP, error_B, grad_log_std_D)
+        return TermsAndGradients(terms, (grad_params_BP, error_B), grad_log_std_D)
 
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

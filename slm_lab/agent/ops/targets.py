@@ -35,6 +35,15 @@ def action_value(q_BA: A, action_B: A) -> A:
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
 
 
+def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
+    """Return the gradient of all values, given that of `action_value`; shapes as there."""
+    if isinstance(q_BA, np.ndarray):
+        grad_BA = np.zeros_like(q_BA)
+        grad_BA[np.arange(len(q_BA)), action_B] = grad_B
+        return grad_BA
+    return torch.zeros_like(q_BA).scatter_(-1, action_B.unsqueeze(-1), grad_B.unsqueeze(-1))
+
+
 def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """Split the values of a multi-discrete action with D components: [..., Σ nvec] → [..., D, max nvec]; unused entries are −∞.
 
@@ -44,6 +53,11 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
         return q_BA.unflatten(-1, (len(nvec), nvec[0]))
     most = max(nvec)
     return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
+
+
+def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
+    """Return the gradient of the values [..., Σ nvec], given that of `by_component`."""
+    return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 
 def max_value(q_BA: A) -> A:

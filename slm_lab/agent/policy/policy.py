@@ -12,7 +12,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.acting import SMALL_ACTING, fast_actor, max_parameter_size
+from slm_lab.agent.policy.acting import fast_actor
 from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.models.algorithm import ActionPolicy
 
@@ -52,8 +52,6 @@ class Policy:
         self._choices = float(self._nvec.prod(dtype=np.float64))
         """Number of actions, if they are countable."""
         self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head)
-        self._numpy_max_rows = 0 if self._numpy_actor is None or net is None else SMALL_ACTING // max_parameter_size(net)
-        """Largest number of envs for which the numpy forward pass is faster."""
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
             (lambda action_N: action_N) if distribution is None else distribution.env_action
@@ -85,7 +83,7 @@ class Policy:
         if self.action_policy == "random" or self.uniform:
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
-        if self._numpy_actor is not None and len(obs_N) <= self._numpy_max_rows:
+        if self._numpy_actor is not None:
             action_N, logp_N = choose(self._numpy_actor(obs_N, deterministic))
             return ActOut(action_N, logp_N, None, self.version)
         params_NP, state_N = self.forward(obs_N, state_N)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, Protocol
@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, copy, flat, like, tensor, where_true
+from slm_lab.agent.ops.arrays import A, array, copy, flat, like, tensor, where_true
+from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import upload
-from slm_lab.agent.ops.passes import GraphPass, RowPass
 from slm_lab.agent.rollout.rollout import Rollout
 
 MICROBATCH_BYTES = 32 * 2**20
@@ -34,15 +34,14 @@ class RolloutNet(Protocol):
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and values [B]; feed-forward nets only."""
 
-    def critic(self, obs_B: Tensor, /) -> Tensor:
-        """Values [B]; feed-forward nets only."""
+    def forward_pass(self, obs_B: Tensor, /, learn: bool = True) -> Pass:
+        """The same as a pass, without a graph where that is possible."""
+
+    def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
+        """Values [B], without gradients; feed-forward nets only."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
         """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
-
-
-Critic = Callable[[Tensor], Tensor]
-"""From observations [B, *shape] to values [B]."""
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
@@ -63,46 +62,49 @@ class Values(Generic[A]):
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: A | None
     """float32 [T, N, P]: the actor's outputs, if they were computed."""
-    outputs: RowPass | None = None
-    """The pass of actor and critic over the rows [T N], if it can be learned from; see `one_pass`."""
+    outputs: Pass | None = None
+    """The pass over the T · N observations, if the gradient step is to be taken with it (see `one_pass`)."""
 
 
-def one_pass(net: RolloutNet, rollout: Rollout[A], forward: Callable[[A], RowPass], critic: Critic) -> Values[A] | None:
-    """Run actor and critic once, for the single step on a rollout, which learns from the same pass; None if that is not possible.
+def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
+    """Run actor and critic once, for values and for the single gradient step on a rollout; None if that is not possible.
 
     A recurrent net learns in sequences, and many images learn in microbatches. Rows outside the loss get a gradient of 0. Since 0 ·
     NaN is NaN, the result is None too if an observation is not finite, for example after an env has diverged.
 
-    Args: forward: from observations [B, *shape] to the pass of parameters [B, P] and values [B]. critic: as of `critic_outputs`.
+    Returns the rollout and the outputs: in arrays if the pass needs no graph. Args: graph: the loss needs tensors with a graph.
     """
-    obs_B, shape = flat(rollout.obs_TN), rollout.reward_TN.shape
-    packed = isinstance(obs_B, Tensor) and not obs_B.is_floating_point()  # packed observations hide numbers that are not finite
-    if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or not (packed or _is_finite(obs_B)):
+    obs_B = flat(rollout.obs_TN)
+    if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not _is_finite(obs_B)):
         return None
-    outputs, rows = forward(obs_B), slice(math.prod(shape))
+    outputs = GraphPass(*net(obs_B)) if graph else net.forward_pass(obs_B)
     params_BP, value_B = outputs.values
-    if packed and not _is_finite(value_B):
+    if not obs_B.is_floating_point() and not _is_finite(value_B):  # packed observations hide such numbers
         return None
+    rows, shape = rollout.reward_TN.numel(), rollout.reward_TN.shape
+    steps: Rollout[Any] = rollout.arrays if isinstance(value_B, np.ndarray) else rollout
     output_TN = value_B.reshape(rollout.obs_TN.shape[:2])
-    next_TN = _next_outputs(net, rollout, output_TN, critic)
-    return Values(output_TN[:-1], next_TN, rollout.state_NS[None], params_BP[rows].reshape(*shape, -1), outputs.select(rows))
+    next_TN = _next_outputs(net, steps, output_TN)
+    params_TNP = params_BP[:rows].reshape(*shape, -1)
+    return steps, Values(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(slice(rows)))
 
 
-def _is_finite(x: A) -> bool:
-    return math.isfinite(float(x.sum()))
+def _is_finite(x: Tensor | np.ndarray) -> bool:
+    """Return whether the sum of all numbers is finite."""
+    if isinstance(x, Tensor) and not x.is_cpu:
+        return math.isfinite(float(x.sum()))
+    return math.isfinite(np.add.reduce(array(x), axis=None))
 
 
 @torch.no_grad()
-def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False, critic: Critic | None = None) -> Values:
-    """Run the critic over a rollout, truncated ends included; with `actor` the actor in the same pass.
-
-    Args: critic: from observations [B, *shape] to values [B], for feed-forward nets; by default net.critic.
-    """
-    critic = critic or net.critic
+def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
+    """Run the critic over a rollout, truncated ends included; with `actor` the actor in the same pass."""
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
-        pairs += [net(part) if actor else (None, critic(part)) for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False))]
+        for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False)):
+            outputs = net.forward_pass(part, learn=False).values if actor else (None, net.values(part))
+            pairs.append((None if outputs[0] is None else tensor(outputs[0]), tensor(outputs[1])))
         output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
         states = [rollout.state_NS]
     else:
@@ -114,25 +116,25 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
             params_LNP, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
             pairs.append((params_LNP, value_LN))
         output_TN = torch.cat([value_LN for _, value_LN in pairs])
-    next_TN = _next_outputs(net, rollout, output_TN, critic)
+    next_TN = _next_outputs(net, rollout, output_TN)
     params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
     return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
-def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A, critic: Critic) -> A:
+def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
     """Return the critic's outputs of the true next observations, given those of the rows [T + 1, N]."""
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
-        next_TN[cut.t_K, cut.n_K] = like(next_TN, _cut_values(net, tensor(cut.obs_K), tensor(cut.state_KS), critic))
+        next_TN[cut.t_K, cut.n_K] = like(next_TN, _cut_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
     return next_TN
 
 
-def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor, critic: Critic) -> Tensor:
+def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
     """Return the critic's outputs [K] of the last observations of truncated episodes."""
+    if net.state_size == 0:
+        return tensor(net.values(obs_K))
     with torch.no_grad():
-        if net.state_size == 0:
-            return critic(obs_K)
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
         value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
         return value
@@ -162,13 +164,24 @@ class Minibatch(Generic[A]):
     """Target of the critic's output."""
     value_B: A
     """The critic's output before the update."""
-    outputs: RowPass | None = field(default=None, kw_only=True)
-    """The pass of actor and critic, if it was made before."""
+    outputs: Pass | None = field(default=None, kw_only=True)
+    """The pass over these transitions, if it was computed before."""
+
+    def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
+        """Return the pass whose outputs are distribution parameters [B, P] and values [B].
+
+        Args: graph: the loss needs tensors with a graph.
+        """
+        if self.outputs is not None:
+            return self.outputs
+        if graph or isinstance(self.inputs, Sequences):
+            return GraphPass(*self.forward(net))
+        return net.forward_pass(self.inputs)
 
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
         if isinstance(self.outputs, GraphPass):
-            params_BP, value_B = self.outputs.graph
+            params_BP, value_B = self.outputs.outputs
             return params_BP, value_B
         if isinstance(self.inputs, Tensor):
             return net(self.inputs)
@@ -178,10 +191,7 @@ class Minibatch(Generic[A]):
 
 
 class Batch:
-    """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside.
-
-    Arrays in place of tensors are one minibatch, of the pass in `values`.
-    """
+    """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside."""
 
     def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
@@ -201,7 +211,7 @@ class Batch:
                 self.outputs = self.outputs.select(row_B)
             self.size = self.transitions = len(self.columns[0])
 
-    def microbatches(self) -> Iterator[tuple[Minibatch, float]]:
+    def microbatches(self) -> Iterator[tuple[Minibatch[Any], float]]:
         """Yield all transitions in order, in one microbatch unless they are many images, each with its fraction of the transitions.
 
         Mean losses weighted by these fractions have gradients that add up to that of the whole.
@@ -213,7 +223,7 @@ class Batch:
         items = microbatch_length(obs, 2 if self.recurrent else 1)
         for begin in range(0, self.size, items):
             if self.recurrent:
-                part = self._sequences(torch.arange(begin, min(begin + items, self.size)))
+                part: Minibatch[Any] = self._sequences(torch.arange(begin, min(begin + items, self.size)))
             else:
                 part = Minibatch(*(x[begin : begin + items] for x in self.columns))
             yield part, len(part.action_B) / self.transitions

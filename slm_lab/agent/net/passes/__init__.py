@@ -1,1 +1,1 @@
-"""How a net runs forward and backward: faster than its modules do, as long as it computes what they would (validity.py)."""
+"""Forward and backward passes of nets: through modules and autograd, or without a graph."""

@@ -1,26 +1,25 @@
 """Forward and backward pass of fully connected nets without an autograd graph.
 
-An algorithm whose loss has a known gradient needs no graph: it computes the outputs of a net and propagates the gradient with respect to
-them back. Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small
-products and activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
+Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small products and
+activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
 
-Only sequences of linear layers, norms and activations are supported. Other nets learn through autograd, with the same interface: see
-ops.passes.GraphPass. So do nets that a user has changed: see validity.py.
+Only sequences of linear layers, norms and activations are supported. Other nets, and nets that a user has changed (see validity.py), learn
+through autograd, with the same interface: see ops/autograd.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
-from slm_lab.agent.net.body import Body, RecurrentBody
+from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.passes.activations import Activation, array_activation
 from slm_lab.agent.net.passes.direct_layers import ALL, AnyLayer, direct_layer, is_supported
-from slm_lab.agent.net.passes.fused import ACTIVATIONS, Activation, chain
+from slm_lab.agent.net.passes.validity import FastPass, Guard, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, Products
 
@@ -28,15 +27,31 @@ DIRECT = True
 """Whether fully connected nets learn without a graph; False: through autograd."""
 
 
-class DirectMLP:
-    """Linear layers with norms and activations, and their gradients. To be used inside `silent()`. Args: layers: see DirectLayer."""
+def chain(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that run in sequence inside `module`, or the module itself."""
+    if isinstance(module, ArcGraph) and module.is_chain:
+        return [part for name, _ in module.order for part in chain(module.nodes[name])]
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return [part for child in module for part in chain(child)]
+    return [module]
 
-    def __init__(self, layers: Sequence[AnyLayer]) -> None:
-        self.layers = layers
+
+class DirectChain:
+    """Linear layers and norms, each with an activation or none after it, and their gradients. To be used inside `silent()`.
+
+    Args: single: the only output is given without its axis: [B] in place of [B, 1].
+    """
+
+    def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False) -> None:
+        self.layers, self.single = [layer for layer, _ in layers], single
+        self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
+        self._backward = [None if activation is None else activation.backward for _, activation in layers]
+        self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
+        """Whether gradients can be propagated: parameters are flattened, and the derivatives of activations follow from their outputs."""
 
     @staticmethod
-    def from_modules(modules: Sequence[nn.Module], products: Products) -> DirectMLP | None:
-        """Return the pass through modules that run in sequence, or None if one of them is not supported.
+    def from_modules(modules: Sequence[nn.Module], products: Products, single: bool = False) -> DirectChain | None:
+        """Return the chain of modules that run in sequence, or None if one of them is not supported.
 
         Args: products: of the hidden layers; the last one, which gives outputs, computes in float32.
         """
@@ -44,23 +59,33 @@ class DirectMLP:
         for module in modules:
             if is_supported(module):
                 found.append((module, None))
-            elif type(module) in ACTIVATIONS and found and found[-1][1] is None:
-                found[-1] = (found[-1][0], ACTIVATIONS[type(module)])
+            elif (activation := array_activation(module)) and found and found[-1][1] is None:
+                found[-1] = (found[-1][0], activation)
             else:
                 return None
-        layers: list[AnyLayer] = []
+        layers: list[tuple[AnyLayer, Activation | None]] = []
         for index, (module, activation) in enumerate(found):
-            layer = direct_layer(module, activation, products if index < len(found) - 1 else FLOAT32)
+            layer = direct_layer(module, products if index < len(found) - 1 else FLOAT32)
             if layer is None:
                 return None
-            layers.append(layer)
-        return DirectMLP(layers) if layers else None
+            layers.append((layer, activation))
+        return DirectChain(layers, single) if layers else None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return the outputs [B, O] of x float32 [B, I]."""
+        for forward, activate in self._forward:
+            x = forward(x)
+            if activate is not None:
+                activate(x, x)
+        return x[..., 0] if self.single else x
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Return the input of each layer, the first of which is x float32 [B, I], and the outputs [B, O]."""
         values = [x]
-        for layer in self.layers:
-            x = layer.forward(x)
+        for forward, activate in self._forward:
+            x = forward(x)
+            if activate is not None:
+                activate(x, x)
             values.append(x)
         return values
 
@@ -74,98 +99,56 @@ class DirectMLP:
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
             assert grad_out is not None
-            grad_out = self.layers[index].backward(grad_out, values[index], values[index + 1], weights, ALL if index else columns)
+            if (derivative := self._backward[index]) is not None:
+                derivative(grad_out, values[index + 1])
+            grad_out = self.layers[index].backward(grad_out, values[index], weights, ALL if index else columns)
         return grad_out
 
 
-def direct_actor(body: Body, head: ActorHead) -> DirectMLP | None:
-    """Return a body and the head on it, of action values for example; None if they need autograd."""
-    if not DIRECT or isinstance(body, RecurrentBody):
-        return None
-    return DirectMLP.from_modules(actor_chain(body, head), body.products)
-
-
 class DirectPass:
-    """A forward pass of actor and critic, whose gradient can be propagated once. Args: critic: None if there is none; values are 0."""
+    """A pass of several chains over the same inputs, each of which gives one output. Implements `ops.autograd.Pass`, with arrays."""
 
-    def __init__(self, actor: DirectMLP, critic: DirectMLP | None, obs_BD: np.ndarray) -> None:
-        self._nets = (actor,) if critic is None else (actor, critic)
-        self._rows: slice | np.ndarray | None = None
-        self._values = [net.forward(obs_BD) for net in self._nets]
-        value_B = np.zeros(len(obs_BD), np.float32) if critic is None else self._values[1][-1][:, 0]
-        self.values = self._values[0][-1], value_B
-        """Distribution parameters [B, P] and state values [B]."""
+    def __init__(self, chains: Sequence[DirectChain], x: np.ndarray) -> None:
+        self._chains = chains
+        self._rows: Any = None
+        """Rows of the inputs whose outputs `values` holds; None: all."""
+        self._values = [one.forward(x) for one in chains]
+        self.values: tuple[Any, ...] = tuple(
+            values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
+        )
 
-    def select(self, rows: slice | np.ndarray) -> DirectPass:
-        """Return the same pass with the outputs of some rows. The gradient of the others is 0."""
+    def select(self, rows: Any) -> DirectPass:
         one = copy(self)
-        if self._rows is None:
-            one._rows = rows
-        else:
-            own = np.arange(len(self._values[0][0]))[self._rows] if isinstance(self._rows, slice) else self._rows
-            one._rows = own[rows]
-        one.values = self.values[0][rows], self.values[1][rows]
+        one._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
+        one.values = tuple(value[rows] for value in self.values)
         return one
 
-    def backward(self, grad_params_BP: np.ndarray, grad_value_B: np.ndarray) -> None:
-        """Add the gradients of weights and biases, given those of the outputs, which are modified."""
-        for net, values, grad in zip(self._nets, self._values, (grad_params_BP, grad_value_B[:, None]), strict=False):
-            if self._rows is not None:
-                some, grad = grad, np.zeros_like(values[-1])
-                grad[self._rows] = some
-            net.backward(values, grad)
+    def backward(self, *grads: Tensor | np.ndarray | None) -> None:
+        for one, values, grad in zip(self._chains, self._values, grads, strict=False):
+            if grad is None:
+                continue
+            if self._rows is None:
+                grad_out = array(grad).reshape(values[-1].shape)
+            else:
+                grad_out = np.zeros_like(values[-1])
+                grad_out[self._rows] = array(grad).reshape(-1, *grad_out.shape[1:])
+            one.backward(values, grad_out)
 
 
-class DirectActorCritic:
-    """Actor and critic without shared layers. Args: critic: None if there is none."""
+class PassNet(nn.Module):
+    """A net whose passes need no graph where it consists of `chains`, and as long as a user has not changed it."""
 
-    def __init__(self, actor: DirectMLP, critic: DirectMLP | None) -> None:
-        self.actor, self.critic = actor, critic
+    def __init__(self) -> None:
+        super().__init__()
+        self.direct: FastPass[Sequence[DirectChain]] = FastPass()
 
-    @staticmethod
-    def of(net: ActorCriticNet) -> DirectActorCritic | None:
-        """Return the passes of a net; None if it needs autograd."""
-        actor = direct_actor(net.actor_body, net.actor_head)
-        if actor is None:
-            return None
-        if net.critic_head is None:
-            return DirectActorCritic(actor, None)
-        if net.critic_body is None:
-            return None
-        modules = [*chain(net.critic_body.layers), *chain(net.critic_head)]
-        critic = DirectMLP.from_modules(modules, net.critic_body.products)
-        return None if critic is None else DirectActorCritic(actor, critic)
+    def chains(self) -> Sequence[DirectChain] | None:
+        """Return the chains that compute the outputs; None if the modules are needed."""
+        return None
 
-    def record(self, obs_BD: np.ndarray) -> DirectPass:
-        """Return the pass over observations."""
-        return DirectPass(self.actor, self.critic, obs_BD)
-
-    def values(self, obs_B: Tensor) -> Tensor:
-        """Return the critic's values [B]."""
-        assert self.critic is not None
-        return torch.from_numpy(self.critic.forward(obs_B.numpy())[-1][:, 0])
-
-
-class DirectOutputs:
-    """Outputs [B, O] of a DirectMLP."""
-
-    def __init__(self, net: DirectMLP, x_BI: Tensor) -> None:
-        self._net, self._values = net, net.forward(x_BI.numpy())
-        self.values: tuple[Tensor | np.ndarray] = (self._values[-1],)
-
-    def backward(self, grad: Tensor | np.ndarray) -> None:
-        self._net.backward(self._values, array(grad))
-
-
-class DirectActionValues(DirectOutputs):
-    """The outputs [B] of a DirectMLP for the actions taken, int64 [B]."""
-
-    def __init__(self, net: DirectMLP, obs_BD: Tensor, action_B: Tensor) -> None:
-        super().__init__(net, obs_BD)
-        self._place = np.arange(len(obs_BD)), action_B.numpy()
-        self.values = (self._values[-1][self._place],)
-
-    def backward(self, grad: Tensor | np.ndarray) -> None:
-        grad_q_BA = np.zeros_like(self._values[-1])
-        grad_q_BA[self._place] = array(grad)
-        self._net.backward(self._values, grad_q_BA)
+    def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
+        """Compute by `chains` from now on, while this is valid. Args: others: modules that compute, and are not among `modules()`."""
+        chains = self.chains() if DIRECT else None
+        if chains is not None and not all(one.learns for one in chains):
+            chains = None
+        self.direct = FastPass(chains, Guard([*self.modules(), *others], vector, data))

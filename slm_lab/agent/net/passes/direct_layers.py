@@ -1,4 +1,4 @@
-"""Layers of the nets in direct.py: a linear layer or a norm with the activation that follows, and their gradients."""
+"""Layers of the chains in direct.py: linear layers and norms, with their gradients. Activations are in activations.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.batch_renorm import BatchRenorm1d, corrections
-from slm_lab.agent.net.passes.fused import Activation
 from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import Products
@@ -23,17 +22,22 @@ SMALL_FORWARD = SMALL // 2
 
 
 class DirectLayer:
-    """A linear layer and the activation after it. Its arrays are views of the net's flat vectors (see FlatParams).
+    """A linear layer. Its arrays are views of the net's flat vectors (see FlatParams).
 
     Shapes: x [B, I], weight [O, I], bias [O]; of a stack of C layers x [C, B, I], weight [C, O, I], bias [C, 1, O].
 
-    Args: params, grads: weight and bias, and their gradients. activation: None if none follows. products: how large products are computed.
+    Args: params, grads: weight and bias, and their gradients; without gradients there is no `backward`. products: how large products are
+    computed.
     """
 
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, products: Products) -> None:
-        self.params, self.grads, self.activation, self.products = [one.detach() for one in params], grads, activation, products
-        self.weight, self.bias = (one.numpy() for one in self.params)
-        self.grad_weight, self.grad_bias = (one.numpy() for one in grads)
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], products: Products) -> None:
+        self.params, self.grads, self.products = [one.detach() for one in params], grads, products
+        self.weight, bias = (one.numpy() for one in self.params)
+        self.is_stack = self.weight.ndim == 3
+        self.bias = bias if self.is_stack else bias[None]  # added to one row without broadcasting, in half the time
+        self.grad_weight: Any
+        self.grad_bias: Any
+        self.grad_weight, self.grad_bias = [one.numpy() for one in grads] or (None, None)
         self.weight_t = self.weight.swapaxes(-1, -2)
         self.small_rows, self.small_forward_rows = (
             0 if products.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
@@ -42,42 +46,33 @@ class DirectLayer:
 
     def of_critic(self, index: int) -> DirectLayer:
         """Return one layer of a stack."""
-        params, grads = ((weight[index], bias[index, 0]) for weight, bias in (self.params, self.grads))
-        return DirectLayer(params, grads, self.activation, self.products)
+        params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
+        return DirectLayer(params, grads, self.products)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs, in a new array."""
-        activation = self.activation
         if x.shape[-2] <= self.small_forward_rows:
-            out = _product(x, self.weight_t)
+            out: np.ndarray = (
+                np.matmul(x, self.weight_t) if self.is_stack else x.dot(self.weight_t)
+            )  # dot takes two thirds of the time of matmul
             out += self.bias
-            if activation is not None:
-                activation.array_forward_(out, out)
             return out
-        outputs = self.products.linear(torch.from_numpy(x), *self.params)
-        if activation is not None:
-            activation.forward_(outputs)
-        return outputs.numpy()
+        return self.products.linear(torch.from_numpy(x), *self.params).numpy()
 
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        """Propagate the gradient with respect to the outputs, which is modified.
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
+        """Propagate the gradient with respect to the outputs, which may be modified.
 
-        Args: x, out: input and outputs. weights: whether to add the gradients of weight and bias. columns: the columns of the input
-        whose gradient is returned; None: no gradient is returned.
+        Args: x: input. weights: whether to add the gradients of weight and bias. columns: the columns of the input whose gradient is
+        returned; None: no gradient is returned.
         """
-        activation = self.activation
         if grad.shape[-2] <= self.small_rows:
-            if activation is not None:
-                activation.array_backward_(grad, out)
             if weights:
                 self.grad_weight += _product(grad.swapaxes(-1, -2), x)
                 self.grad_bias += _sum_of_rows(grad)
             return None if columns is None else _product(grad, self.weight if columns is ALL else self.weight[..., columns])
-        grad_out, (weight, _), (grad_weight, _) = torch.from_numpy(grad), self.params, self.grads
-        if activation is not None:
-            activation.backward_(grad_out, torch.from_numpy(out))
+        grad_out, weight = torch.from_numpy(grad), self.params[0]
         if weights:
-            self.products.add_weight_grad(grad_weight, grad_out, torch.from_numpy(x))
+            self.products.add_weight_grad(self.grads[0], grad_out, torch.from_numpy(x))
             self.grad_bias += _sum_of_rows(grad)
         return None if columns is None else self.products.input_grad(grad_out, weight if columns is ALL else weight[..., columns]).numpy()
 
@@ -87,7 +82,7 @@ ALL = slice(None)
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    product: np.ndarray = a.dot(b) if a.ndim == 2 else np.matmul(a, b)  # dot takes two thirds of the time of matmul
+    product: np.ndarray = a.dot(b) if a.ndim == 2 else np.matmul(a, b)
     return product
 
 
@@ -98,23 +93,19 @@ def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
 
 
 class DirectNorm:
-    """Layer normalisation (arXiv:1607.06450) and the activation after it, with the interface of DirectLayer."""
+    """Layer normalisation (arXiv:1607.06450), with the interface of DirectLayer."""
 
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], activation: Activation | None, eps: float) -> None:
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], eps: float) -> None:
         weight, bias = params
-        self.params, self.grads, self.activation = (weight.detach(), bias.detach()), grads, activation
+        self.params, self.grads = (weight.detach(), bias.detach()), grads
         self.shape, self.eps = list(weight.shape), eps
 
     def forward(self, x: np.ndarray) -> np.ndarray:
-        out = torch.native_layer_norm(torch.from_numpy(x), self.shape, *self.params, self.eps)[0]
-        if self.activation is not None:
-            self.activation.forward_(out)
-        return out.numpy()
+        out: np.ndarray = torch.native_layer_norm(torch.from_numpy(x), self.shape, *self.params, self.eps)[0].numpy()
+        return out
 
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         grad_out, inputs = torch.from_numpy(grad), torch.from_numpy(x)
-        if self.activation is not None:
-            self.activation.backward_(grad_out, torch.from_numpy(out))
         _, mean, rstd = torch.native_layer_norm(inputs, self.shape, *self.params, self.eps)
         wanted = [columns is not None, weights, weights]
         grad_x, *found = torch.ops.aten.native_layer_norm_backward(grad_out, inputs, self.shape, mean, rstd, *self.params, wanted)
@@ -136,13 +127,13 @@ class BatchPass(NamedTuple):
 
 
 class DirectRenorm:
-    """Batch renormalisation (arXiv:1702.03275) and the activation after it, with the interface of DirectLayer.
+    """Batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
 
     In training mode each output row depends on all input rows: `backward` must get all rows of the last `forward` in this mode.
     """
 
-    def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor], activation: Activation | None) -> None:
-        self.module, self.grads, self.activation = module, grads, activation
+    def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
+        self.module, self.grads = module, grads
         self.params, self._moving = (module.weight.detach(), module.bias.detach()), (module.running_mean, module.running_var)
         self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
@@ -165,16 +156,11 @@ class DirectRenorm:
         else:
             scale_F = self._moving_scale()
             shift_F = self.bias - self.running_mean * scale_F
-        out = torch.addcmul(torch.from_numpy(shift_F), inputs, torch.from_numpy(scale_F))
-        if self.activation is not None:
-            self.activation.forward_(out)
-        return out.numpy()
+        return torch.addcmul(torch.from_numpy(shift_F), inputs, torch.from_numpy(scale_F)).numpy()
 
-    def backward(self, grad: np.ndarray, x: np.ndarray, out: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         batch, eps, (weight, _) = self._batch, self.module.eps, self.params
         grad_out, inputs, wanted = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
-        if self.activation is not None:
-            self.activation.backward_(grad_out, torch.from_numpy(out))
         if batch is not None and x is batch.x:
             scale = torch.from_numpy(batch.r * self.weight)
             grad_x, grad_scale, grad_shift = _renorm_backward(
@@ -212,22 +198,21 @@ def is_supported(module: nn.Module) -> bool:
     return type(module) is BatchRenorm1d
 
 
-def direct_layer(module: nn.Module, activation: Activation | None, products: Products) -> AnyLayer | None:
-    """Return the layer of a supported module and the activation after it; None if its parameters are not flattened, or not on the CPU."""
+def direct_layer(module: nn.Module, products: Products) -> AnyLayer | None:
+    """Return the layer of a supported module; None if its parameters are not on the CPU."""
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = module.weight, module.bias
-    grads = gradients(params)
-    if grads is None:
+    if any(map(is_asynchronous, params)):
         return None
+    grads = gradients(params)
     if isinstance(module, nn.LayerNorm):
-        return DirectNorm(params, grads, activation, module.eps)
+        return DirectNorm(params, grads, module.eps)
     if isinstance(module, BatchRenorm1d):
-        return DirectRenorm(module, grads, activation)
-    return DirectLayer(params, grads, activation, products)
+        return DirectRenorm(module, grads)
+    return DirectLayer(params, grads, products)
 
 
-def gradients(params: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return the gradients of parameters; None if these are not flattened, or not on the CPU."""
-    grads = [parameter.grad for parameter in params if not is_asynchronous(parameter)]
-    complete = [grad for grad in grads if grad is not None]
-    return complete if len(complete) == len(params) else None
+def gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of parameters; empty if these are not flattened."""
+    grads = [parameter.grad for parameter in params if parameter.grad is not None]
+    return grads if len(grads) == len(params) else []

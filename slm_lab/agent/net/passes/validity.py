@@ -1,7 +1,7 @@
 """Which implementation of a pass is used: the fast one, which calls no modules, or the modules themselves.
 
-The passes without an autograd graph (direct.py, critic_passes.py), the fused chains (fused.py) and acting in numpy (policy/acting.py) are
-built once from the modules of a net, and compute what these did then. Afterwards, or before, a user may add hooks, freeze parameters, or
+The passes without an autograd graph (direct.py, critics.py) and acting in numpy (policy/acting.py) are built once from the modules of a
+net, and compute what these did then. Afterwards, or before, a user may add hooks, freeze parameters, or
 tie, parametrise and replace parameters and layers. Here is the one check of whether a pass still computes what its modules would. Where it
 does not, the modules are called, and autograd computes the gradients.
 """
@@ -132,11 +132,11 @@ class Guard:
 class FastPass(Generic[F]):
     """An implementation of a pass that calls no modules, to be used while it computes what they would. Args: fast: None: there is none."""
 
-    def __init__(self, fast: F | None, guard: Guard) -> None:
+    def __init__(self, fast: F | None = None, guard: Guard | None = None) -> None:
         self.fast, self._guard = fast, guard
 
     def get(self, learn: bool = True) -> F | None:
         """Return the implementation; None: the modules are to be called. Args: learn: gradients of all parameters are needed."""
-        if self.fast is None or not self._guard.holds() or (learn and self._guard.vector.frozen):
+        if self.fast is None or self._guard is None or not self._guard.holds() or (learn and self._guard.vector.frozen):
             return None
         return self.fast

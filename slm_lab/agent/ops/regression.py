@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.ops.arrays import A
+from slm_lab.agent.ops.losses import symlog
 from slm_lab.spec.models.net import LossSpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -89,3 +90,8 @@ class ValueLoss:
         if isinstance(each, np.ndarray):
             return LossAndGradient(float(np.add.reduce(each, axis=None)) / count, slope * np.float32(1.0 / count))
         return LossAndGradient(each.sum() / count, slope / count)
+
+    def symlog_with_gradient(self, prediction: Tensor, target: Tensor, count: int, weight: Tensor | None = None) -> LossAndGradient:
+        """Do what `with_gradient` does for predictions and targets that are compared as symlog(x)."""
+        loss, grad = self.with_gradient(symlog(prediction), symlog(target), count, weight)
+        return LossAndGradient(loss, grad / (1.0 + prediction.abs()))  # the derivative of symlog

@@ -31,9 +31,6 @@ PATHS = {
     "numpy acting": FastPath("slm_lab.agent.policy.acting:NUMPY_ACTING", "a2c_one_env", 30_000),
     "closed-form objective": FastPath("slm_lab.agent.ops.objective:CLOSED_FORM", "ppo_cartpole", 60_000),
     "passes without a graph": FastPath("slm_lab.agent.net.passes.direct:DIRECT", "sac_halfcheetah", 1_500),
-    "fused chains": FastPath(
-        "slm_lab.agent.net.passes.fused:FUSED", "ppo_halfcheetah", 8_192, ("agent.net.shared=true", "agent.net.hid_layers=[256,256]")
-    ),
 }
 RUN = """
 import importlib, sys, time

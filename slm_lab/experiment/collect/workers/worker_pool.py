@@ -1,31 +1,41 @@
-"""The rollout workers of a Session: processes, or objects in this process (serial mode)."""
+"""Pools of rollout workers, and which one a spec gets."""
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.process_pool import ProcessPool
-from slm_lab.experiment.collect.workers.serial_pool import SerialPool
+from slm_lab.experiment.collect.workers.link import MemoryLink, MessageLink
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.collect.workers.task_pool import TaskPool
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
+from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.training.experience import Beat
+from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.models.sampler import SamplerSpec
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
+
+STALL_LIMIT = 300.0
+"""Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
 
 
 class WorkerPool(Protocol):
     """Rollout workers that collect for the learner."""
 
-    store: SharedArrays | None
-    """What the workers attach to; None if they run in this process."""
+    @property
+    def store(self) -> SharedArrays | None:
+        """What the workers attach to; None if they attach to nothing."""
 
     def info(self) -> EnvInfo:
         """Wait for the first worker's envs; returns the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
@@ -61,15 +71,110 @@ class WorkerPool(Protocol):
         """End the workers."""
 
 
+class SerialPool:
+    """A WorkerPool of objects in this process, which collect one after the other (meta.sampler.serial_mode)."""
+
+    store: SharedArrays | None = None
+
+    def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
+        sampler = config.spec.meta.sampler
+        assert sampler is not None
+        self.stop = stop
+        self.workers: list[RolloutWorker] = []
+        try:
+            for index in range(sampler.num_workers):
+                self.workers.append(RolloutWorker(replace(config, index=index), beat))
+        except BaseException:
+            self.close()
+            raise
+        self._reports: list[tuple[int, Collected]] = []
+        self.ready: deque[tuple[int, Dataset]] = deque()
+
+    def info(self) -> EnvInfo:
+        return self.workers[0].info
+
+    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        self.assembler = assembler
+        for worker in self.workers:
+            worker.attach(None, arrays)
+
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
+            worker.resume(saved, resumes)
+
+    @property
+    def between_rounds(self) -> bool:
+        return not self.ready and self.assembler.between_rounds
+
+    def states(self) -> list[Any] | None:
+        states = [worker.state_dict() for worker in self.workers]
+        return None if None in states else states
+
+    def next(self) -> tuple[int, Dataset] | None:
+        while not self.ready:
+            if self.stop.requested and self.between_rounds:  # a round that has begun is finished, see WorkerSource
+                return None
+            for index, worker in enumerate(self.workers):
+                report = worker.collect(0)
+                self._reports.append((index, report))
+                self.assembler.put(index, 0, report)
+                for _, complete in self.assembler.assemble():
+                    self.ready += complete
+        return self.ready.popleft()
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        self.assembler.builders[policy].release(dataset)
+
+    def reports(self) -> Iterator[tuple[int, Collected]]:
+        reports, self._reports = self._reports, []
+        yield from reports
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+
+
 OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
 """open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler asks for."""
 
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
-    """Start the rollout workers that meta.sampler asks for."""
-    sampler: SamplerSpec | None = spec.meta.sampler
-    assert sampler is not None
-    if sys.platform == "win32" and not sampler.serial_mode:
+    """Start the rollout workers that meta.sampler asks for, on this machine."""
+    config, sampler = WorkerConfig(spec, seeds, device=device), _sampler(spec)
+    if sampler.serial_mode:
+        return SerialPool(config, stop, beat)
+    if sys.platform == "win32":
         raise UserError("worker processes require Linux or macOS; on Windows set meta.sampler.serial_mode to true")
-    config = WorkerConfig(spec, seeds, device=device)
-    return SerialPool(config, stop, beat) if sampler.serial_mode else ProcessPool(config, stop, beat)
+    return TaskPool(config, LocalExecutor(*_stall_limits(spec)), MemoryLink(), stop, beat)
+
+
+def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
+    """Start the rollout workers that meta.sampler asks for, on any nodes. Raises SpecError for central inference."""
+    spec = with_local_inference(spec)
+    sampler = _sampler(spec)
+    if sampler.serial_mode:
+        return open_pool(spec, seeds, device, stop, beat)
+    executor = RayExecutor(*_stall_limits(spec))
+    return TaskPool(WorkerConfig(spec, seeds, device=device), executor, MessageLink(executor, in_rounds=not sampler.async_rl), stop, beat)
+
+
+def with_local_inference(spec: Spec) -> Spec:
+    """Return the spec with the inference of rollout workers on other nodes: "auto" is "local". Raises SpecError for central inference."""
+    sampler = spec.meta.sampler
+    if sampler is None or sampler.serial_mode or sampler.inference == "local":
+        return spec
+    if sampler.inference == "central":
+        message = "'central' requires memory that all rollout workers share, so one machine; with --cluster set it to 'local' or 'auto'"
+        raise SpecError(spec.name, [Problem("meta.sampler.inference", message)])
+    return resolve_inference(spec, "cpu")
+
+
+def _sampler(spec: Spec) -> SamplerSpec:
+    assert spec.meta.sampler is not None
+    return spec.meta.sampler
+
+
+def _stall_limits(spec: Spec) -> tuple[float | None, float]:
+    limit = spec.meta.stall_limit
+    return spec.meta.stall_notice, STALL_LIMIT if limit is None else limit

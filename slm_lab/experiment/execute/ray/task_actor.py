@@ -9,15 +9,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, NamedTuple
 
-from slm_lab.experiment.execute.executor import Target
+from slm_lab.experiment.execute.executor import Target, ignore
 from slm_lab.experiment.execute.heartbeat import PHASES, WAITING, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local.child import print_to_fd
 from slm_lab.experiment.execute.local.failures import cause
+from slm_lab.experiment.execute.ray.remote import pack, unpack
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import logger
 
@@ -36,12 +38,22 @@ class Limits(NamedTuple):
     stall_limit: float | None
 
 
+class Taken(NamedTuple):
+    """What a task has sent."""
+
+    messages: list[tuple[str, tuple[Any, ...]]]
+    """Kind and content of each."""
+    ended: bool
+    """The target has ended and there are no more."""
+
+
 class RayContext:
     """The Context of a task on a node."""
 
     def __init__(self, name: str, restart: int) -> None:
         self.name, self.restart, self.stop, self.heartbeat = name, restart, Stop(), Heartbeat()
         self.beat = self.heartbeat.beat
+        self.on_signal: Callable[[Any], None] = ignore
         self.messages: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
         self.orders: SimpleQueue[Any] = SimpleQueue()
         self._log, self._sent = Path(), 0
@@ -94,7 +106,7 @@ def node_id() -> str:
 
 
 class TaskActor:
-    """Runs one target. `take`, `order` and `stop` are called from other threads meanwhile.
+    """Runs one target. The other methods are called from other threads meanwhile.
 
     Args: folder: current folder of the executor's process.
     """
@@ -102,6 +114,8 @@ class TaskActor:
     def __init__(self, name: str, restart: int, folder: Path, limits: Limits) -> None:
         self.context, self.limits = RayContext(name, restart), limits
         self._timer, self._reported, self._ended = StallTimer(self.context.heartbeat), 0, False
+        self._orders, self._arrival = 0, threading.Condition()
+        """Number of orders that have arrived."""
         with suppress(OSError):  # this node has no such folder
             os.chdir(folder)
         if str(folder) not in sys.path:
@@ -119,8 +133,13 @@ class TaskActor:
             self.context.forward()
             self._ended = True
 
-    def take(self, seconds: float) -> tuple[list[tuple[str, tuple[Any, ...]]], bool]:
-        """Wait for messages, for at most `seconds`; return them, and whether the target has ended and there are no more."""
+    def take(self, seconds: float, number: int, *orders: Any) -> Taken | bytes:
+        """Do what `order` does, and wait for messages, for at most `seconds`; return them, packed."""
+        if orders:
+            self.order(number, *orders)
+        return pack(self._take(seconds))
+
+    def _take(self, seconds: float) -> Taken:
         messages: list[tuple[str, tuple[Any, ...]]] = []
         deadline = time.monotonic() + seconds
         while not messages and time.monotonic() < deadline:
@@ -131,8 +150,8 @@ class TaskActor:
                     messages.append(self.context.messages.get_nowait())
             self._look(messages)
             if ended:
-                return messages, self.context.messages.empty()
-        return messages, False
+                return Taken(messages, self.context.messages.empty())
+        return Taken(messages, False)
 
     def _look(self, messages: list[tuple[str, tuple[Any, ...]]]) -> None:
         """Add a stall that has not been reported yet."""
@@ -142,11 +161,19 @@ class TaskActor:
             level = "limit" if self._reported == 2 else "notice"
             messages.append((STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
 
-    def order(self, order: Any) -> None:
-        """Hand the target an order."""
-        self.context.orders.put(order)
+    def order(self, number: int, *orders: Any) -> None:
+        """Hand the target orders, each packed, after the `number` earlier ones, which may come with a call in another thread."""
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._orders == number)
+            for order in orders:
+                self.context.orders.put(unpack(order))
+            self._orders += len(orders)
+            self._arrival.notify_all()
+
+    def signal(self, content: Any) -> None:
+        """Hand the target a signal, packed."""
+        self.context.on_signal(unpack(content))
 
     def stop(self) -> None:
-        """Request a stop."""
+        """Request a stop; the order None follows."""
         self.context.stop.requested = True
-        self.context.orders.put(None)
